@@ -21,57 +21,36 @@ _READ = {".json", ".jinja", ".model", ".txt", ".py", ".safetensors"}  # suffixes
 class CheckpointManifest:
     """Record of one compression. It is written last, so that an unfinished folder has none."""
 
-    method: str
-    """Registered name of the method."""
-    label: str
-    """Short name of the variant, for example ``awq-4bit-g128``."""
-    settings: dict[str, Any]
-    """The method's settings."""
-    format: str
-    """Checkpoint format."""
-    base_model: str
-    """Folder or hub id that was compressed."""
-    base_weights_hash: str
-    """SHA-256 over the base's weight files."""
-    base_size_bytes: int
-    """Bytes of the base's stored tensors."""
-    base_parameters: int
-    """Number of weights in the base; tied weights count once."""
-    base_dtype: str
-    """Dtype of most of the base's weights, and of everything that is not quantized."""
+    method: str  # Registered name of the method
+    label: str  # Short name of the variant, for example ``awq-4bit-g128``
+    settings: dict[str, Any]  # The method's settings
+    format: str  # Checkpoint format
+    base_model: str  # Folder or hub id that was compressed
+    base_weights_hash: str  # SHA-256 over the base's weight files
+    base_size_bytes: int  # Bytes of the base's stored tensors
+    base_parameters: int  # Number of weights in the base; tied weights count once
+    base_dtype: str  # Dtype of most of the base's weights, and of everything that is not quantized
     calibration: dict[str, int | str | list[str]] | None
     """samples, length, tokens and SHA-256 of the token ids; None where the method needs no text. For a mixture also
     `experts_without_tokens`, to which the router sent none; they were calibrated on the tokens of the others."""
-    size_bytes: int
-    """Bytes of the stored tensors."""
-    size_ratio: float
-    """base_size_bytes / size_bytes: how many times smaller the checkpoint is."""
+    size_bytes: int  # Bytes of the stored tensors
+    size_ratio: float  # base_size_bytes / size_bytes: how many times smaller the checkpoint is
     bits_per_weight: float
     """8 x bytes of everything stored for the linear layers' weights (packed values, scales, zero points, states) /
     number of weights in the base's linear layers, those of experts among them. Language-model head, embeddings, norms
     and biases do not count."""
     bits_per_weight_model: float
     """8 x size_bytes / base_parameters: the same for the complete model, including everything that is not quantized."""
-    sparsity: float | None
-    """Share of exact zeros in the linear layers' weights; None where they are stored packed."""
-    seconds: float
-    """Time of the compression, including loading and saving, without the reload check."""
-    peak_memory_bytes: int
-    """Peak memory of the compression."""
-    peak_memory_kind: str
-    """"cuda", "rss" or "rss_process": see `memory.Peak`."""
-    device: str
-    """Device of the compression."""
-    library_versions: dict[str, str]
-    """Versions of Python and of the installed libraries that take part."""
-    weight_files: dict[str, str]
-    """SHA-256 of every weight file."""
-    other_files: dict[str, str]
-    """SHA-256 of every other file: configuration, tokenizer, chat template, reload probe."""
-    probe_sha256: str
-    """SHA-256 of the stored reload probe."""
-    reload: dict[str, float | bool]
-    """Results of the reload check: see `probe.ReloadReport`."""
+    sparsity: float | None  # Share of exact zeros in the linear layers' weights; None where they are stored packed
+    seconds: float  # Time of the compression, including loading and saving, without the reload check
+    peak_memory_bytes: int  # Peak memory of the compression
+    peak_memory_kind: str  # "cuda", "rss" or "rss_process": see `pipeline.Peak`
+    device: str  # Device of the compression
+    library_versions: dict[str, str]  # Versions of Python and of the installed libraries that take part
+    weight_files: dict[str, str]  # SHA-256 of every weight file
+    other_files: dict[str, str]  # SHA-256 of every other file: configuration, tokenizer, chat template, reload probe
+    probe_sha256: str  # SHA-256 of the stored reload probe
+    reload: dict[str, float | bool]  # Results of the reload check: see `probe.ReloadReport`
 
     def write(self, folder: Path) -> Path:
         """Write the manifest atomically and return its path."""
@@ -84,12 +63,7 @@ class CheckpointManifest:
     def read(cls, folder: Path, *, verify: bool = True) -> Self:
         """Return a checkpoint's manifest, after a check that the files are those that it describes.
 
-        Parameters
-        ----------
-        folder : Path
-            The checkpoint.
-        verify : bool
-            Compare the SHA-256 of every file, which reads them all.
+        `verify` compares the SHA-256 of every file, which reads them all.
 
         Raises
         ------

@@ -111,8 +111,7 @@ class GgufConfig(MethodConfig):
 class QuantizingGgufConfig(GgufConfig):
     """Settings of every method that quantizes to GGUF."""
 
-    embeddings: bool = False
-    """Quantize the embeddings and the head too, as in files made by llama.cpp."""
+    embeddings: bool = False  # Quantize the embeddings and the head too, as in files made by llama.cpp
 
 
 G = TypeVar("G", bound=QuantizingGgufConfig)
@@ -191,12 +190,8 @@ def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any
 
     In GGUF, rotary positions rotate neighbouring rows; in transformers, the two halves of a head.
 
-    Parameters
-    ----------
-    weight : numpy.ndarray
-        Shape (heads * head_dim, ...); rows may be packed.
-    heads : int
-        Number of query heads, or of key heads for a key weight.
+    `weight` has the shape (heads * head_dim, ...); rows may be packed. `heads` is the number of query heads, or of key
+    heads for a key weight.
     """
     rows = weight.shape[0]
     return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
@@ -224,12 +219,7 @@ def gguf_name(name: str, config: Any) -> str:
 def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tuple[Any, Any]]:
     """Return a model's tensors as `gguf_file.write` takes them.
 
-    Parameters
-    ----------
-    model : transformers model
-        Its parameters are read as float32.
-    kind_of : callable
-        Returns the `gguf.GGMLQuantizationType` of a parameter, given its name and the parameter.
+    Parameters are read as float32. `kind_of` gives the `gguf.GGMLQuantizationType` of a parameter's name and value.
     """
     import gguf
     import numpy as np

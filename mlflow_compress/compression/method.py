@@ -65,12 +65,9 @@ class MethodConfig(BaseModel):
 class CalibratedConfig(MethodConfig):
     """Settings of a method that needs calibration text."""
 
-    calibration_samples: int = Field(128, ge=1)
-    """Number of calibration sequences."""
-    calibration_length: int = Field(256, ge=2)
-    """Tokens per sequence."""
-    seed: int = Field(0, ge=0)
-    """Seed of the choice and order of the sequences."""
+    calibration_samples: int = Field(128, ge=1)  # Number of calibration sequences
+    calibration_length: int = Field(256, ge=2)  # Tokens per sequence
+    seed: int = Field(0, ge=0)  # Seed of the choice and order of the sequences
 
 
 S = TypeVar("S", bound=MethodConfig)

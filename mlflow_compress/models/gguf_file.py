@@ -134,12 +134,7 @@ def _name_map(architecture: str, n_layers: int) -> Any:
 def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
     """Return GGUF's name of a parameter: "model.layers.0.self_attn.q_proj.weight" -> "blk.0.attn_q.weight".
 
-    Parameters
-    ----------
-    name : str
-        transformers' name of the parameter.
-    architecture, n_layers : str, int
-        GGUF's name of the model's architecture ("llama", "qwen2", ...), and the number of layers.
+    `architecture` is GGUF's name of it ("llama", "qwen2", ...).
 
     Raises
     ------
@@ -166,20 +161,9 @@ def write_gguf(
 ) -> None:
     """Write a GGUF file.
 
-    Parameters
-    ----------
-    path : Path
-        File to write.
-    config : transformers configuration
-        The model's configuration, which gives the sizes.
-    architecture : str
-        As GGUF names it: "llama", "qwen2" or "qwen3".
-    file_type : int
-        `gguf.LlamaFileType` of the weights.
-    tensors : mapping
-        GGUF name to raw data and `gguf.GGMLQuantizationType`.
-    tokenizer : transformers tokenizer
-        Its vocabulary is written where it is a byte-level BPE that llama.cpp supports.
+    `architecture` is as GGUF names it: "llama", "qwen2" or "qwen3"; `file_type` is the weights' `gguf.LlamaFileType`;
+    `tensors` are raw data and `gguf.GGMLQuantizationType` by GGUF name. The tokenizer's vocabulary is written where it
+    is a byte-level BPE that llama.cpp supports.
     """
     import gguf
 
@@ -218,10 +202,7 @@ _SPLITS = {_WORDS % "": "qwen2", _WORDS % "{1,3}": "llama-bpe"}
 def pre_tokenizer_name(settings: Any) -> str | None:
     """Return llama.cpp's name of a tokenizer's pre-tokenizer; None where it is not known here.
 
-    Parameters
-    ----------
-    settings : dict or None
-        ``pre_tokenizer`` of a ``tokenizer.json``.
+    `settings` is ``pre_tokenizer`` of a ``tokenizer.json``.
     """
     steps = (settings or {}).get("pretokenizers", [settings or {}])
     kinds = [step.get("type") for step in steps]

@@ -46,11 +46,8 @@ def align_weights(model: torch.nn.Module) -> None:
 def rounding_identity(device: torch.device) -> dict[str, str]:
     """Return what decides the last bits of a model's numbers on this machine; equal identities give equal bits.
 
-    Returns
-    -------
-    dict of str to str
-        On a CPU ``processor`` (its family), ``instructions`` (those that PyTorch uses), ``threads``, and the
-        environment variables of MKL that are set. On a GPU its name.
+    On a CPU ``processor`` (its family), ``instructions`` (those that PyTorch uses), ``threads``, and the environment
+    variables of MKL that are set; on a GPU its name.
     """
     if device.type == "cuda":
         return {"processor": torch.cuda.get_device_name(device)}

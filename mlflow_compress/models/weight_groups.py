@@ -60,11 +60,6 @@ def weight_groups(model: Any) -> list[WeightGroup]:
 
     The linear layers that serving engines fuse are one group. Every norm, and whatever else has weights, is a group of
     its own. Tied embeddings and head are one group.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        A causal LM.
     """
     layers = decoder_layers(model)
     groups: dict[str, WeightGroup] = {}
@@ -152,10 +147,7 @@ class Differences:
 def find_differences(baseline: Any, variant: Any) -> Differences:
     """Return the groups of weights in which two models differ.
 
-    Parameters
-    ----------
-    baseline, variant : transformers.PreTrainedModel
-        In eval mode, in one dtype, on one device.
+    Both are in eval mode, in one dtype, on one device.
 
     Raises
     ------

@@ -42,22 +42,8 @@ def ask_autoscheme(
 ) -> list[dict[str, int]]:
     """Return the bits of every layer, for each average number of bits.
 
-    Parameters
-    ----------
-    model : str
-        The baseline's folder.
-    texts : sequence of str
-        What the loss is computed on, each of at least `length` tokens.
-    formats : sequence of IntegerFormat
-        What can be chosen.
-    groups : sequence of sequence of str
-        Layers that get the same format.
-    bits : sequence of float
-        Averages to keep to, without scales and zero points.
-    length : int
-        Tokens of a text that are read.
-    trust_remote_code : bool
-        Whether the model's own Python code may run.
+    `texts` are what the loss is computed on, each of at least `length` tokens; layers of one of the `groups` get the
+    same format; `bits` are averages to keep to, without scales and zero points.
 
     Raises
     ------

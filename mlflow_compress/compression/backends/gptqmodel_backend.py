@@ -36,8 +36,7 @@ WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
 class TwoBackendConfig(CalibratedConfig):
     """Settings of `gptq` and `awq`."""
 
-    bits: int = 4
-    """Bits per weight."""
+    bits: int = 4  # Bits per weight
     group_size: GroupSize = 128
     backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
     """Library that compresses. gptqmodel writes the formats of AutoGPTQ and AutoAWQ (GEMM); its AWQ also clips."""
@@ -49,8 +48,7 @@ B = TypeVar("B", bound=TwoBackendConfig)
 class TwoBackendMethod(ForLayers[B]):
     """Base of `gptq` and `awq`: with llm-compressor by default, with gptqmodel for ``backend=gptqmodel``."""
 
-    other_format: ClassVar[str]
-    """Format of gptqmodel's checkpoints."""
+    other_format: ClassVar[str]  # Format of gptqmodel's checkpoints
 
     def label(self, config: B) -> str:
         """Return ``gptq-4bit-g128``, or ``gptq-4bit-g128-gptqmodel``."""

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 class EightBitConfig(MethodConfig):
     """Settings of a method with 8-bit weights and activations."""
 
-    bits: int = 8
-    """Bits per weight and per activation: always 8."""
+    bits: int = 8  # Bits per weight and per activation: always 8
 
 
 class EightBitMethod(ForLayers[EightBitConfig]):

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 class AutoRoundConfig(CalibratedConfig):
     """Settings of `autoround`."""
 
-    bits: int = 4
-    """Bits per weight."""
+    bits: int = 4  # Bits per weight
     group_size: GroupSize = 128
     iters: int = Field(200, ge=1)
     """Steps of the optimizer per decoder layer; the paper's number. The time grows in proportion."""
-    batch_size: int = Field(8, ge=1)
-    """Calibration sequences in a step."""
+    batch_size: int = Field(8, ge=1)  # Calibration sequences in a step
 
 
 @register

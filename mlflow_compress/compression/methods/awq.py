@@ -25,8 +25,7 @@ class AwqConfig(gptqmodel_backend.TwoBackendConfig):
     """Use a grid around zero, without zero point. The paper's grid is between the group's minimum and maximum."""
     duo_scaling: bool = True
     """Compute the scales from the magnitudes of weights and activations, not of activations only."""
-    grid: int = Field(20, ge=2)
-    """Number of exponents between 0 and 1 that are tried for each layer's scales."""
+    grid: int = Field(20, ge=2)  # Number of exponents between 0 and 1 that are tried for each layer's scales
     calibration_samples: int = Field(32, ge=1)
     """Number of calibration sequences; each block runs on all of them once per exponent."""
 

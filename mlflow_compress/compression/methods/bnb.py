@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 class FourBitConfig(MethodConfig):
     """Settings of the 4-bit methods."""
 
-    bits: int = 4
-    """Bits per weight: always 4."""
-    double_quant: bool = False
-    """Quantize the scales to 8 bits too, which saves up to 0.37 bits per weight."""
+    bits: int = 4  # Bits per weight: always 4
+    double_quant: bool = False  # Quantize the scales to 8 bits too, which saves up to 0.37 bits per weight
 
 
 class FourBitMethod(Method[FourBitConfig]):
@@ -66,10 +64,8 @@ class BnbNf4(FourBitMethod):
 class BnbInt8Config(MethodConfig):
     """Settings of `bnb-int8`."""
 
-    bits: int = 8
-    """Bits per weight: always 8."""
-    threshold: float = Field(6.0, ge=0)
-    """Input columns with a value above this are computed in 16 bits."""
+    bits: int = 8  # Bits per weight: always 8
+    threshold: float = Field(6.0, ge=0)  # Input columns with a value above this are computed in 16 bits
 
 
 @register

@@ -20,8 +20,7 @@ class Cast(Method[MethodConfig]):
     ``dtype=bfloat16`` to include the rounding of computations.
     """
 
-    stored: str
-    """Dtype, by torch's name."""
+    stored: str  # Dtype, by torch's name
     format = "safetensors"
     Config = MethodConfig
     runs_in = ("vLLM", "llama.cpp")

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 class GaussianNoiseConfig(MethodConfig):
     """Settings of `gaussian-noise`."""
 
-    scale: float = Field(0.5, gt=0)
-    """Standard deviation of the noise on every logit, in nats."""
-    seed: int = Field(0, ge=0)
-    """Seed of the noise."""
+    scale: float = Field(0.5, gt=0)  # Standard deviation of the noise on every logit, in nats
+    seed: int = Field(0, ge=0)  # Seed of the noise
 
 
 @register

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 class GgufConfig(QuantizingGgufConfig):
     """Settings of `gguf`."""
 
-    bits: int = 4
-    """8, 5 or 4: the types Q8_0, Q5_0 and Q4_0, each with one float16 scale per 32 weights."""
+    bits: int = 4  # 8, 5 or 4: the types Q8_0, Q5_0 and Q4_0, each with one float16 scale per 32 weights
 
 
 @register

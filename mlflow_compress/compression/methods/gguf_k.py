@@ -30,8 +30,7 @@ PURE = "pure"
 class KQuantConfig(gguf_model.QuantizingGgufConfig):
     """Settings of the K-quant methods."""
 
-    bits: int = 4
-    """Bits of most weights; `Q4_K_M` is 4 bits with mix M."""
+    bits: int = 4  # Bits of most weights; `Q4_K_M` is 4 bits with mix M
     mix: Literal["L", "M", "S", "pure"] = "M"
     """How many sensitive layers get more bits: large, medium or small. Q6_K and Q2_K have only one mix. "pure": none.
     A recipe with formats for single layers, such as `search` makes, has pure ones only."""

@@ -23,10 +23,8 @@ class GptqConfig(gptqmodel_backend.TwoBackendConfig):
 
     symmetric: bool = True
     """Use a grid around zero, without zero point, instead of one between the group's minimum and maximum."""
-    damping: float = Field(0.01, gt=0, lt=1)
-    """Added to the Hessian's diagonal, as a fraction of its mean."""
-    act_order: bool = True
-    """Quantize the columns with the largest activations first; the groups are not reordered."""
+    damping: float = Field(0.01, gt=0, lt=1)  # Added to the Hessian's diagonal, as a fraction of its mean
+    act_order: bool = True  # Quantize the columns with the largest activations first; the groups are not reordered
 
     @model_validator(mode="after")
     def _require_supported(self) -> Self:

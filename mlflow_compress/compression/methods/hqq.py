@@ -20,14 +20,12 @@ BETA = 10.0
 class HqqConfig(MethodConfig):
     """Settings of `hqq`."""
 
-    bits: int = 4
-    """Bits per weight."""
+    bits: int = 4  # Bits per weight
     group_size: GroupSize = 64
     """Number of neighbouring weights of a row that share a scale and a zero point; "channel": one of each per row."""
     norm: float = Field(0.7, gt=0, lt=1)
     """Exponent p of the error's norm, below 1; a smaller p gives outliers less weight."""
-    iterations: int = Field(20, ge=1)
-    """Maximum number of steps of the solver."""
+    iterations: int = Field(20, ge=1)  # Maximum number of steps of the solver
 
 
 @register

@@ -20,8 +20,7 @@ BITS = (8, 4, 3, 2)
 class KvCacheConfig(MethodConfig):
     """Settings of `kv-cache`."""
 
-    cache_bits: int = 4
-    """Bits per number in the cache."""
+    cache_bits: int = 4  # Bits per number in the cache
     cache_group: Annotated[int, Field(ge=1)] | Literal["head"] = "head"
     """Number of neighbours in a head's vector that share a scale and an offset; "head": one of each per vector."""
 

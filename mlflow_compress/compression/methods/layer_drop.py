@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class LayerRemovalConfig(MethodConfig):
     """Settings of a method that removes decoder layers."""
 
-    layers: int = Field(1, ge=1)
-    """Number of decoder layers to remove."""
+    layers: int = Field(1, ge=1)  # Number of decoder layers to remove
 
 
 L = TypeVar("L", bound=LayerRemovalConfig)
@@ -129,17 +128,8 @@ def block_distances(states: torch.Tensor, length: int) -> torch.Tensor:
 
     ``d(l) = mean over samples of arccos(cos(x_l, x_{l + length})) / pi``, in [0, 1] (equation 7 of the paper).
 
-    Parameters
-    ----------
-    states : torch.Tensor
-        float64, shape (layers + 1, samples, hidden): the residual stream before each layer and after the last.
-    length : int
-        Layers in a block.
-
-    Returns
-    -------
-    torch.Tensor
-        float64, shape (layers + 1 - length,): one distance for each first layer of a block.
+    `states` is the residual stream before each layer and after the last, float64, shape (layers + 1, samples, hidden);
+    the result has one distance for each first layer of a block, shape (layers + 1 - length,).
     """
     import torch
 

@@ -33,8 +33,7 @@ RECIPE_FILE = "mixed_recipe.json"
 class MixedConfig(CalibratedConfig):
     """Settings of `mixed`."""
 
-    recipe: str = ""
-    """JSON file with the format of every layer: see `docs/how-to/search.md`."""
+    recipe: str = ""  # JSON file with the format of every layer: see `docs/how-to/search.md`
 
     @cached_property
     def content(self) -> MixedRecipe:

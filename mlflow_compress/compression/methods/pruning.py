@@ -119,10 +119,8 @@ class Wanda(PruningMethod[WandaConfig]):
 class SparseGptConfig(CalibratedConfig, PruningConfig):
     """Settings of `sparsegpt`."""
 
-    damping: float = Field(0.01, gt=0, lt=1)
-    """Added to the Hessian's diagonal, as a fraction of its mean."""
-    block_size: int = Field(128, ge=4)
-    """Number of columns whose mask is chosen together."""
+    damping: float = Field(0.01, gt=0, lt=1)  # Added to the Hessian's diagonal, as a fraction of its mean
+    block_size: int = Field(128, ge=4)  # Number of columns whose mask is chosen together
 
 
 @register

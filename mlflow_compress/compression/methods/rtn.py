@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 class RoundToNearestConfig(MethodConfig):
     """Settings of `rtn`."""
 
-    bits: int = 4
-    """Bits per weight."""
+    bits: int = 4  # Bits per weight
     group_size: GroupSize = 128
     symmetric: bool = True
     """Use a grid around zero, without zero point, instead of one between the group's minimum and maximum."""

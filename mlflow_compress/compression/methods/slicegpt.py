@@ -24,8 +24,7 @@ class SliceGptConfig(CalibratedConfig):
 
     slicing: float = Field(0.25, ge=0, lt=1)
     """Share of the residual stream's channels to remove (the paper's "sparsity"); 0 only rotates."""
-    round_to: int = Field(8, ge=1)
-    """The remaining width is a multiple of this."""
+    round_to: int = Field(8, ge=1)  # The remaining width is a multiple of this
 
     def width(self, hidden_size: int) -> int:
         """Return the remaining width of `hidden_size` channels; with slicing 0 all remain."""
@@ -87,19 +86,7 @@ def sliced(model: Any, batches: Sequence[torch.Tensor], width: int) -> Any:
     the eigenvectors of the second moment ``sum x x^T`` of its input, largest first. The residual connection between two
     blocks becomes ``Q_next^T Q``. Removing columns of each ``Q`` slices; keeping all of them changes nothing.
 
-    Parameters
-    ----------
-    model : LlamaForCausalLM
-        Modified: do not use it afterwards.
-    batches : sequence of torch.Tensor
-        Calibration token ids, each of shape (sequences, length).
-    width : int
-        Remaining channels.
-
-    Returns
-    -------
-    SlicedLlamaForCausalLM
-        In the model's dtype and on its device, in evaluation mode.
+    `model` is modified: do not use it afterwards. `batches` are token ids, each of shape (sequences, length).
     """
     import torch
 

@@ -24,8 +24,7 @@ MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
 class SmoothQuantConfig(CalibratedConfig):
     """Settings of `smoothquant`."""
 
-    bits: int = 8
-    """Bits per weight and per activation: always 8."""
+    bits: int = 8  # Bits per weight and per activation: always 8
     alpha: float = Field(0.5, ge=0, le=1)
     """Share of the activations' range that is moved into the weights: 0 none, 1 all."""
 

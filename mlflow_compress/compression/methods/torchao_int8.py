@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class TorchAoInt8Config(MethodConfig):
     """Settings of `torchao-int8`."""
 
-    bits: int = 8
-    """Bits per weight: always 8."""
+    bits: int = 8  # Bits per weight: always 8
     activations: Literal["full", "dynamic"] = "full"
     """"full": only weights are rounded; "dynamic": activations too, to 8 bits with one scale per token."""
 

@@ -102,12 +102,7 @@ def is_native_gguf(folder: Path) -> bool:
 def require_complete(info: Mapping[str, Any], folder: Path) -> None:
     """Raise `CheckpointError` where a checkpoint has no values for some parameters: transformers makes them random.
 
-    Parameters
-    ----------
-    info : mapping
-        Returned by `from_pretrained` with ``output_loading_info=True``.
-    folder : Path
-        The checkpoint, for the message.
+    `info` is what `from_pretrained` returns with ``output_loading_info=True``.
     """
     broken = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if broken:

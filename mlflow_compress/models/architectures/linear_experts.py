@@ -59,12 +59,7 @@ class LinearExperts(nn.ModuleList):
     ) -> torch.Tensor:
         """Return the weighted sum of each token's experts; an expert computes the tokens that chose it, and no others.
 
-        Parameters
-        ----------
-        hidden_states : torch.Tensor
-            Shape (tokens, hidden).
-        top_k_index, top_k_weights : torch.Tensor
-            Numbers of the experts that each token uses, and their weights; shape (tokens, experts per token).
+        `hidden_states`: shape (tokens, hidden); `top_k_index`, `top_k_weights`: shape (tokens, experts per token).
         """
         total = torch.zeros_like(hidden_states)
         for number, expert in enumerate(self):
@@ -129,16 +124,9 @@ def one_by_one(conversions: Iterable[Any]) -> list[Any] | None:
 def stored_experts(model: Any) -> dict[str, tuple[str, tuple[int, int]]]:
     """Return every matrix of every expert, by its name in a model with linear experts.
 
-    Parameters
-    ----------
-    model : transformers model
-        With fused experts; it may be on the meta device.
-
-    Returns
-    -------
-    dict
-        Name to the layer's name in a checkpoint, and (out_features, in_features). Empty for a model without experts,
-        and for one whose experts have another form, or are stored together.
+    `model` has fused experts, and may be on the meta device. The value is the layer's name in a checkpoint, and
+    (out_features, in_features). Empty for a model without experts, and for one whose experts have another form, or are
+    stored together.
     """
     layers = list(fused_experts(model))
     conversions = one_by_one(get_model_conversion_mapping(model, add_legacy=False)) if layers else None

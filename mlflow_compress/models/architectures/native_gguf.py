@@ -82,14 +82,8 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
     ) -> CausalLMOutput:
         """Return float32 logits, shape (rows, tokens, vocabulary), 0 where the mask is.
 
-        Parameters
-        ----------
-        input_ids, attention_mask : torch.Tensor
-            Shape (rows, tokens); zeros of the mask are at the beginning or end of a row.
-        past_key_values : None
-            Anything else is a `NotImplementedError`: llama.cpp manages its caches itself.
-        logits_to_keep : int
-            Number of last positions to return; 0 for all.
+        Zeros of `attention_mask` are at the beginning or end of a row. `past_key_values` other than None are a
+        `NotImplementedError`: llama.cpp manages its caches itself. `logits_to_keep`: last positions to return; 0: all.
         """
         if past_key_values is not None or (attention_mask is not None and attention_mask.ndim != 2):
             raise NotImplementedError("llama.cpp keeps its caches itself and takes no mask")

@@ -124,15 +124,7 @@ def bnb_4bit_weight(weight: Any) -> torch.Tensor:
     Computed here in torch, because bitsandbytes' own function depends on the processor. With AVX-512 it gave wrong
     values where a row is shorter than a block (48 and 64), and for odd row lengths it first compiles a kernel.
 
-    Parameters
-    ----------
-    weight : bitsandbytes.nn.Params4bit
-        Quantized, and not yet repacked by a forward pass.
-
-    Returns
-    -------
-    torch.Tensor
-        In the dtype from which it was quantized, shape (out_features, in_features).
+    The `weight` is one that no forward pass has repacked yet. The result has the dtype from which it was quantized.
     """
     import torch
 
