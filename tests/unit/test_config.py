@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -160,3 +161,11 @@ def test_misspelt_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
 def test_stray_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["main", "awq"]) == 2
     assert "Unexpected argument" in capsys.readouterr().err
+
+
+def test_the_help_imports_no_large_library() -> None:
+    code = (
+        "import sys, mlflow_compress.cli as c; c.build_parser(); print({'torch', 'mlflow', 'numpy'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
