@@ -345,7 +345,7 @@ def evaluate(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
     system_prompt: str | None = None,
-    engine: Literal["local", "ray", "vllm"] = "local",
+    engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
     ray_address: str | None = None,
@@ -428,7 +428,7 @@ def evaluate(
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
-        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+        'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
     workers
         workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
         [auto]
@@ -672,7 +672,7 @@ def judge(
     judge_prompts: str | PathLike[str] | None = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
     system_prompt: str | None = None,
-    engine: Literal["local", "ray", "vllm"] = "local",
+    engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
     ray_address: str | None = None,
@@ -766,7 +766,7 @@ def judge(
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
-        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+        'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
     workers
         workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
         [auto]
@@ -1155,7 +1155,7 @@ def run(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
     system_prompt: str | None = None,
-    engine: Literal["local", "ray", "vllm"] = "local",
+    engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
     ray_address: str | None = None,
@@ -1287,7 +1287,7 @@ def run(
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
-        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+        'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
     workers
         workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
         [auto]
@@ -1428,7 +1428,7 @@ def search(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
     system_prompt: str | None = None,
-    engine: Literal["local", "ray", "vllm"] = "local",
+    engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
     ray_address: str | None = None,
@@ -1541,7 +1541,7 @@ def search(
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
-        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+        'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
     workers
         workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
         [auto]
@@ -1677,7 +1677,7 @@ def sweep(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
     system_prompt: str | None = None,
-    engine: Literal["local", "ray", "vllm"] = "local",
+    engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
     ray_address: str | None = None,
@@ -1808,7 +1808,7 @@ def sweep(
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
-        'vllm' is vLLM with its own kernels (local | ray | vllm) [local]
+        'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
     workers
         workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
         [auto]
