@@ -1,15 +1,16 @@
-"""Speed: tokens a second of reading and writing, and the waits between tokens, beside the baseline's."""
+"""Speed: tokens a second of reading and writing, waits between tokens, and peak memory, beside the baseline's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from scipy.stats import t
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import TIMINGS, VARIANT
+from mlflow_compress.metrics.core.requirements import SERVING_MEMORY, TIMINGS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.kinds import Timings
@@ -161,3 +162,61 @@ def _mean(key: MetricKey, values: Float, inputs: MetricInputs) -> MetricResult:
     half = float(t.ppf(0.5 + level / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))
     low, value, high = (float(np.exp(logs.mean() + shift)) for shift in (-half, 0.0, half))
     return MetricResult(name=key.name, value=value, low=low, high=high, level=level, n=len(logs))
+
+
+_MB = 2**20
+
+
+PEAK_RATIO = MetricKey(
+    name="speed/memory_peak_ratio",
+    direction="lower",
+    unit="times",
+    meaning="The variant's peak memory while serving over the baseline's in the same runtime.",
+    label="Peak memory (to baseline)",
+    gate_label="peak memory to the baseline's",
+    leaderboard=True,
+    by_category=False,
+    unchanged=1.0,
+    counted="measured",
+    measured_once=True,
+    on_request=True,
+)
+PEAK = MetricKey(
+    name="speed/memory_peak_mb",
+    direction="lower",
+    unit="MB",
+    meaning="Memory that the variant takes at most, from loading to the last token, without the imported libraries.",
+    label="Peak memory, MB",
+    headline=172,
+    by_category=False,
+    difference=PEAK_RATIO.name,
+    counted="measured",
+    on_request=True,
+)
+PEAK_BASELINE = MetricKey(
+    name="speed/memory_peak_mb_baseline",
+    unit="MB",
+    meaning="The baseline's.",
+    by_category=False,
+    counted="measured",
+    on_request=True,
+)
+
+
+@METRICS.register("serving_memory")
+@metric(
+    keys=(PEAK, PEAK_BASELINE, PEAK_RATIO),
+    requires=(VARIANT, SERVING_MEMORY),
+    source="Peak resident set size (Linux's VmHWM), and on an accelerator the peak that torch's allocator reports",
+)
+def serving_memory(inputs: MetricInputs) -> list[MetricResult]:
+    """Peak memory of variant and baseline in MiB, and the variant's over the baseline's.
+
+    Both models serve the same prompts in processes of their own. The largest of a model's processes counts. There is
+    no interval: a peak is measured once.
+    """
+    ours, theirs = inputs.subject.serving_memory, inputs.baseline.serving_memory
+    assert ours is not None and theirs is not None  # required
+    variant, baseline = (int(pc.max(records.table.column("peak_bytes")).as_py()) for records in (ours, theirs))
+    values = {PEAK: variant / _MB, PEAK_BASELINE: baseline / _MB, PEAK_RATIO: variant / baseline}
+    return [MetricResult(name=key.name, value=value, n=len(ours)) for key, value in values.items()]
