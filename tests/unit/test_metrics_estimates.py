@@ -136,5 +136,5 @@ def test_records_of_a_family_that_is_not_installed_are_refused():
 
 
 def test_a_row_without_a_label_is_refused():
-    with pytest.raises(ValueError, match="label"):
+    with pytest.raises(ConfigError, match="label"):
         MetricKey.share("quality/x", "higher", "X.", headline=5)
