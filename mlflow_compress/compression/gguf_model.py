@@ -101,14 +101,14 @@ MAX_NATIVE_KL = 0.05
 """Largest mean KL, in nats, of llama.cpp's own logits from those of the dequantized values (see `file_logits`)."""
 
 
-class NativeGgufConfig(MethodConfig):
+class GgufFileConfig(MethodConfig):
     """Settings of every method whose checkpoint is a GGUF file."""
 
     native: bool = False
     """Let llama.cpp compute the logits whenever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
 
 
-class QuantizingGgufConfig(NativeGgufConfig):
+class QuantizingGgufConfig(GgufFileConfig):
     """Settings of every method that quantizes to GGUF."""
 
     embeddings: bool = False  # Quantize the embeddings and the head too, as in files made by llama.cpp
@@ -258,7 +258,7 @@ def load_values(model: Any, path: Path) -> None:
         parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
-def file_logits(job: CompressionJob[NativeGgufConfig], model: Any, path: Path) -> torch.Tensor:
+def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> torch.Tensor:
     """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`.
 
     Raises
@@ -284,7 +284,7 @@ def file_logits(job: CompressionJob[NativeGgufConfig], model: Any, path: Path) -
     return native
 
 
-def save_configuration(job: CompressionJob[NativeGgufConfig], model: Any) -> Any:
+def save_configuration(job: CompressionJob[GgufFileConfig], model: Any) -> Any:
     """Write the configuration, generation settings and tokenizer of a checkpoint; return the tokenizer."""
     tokenizer = job.source.tokenizer()
     model.config.dtype = job.source.torch_dtype
@@ -296,7 +296,7 @@ def save_configuration(job: CompressionJob[NativeGgufConfig], model: Any) -> Any
 
 
 def save(
-    job: CompressionJob[NativeGgufConfig],
+    job: CompressionJob[GgufFileConfig],
     model: Any,
     file_type: Any,
     tensors: Mapping[str, tuple[Any, Any]],
@@ -307,7 +307,7 @@ def save(
     gguf_file.write_gguf(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
 
 
-def adopt(job: CompressionJob[NativeGgufConfig], file: Path) -> torch.Tensor:
+def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> torch.Tensor:
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
     model, path = load_llama_like(job), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)

@@ -126,7 +126,7 @@ def test_a_resumed_run_has_the_parameters_that_it_was_started_with(tracker: Trac
     assert set(finished) == {"quantize", "evaluate"}
     again = resumed(MainConfig(resume=run_id, judge_model="other"), run_id, tracker, finished)
     found = again.values()
-    assert [found[name] for name in ("method", "bits", "seed", "judge_model")] == ["rtn", "3", 7, "other"]
+    assert [found[name] for name in ("method", "bits", "seed", "judge_model")] == ["rtn", 3, 7, "other"]
     assert again.resume == run_id
 
 

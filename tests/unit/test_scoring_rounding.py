@@ -17,6 +17,7 @@ from mlflow_compress.commands.evaluate import baseline
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import suite_of
+from mlflow_compress.engines.local import LocalModel
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.memory_alignment import ALIGNMENT, align_weights, aligned, rounding_identity
@@ -138,7 +139,7 @@ def test_a_baseline_of_other_threads_is_not_reused_but_stays_comparable(
     load_random("llama", path=tmp_path / "model")
     (tmp_path / "text.txt").write_text(TEXT * 20)
     config = EvaluateConfig(model=str(tmp_path / "model"), tasks=str(tmp_path / "text.txt"))
-    light, suite = open_light(LoadConfig(path=config.source.model, device="cpu")), suite_of(config)
+    light, suite = LocalModel.of(open_light(LoadConfig(path=config.source.model, device="cpu"))), suite_of(config)
     asked = []
 
     def find(*given: Any) -> None:

@@ -251,7 +251,7 @@ def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch
         pytest.fail("a model was loaded, or a run made")
 
     monkeypatch.setattr(evaluate, "described", lambda config: None)
-    for name in ("load", "open_baseline", "open_variant", "store_of_command"):
+    for name in ("engine_started", "open_baseline", "open_variant", "store_of_command"):
         monkeypatch.setattr(evaluate, name, never)
     (tmp_path / "mine.jsonl").write_text("{\n")
     with pytest.raises(DataError, match=r"mine\.jsonl, line 1: not JSON"):

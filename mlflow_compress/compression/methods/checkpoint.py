@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CODE, GGUF = "*.py", ".gguf"
 
 
-class CheckpointConfig(gguf_model.NativeGgufConfig):
+class CheckpointConfig(gguf_model.GgufFileConfig):
     """Settings of `checkpoint`."""
 
     checkpoint: str = ""
