@@ -73,7 +73,7 @@ def evaluate(
     >>> flips.low <= flips.value <= flips.high
     True
     >>> sorted(found.to_pandas().columns)[:4]
-    ['category', 'high', 'level', 'low']
+    ['category', 'high', 'label', 'level']
     """
     from mlflow_compress.commands.evaluate.run import run_evaluate
 
