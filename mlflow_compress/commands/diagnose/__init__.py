@@ -1,1 +1,1 @@
-"""Diagnose."""
+"""`diagnose`: how far each group of weights alone moves the model."""

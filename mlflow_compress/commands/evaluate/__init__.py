@@ -1,1 +1,1 @@
-"""Evaluate."""
+"""`evaluate`: the variant against its baseline on the same items."""

@@ -84,7 +84,7 @@ class Baseline:
     run_id: str
     # Evaluation id, 16 hexadecimal digits: a hash of baseline, tasks and settings. Runs that share it may be compared.
     evaluation: str
-    records: RunRecords  # The baseline's records
+    records: RunRecords
     metadata: EvalMetadata  # Stored next to the records
     noise: RunRecords  # Records of the second run, on a sample of the items
     # Records of its checkpoint under transformers, on the same sample, where another engine runs it

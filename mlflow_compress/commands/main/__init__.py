@@ -1,1 +1,1 @@
-"""Main."""
+"""`main`: quantize, evaluate, judge and speed for one variant, under one run."""

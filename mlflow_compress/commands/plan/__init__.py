@@ -1,1 +1,1 @@
-"""Plan."""
+"""`plan`: what every stage would cost."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import configured, register_command
-from mlflow_compress.commands.plan.parameters import (
-    PlanConfig,
-)
+from mlflow_compress.commands.plan.parameters import PlanConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.plan.result import CostPlan

@@ -46,7 +46,7 @@ _ID = re.compile("[0-9a-f]{6,16}")
 class Competition:
     """The variants that compete for promotion."""
 
-    label: str  # The baseline's name
+    label: str  # The baseline's short name
     evaluation: EvaluationGroup  # The evaluation whose variants compete
     left_out: tuple[str, ...]  # Description of each group of runs that cannot be compared with this evaluation
 

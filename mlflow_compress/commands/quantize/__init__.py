@@ -1,1 +1,1 @@
-"""Quantize."""
+"""`quantize`: makes a compressed checkpoint."""

@@ -1,1 +1,1 @@
-"""Rate."""
+"""`blind` and `ratings`: people rate answers without names."""

@@ -1,1 +1,1 @@
-"""Report."""
+"""`report`: one page over the variants of an evaluation."""

@@ -1,1 +1,1 @@
-"""Resume."""
+"""`resume`: does again what was killed."""

@@ -1,1 +1,1 @@
-"""Search."""
+"""`search`: mixed precision within a budget."""

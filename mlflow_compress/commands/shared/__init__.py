@@ -1,1 +1,1 @@
-"""Shared."""
+"""What several commands need: inputs, past runs, unfinished work, progress, result tables."""

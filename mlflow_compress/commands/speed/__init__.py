@@ -1,1 +1,1 @@
-"""Speed."""
+"""`speed`: times the variant in turn with its baseline."""

@@ -1,1 +1,1 @@
-"""Sweep."""
+"""`sweep`: many variants of one baseline, and a scoreboard of all."""

@@ -416,13 +416,13 @@ def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing |
     panels = canvas.subplots(1, len(found), squeeze=False)[0]
     for axes, (baseline, variant, label, _) in zip(panels, found, strict=True):
         _panel(axes, baseline, variant, label)
-    title = _pairs_finding([(words, b.value, v.value) for b, v, _, words in found])
+    title = _finding_of_two([(words, b.value, v.value) for b, v, _, words in found])
     state(canvas, title)
     n = " and ".join(sorted({f"{v.n:,}" for _, v, _, _ in found}))
     return Drawing(canvas, title, f"Baseline and variant on the same items ({n}), with {100 * level:g} % intervals.")
 
 
-def _pairs_finding(changes: list[tuple[str, float, float]]) -> str:
+def _finding_of_two(changes: list[tuple[str, float, float]]) -> str:
     if all(before == after for _, before, after in changes):
         return "Unchanged: " + "; ".join(f"{words} {after:.3g}" for words, _, after in changes)
     # Non-breaking spaces keep a number and its arrow on one line.
