@@ -5,6 +5,7 @@ from os import PathLike
 from typing import Literal
 
 from mlflow_compress.commands.command import PathOrText, Say, StoreLike
+from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation as AnswerEvaluation
@@ -121,7 +122,7 @@ def compare(
     """
 
 def compress(
-    model: str = "demo",
+    model: str | ModelInMemory = "demo",
     method: str = "awq",
     *,
     store: StoreLike = None,
@@ -137,7 +138,7 @@ def compress(
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
-    checkpoint: str | PathLike[str] | None = None,
+    checkpoint: str | PathLike[str] | ModelInMemory | None = None,
     target: Literal["any", "vllm", "vllm-cpu"] = "any",
     output_dir: str = "auto",
     experiment: str = "auto",
@@ -146,8 +147,9 @@ def compress(
 
     Parameters
     ----------
-    model : str
-        The baseline: "demo", a folder, or a Hugging Face hub id.
+    model : str, or (model, tokenizer)
+        The baseline: "demo", a folder, a Hugging Face hub id, or a loaded transformers model with its tokenizer, which
+        is saved in the folder of state first.
     method : str
         A name from `methods()`.
     store : path, optional
@@ -191,11 +193,11 @@ def compress(
     """
 
 def diagnose(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -211,7 +213,7 @@ def diagnose(
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu"] = "any",
     output_dir: str = "auto",
-    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
     shuffle_fewshot: bool = False,
@@ -236,9 +238,10 @@ def diagnose(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, its folder, or what others have compressed. Without it, the variant is made now, with
-        ``method``, ``bits`` and the other parameters of `compress`.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, its folder, what others have compressed, or a loaded transformers model with its
+        tokenizer. Without it, the variant is made now, with ``method``, ``bits`` and the other parameters of
+        `compress`.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -317,18 +320,18 @@ def diagnose(
     """
 
 def evaluate(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
     trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
-    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
     shuffle_fewshot: bool = False,
@@ -366,9 +369,9 @@ def evaluate(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model, whose name there
-        is `served_model`.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model, whose name there is `served_model`.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -461,18 +464,18 @@ def evaluate(
     """
 
 def gate(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
     trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
-    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
     shuffle_fewshot: bool = False,
@@ -515,8 +518,9 @@ def gate(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -619,7 +623,7 @@ def gate(
 
 def history(
     *,
-    model: str = "demo",
+    model: str | ModelInMemory = "demo",
     alias: str = "champion",
     experiment: str = "auto",
 ) -> AliasHistory:
@@ -636,11 +640,11 @@ def history(
     """
 
 def judge(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -691,8 +695,9 @@ def judge(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -820,7 +825,7 @@ def methods(
 
 def plan(
     *,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -833,7 +838,7 @@ def plan(
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
     variants: int = 1,
-    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
     shuffle_fewshot: bool = False,
@@ -974,7 +979,7 @@ def policy(
 
 def promote(
     *,
-    model: str = "demo",
+    model: str | ModelInMemory = "demo",
     evaluation: str = "auto",
     policy: str | PathLike[str] | None = None,
     max_kl: float | None = None,
@@ -1097,7 +1102,7 @@ def resume(
 
 def rollback(
     *,
-    model: str = "demo",
+    model: str | ModelInMemory = "demo",
     alias: str = "champion",
     reason: str | None = None,
     experiment: str = "auto",
@@ -1121,7 +1126,7 @@ def rollback(
 def run(
     *,
     progress: Say | None = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1135,10 +1140,10 @@ def run(
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
-    checkpoint: str | PathLike[str] | None = None,
+    checkpoint: str | PathLike[str] | ModelInMemory | None = None,
     target: Literal["any", "vllm", "vllm-cpu"] = "any",
     output_dir: str = "auto",
-    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
     shuffle_fewshot: bool = False,
@@ -1387,7 +1392,7 @@ def run(
 def search(
     *,
     progress: Say | None = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1411,7 +1416,7 @@ def search(
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
     output_dir: str = "auto",
-    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
     shuffle_fewshot: bool = False,
@@ -1562,10 +1567,10 @@ def search(
     """
 
 def speed(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1593,8 +1598,9 @@ def speed(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     model
@@ -1644,7 +1650,7 @@ def speed(
 def sweep(
     *,
     progress: Callable[[SweepProgress], None] | None = None,
-    model: str | PathLike[str] = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1660,7 +1666,7 @@ def sweep(
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
     output_dir: str = "auto",
-    tasks: str | PathLike[str] | Sequence[object] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
     shuffle_fewshot: bool = False,

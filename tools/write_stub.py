@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 import mlflow_compress
 from mlflow_compress.commands.command import Command, all_commands
 from mlflow_compress.commands.compare.command import load
+from mlflow_compress.commands.in_memory import MODELS
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import Names, path_kind
 
@@ -29,6 +30,7 @@ from os import PathLike
 from typing import Literal
 
 from mlflow_compress.commands.command import PathOrText, Say, StoreLike
+from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 '''
 _LIST = get_args(Names)[1]  # the validator that joins a list by commas
@@ -62,6 +64,10 @@ def parameter_type(name: str, declared: FieldInfo) -> str:
         types.append("PathLike[str]")
     if any(isinstance(part, BeforeValidator) and part.func is _LIST.func for part in declared.metadata):
         types.append("Sequence[object]")
+    if name in MODELS:
+        types.append("ModelInMemory")
+    if name == "tasks":
+        types.append("TaskRows")
     if name in _NUMBERS and "str" in types:
         types += ["int", "float"]
     return " | ".join(sorted(dict.fromkeys(types), key=lambda text: text == "None"))

@@ -7,11 +7,14 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mlflow_compress.config import Parameters, parameters, parse
+from mlflow_compress.commands.in_memory import MODELS, is_loaded_model, is_rows, save_loaded_model, write_task_files
+from mlflow_compress.config import EMBEDDED, Parameters, parameters, parse
 from mlflow_compress.config.declarations import AUTO, as_typed, choices
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.home import FOLDER_SCHEME, home
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.registry import Registry
 
@@ -133,10 +136,35 @@ def _show_parameters(function: Callable[..., Any], cls: type[Parameters]) -> Non
     function.__doc__ = doc.replace("**parameters\n", section + "\n".join(described) + "\n", 1)
 
 
-def configured(cls: type[P], given: Mapping[str, Any]) -> P:
-    """Return checked parameters with absolute paths; a path object is its text, and a result the path it stands for."""
+def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) -> P:
+    """Return checked parameters with absolute paths.
+
+    A path object is its text, and a result the path it stands for. A loaded model, and rows of items, become files in
+    the folder that keeps the state of the store.
+    """
     values = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
+    if is_rows(values.get("tasks")):
+        values["tasks"] = write_task_files(values["tasks"], _inputs(store))
+    for name in MODELS:
+        if is_loaded_model(values.get(name)):
+            values[name] = str(save_loaded_model(name, values[name], _inputs(store)))
+            if name == "checkpoint" and "method" not in parameters(cls):  # of one that is compressed and described
+                shared = {name: values[name] for name in ("experiment", "trust_remote_code") if name in values}
+                quantize = COMMANDS.get("quantize").function
+                made = quantize(
+                    values.get("model", EMBEDDED), "checkpoint", checkpoint=values[name], store=store, **shared
+                )
+                values[name] = fspath(made)
     return absolute_paths(parse(cls, values))
+
+
+def _inputs(store: StoreLike) -> Path:
+    """Return the folder for what Python users hold in memory."""
+    if store is None:
+        from mlflow_compress.tracking.tracker import tracking_uri
+
+        return home(tracking_uri()) / "inputs"
+    return home(FOLDER_SCHEME + str(Path(store).resolve())) / "inputs"
 
 
 def opened_store(store: StoreLike, config: Parameters | None = None) -> Store | None:

@@ -34,7 +34,7 @@ from mlflow_compress.metrics.uncertainty import (
     scored_rows,
     six_probabilities,
 )
-from mlflow_compress.records import MetricResult
+from mlflow_compress.records import MetricResult, RunRecords
 
 
 def _kl(inputs: MetricInputs) -> Float:
@@ -69,6 +69,48 @@ def changed_answers(inputs: MetricInputs) -> ChangedAnswers:
     return ChangedAnswers(rows, kinds, margin[rows], kl[rows])
 
 
+def items_table(inputs: MetricInputs) -> list[dict[str, Any]]:
+    """Return one row per item, in the order of the records; see `Evaluation.items` for the columns."""
+    if inputs.baseline.items is None:
+        return []
+    view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
+    changed = changed_answers(inputs)
+    kinds, kl = dict(zip(changed.rows.tolist(), changed.kinds, strict=True)), _kl(inputs)
+    written = [_generated_texts(inputs.baseline), _generated_texts(inputs.subject)]
+    found = []
+    for row, item in enumerate(view.items.table.to_pylist()):
+        answers: list[str | None] = [texts.get((item["task"], item["item_id"])) for texts in written]
+        if view.chooses[row]:
+            answers = [item["options"][p.content[row, 0]] if p.scored[row, 0] else None for p in (b, q)]
+        found.append(
+            {
+                **{name: item[name] for name in ("task", "item_id", "category", "question", "prompt", "options")},
+                "gold": item["options"][item["gold"]] if view.chooses[row] else item["answers"],
+                "baseline": answers[0],
+                "variant": answers[1],
+                "baseline_correct": bool(b.correct[row, 0]) if b.scored[row, 0] else None,
+                "variant_correct": bool(q.correct[row, 0]) if q.scored[row, 0] else None,
+                "change": kinds.get(row),
+                "kl": _finite(kl[row]),
+                "margin_baseline": _finite(b.margin[row, 0]),
+                "margin_variant": _finite(q.margin[row, 0]),
+            }
+        )
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _generated_texts(records: RunRecords) -> dict[tuple[str, str], str | None]:
+    """Return the first generated answer to each item, by task and item."""
+    if records.generations is None:
+        return {}
+    rows = records.generations.where(turn=0, sample=0).table.to_pylist()
+    return {(row["task"], row["item_id"]): row["text"] for row in rows}
+
+
 def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     """Return one row per item whose answer changed, sorted by the baseline's confidence, highest first.
 
@@ -87,17 +129,14 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
         chooses = bool(view.chooses[row])
         found.append(
             {
-                "task": item["task"],
-                "item_id": item["item_id"],
-                "category": item["category"],
-                "question": item["question"],
+                **{name: item[name] for name in ("task", "item_id", "category", "question")},
                 "options": options,
                 "gold": options[item["gold"]] if chooses else None,
                 "baseline": options[b.content[row, 0]] if chooses else None,
                 "variant": options[q.content[row, 0]] if chooses else None,
                 "kind": kind,
-                "margin_baseline": float(margin) if np.isfinite(margin) else None,
-                "kl": float(kl) if np.isfinite(kl) else None,
+                "margin_baseline": _finite(margin),
+                "kl": _finite(kl),
             }
         )
     return found

@@ -19,6 +19,7 @@ from mlflow_compress.commands.diagnose.parameters import (
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.diagnose.result import Diagnosis
+    from mlflow_compress.commands.in_memory import ModelInMemory
     from mlflow_compress.commands.quantize.result import CompressedModel
 
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     ),
 )
 def diagnose(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
@@ -54,9 +55,10 @@ def diagnose(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, its folder, or what others have compressed. Without it, the variant is made now, with
-        ``method``, ``bits`` and the other parameters of `compress`.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, its folder, what others have compressed, or a loaded transformers model with its
+        tokenizer. Without it, the variant is made now, with ``method``, ``bits`` and the other parameters of
+        `compress`.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -82,5 +84,5 @@ def diagnose(
     """
     from mlflow_compress.commands.diagnose.run import run_diagnose
 
-    config = configured(DiagnoseConfig, {"checkpoint": checkpoint, **parameters})
+    config = configured(DiagnoseConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_diagnose(config, opened_store(store, config), progress or silent)

@@ -17,6 +17,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.evaluate.result import Evaluation
+    from mlflow_compress.commands.in_memory import ModelInMemory
     from mlflow_compress.commands.quantize.result import CompressedModel
 
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     ),
 )
 def evaluate(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
@@ -52,9 +53,9 @@ def evaluate(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model, whose name there
-        is `served_model`.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model, whose name there is `served_model`.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -77,5 +78,5 @@ def evaluate(
     """
     from mlflow_compress.commands.evaluate.run import run_evaluate
 
-    config = configured(EvaluateConfig, {"checkpoint": checkpoint, **parameters})
+    config = configured(EvaluateConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_evaluate(config, opened_store(store, config), progress or silent)

@@ -15,6 +15,8 @@ from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 
 
@@ -127,6 +129,26 @@ class Evaluation(Measurement):
     evaluation_id: str | None = None
     baseline_found: bool = False
     variant_found_in: str | None = None
+
+    def items(self) -> pd.DataFrame:
+        """Return one row per item, in the order of the records: what was asked, and what both models answered.
+
+        Columns: `task`, `item_id`, `category`, `question`, `prompt` (as both models read it), `options`, `gold` (the
+        right option; of a generated answer, those that are accepted), `baseline` and `variant` (the chosen option, or
+        the generated text), `baseline_correct` and `variant_correct`, `change` ("c2w" is right to wrong, "w2c" wrong to
+        right, "w2w" another wrong answer), `kl` (nats, averaged over the options), `margin_baseline` and
+        `margin_variant` (p(best) - p(second best) over the options). What an item does not have is missing: an answer
+        without a score is neither right nor wrong.
+        """
+        import pandas as pd
+
+        from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+        from mlflow_compress.reporting.details import items_table
+
+        if self.baseline_records_folder is None:
+            raise ConfigError("There is no baseline to compare the items with", got=self.name)
+        baseline = RunRecords.read(self.baseline_records_folder)
+        return pd.DataFrame(items_table(MetricInputs(baseline=baseline, variant=self.records())))
 
     def check(self, **bounds: float) -> GateCheck:
         """Return whether the variant is near enough to its baseline, by the gates of a promotion.

@@ -17,6 +17,7 @@ from mlflow_compress.commands.gate.parameters import GateConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.gate.result import GateVerdict
+    from mlflow_compress.commands.in_memory import ModelInMemory
     from mlflow_compress.commands.quantize.result import CompressedModel
 
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     first=("model", "checkpoint", "policy", "tasks", "limit", "error", "block", "output", "device", "dtype"),
 )
 def gate(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
@@ -40,8 +41,9 @@ def gate(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -63,5 +65,5 @@ def gate(
     """
     from mlflow_compress.commands.gate.run import run_gate
 
-    config = configured(GateConfig, {"checkpoint": checkpoint, **parameters})
+    config = configured(GateConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_gate(config, opened_store(store, config), progress or silent)

@@ -17,6 +17,7 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.evaluate.result import AnswerEvaluation
+    from mlflow_compress.commands.in_memory import ModelInMemory
     from mlflow_compress.commands.quantize.result import CompressedModel
 
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     ),
 )
 def judge(
-    checkpoint: CompressedModel | PathOrText | None = None,
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
@@ -50,8 +51,9 @@ def judge(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     progress : callable (line), optional
@@ -71,5 +73,5 @@ def judge(
     """
     from mlflow_compress.commands.judge.run import run_judge
 
-    config = configured(JudgeConfig, {"checkpoint": checkpoint, **parameters})
+    config = configured(JudgeConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_judge(config, opened_store(store, config), progress or silent)

@@ -8,19 +8,21 @@ from mlflow_compress.commands.command import StoreLike, configured, opened_store
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 
 if TYPE_CHECKING:
+    from mlflow_compress.commands.in_memory import ModelInMemory
     from mlflow_compress.commands.quantize.result import CompressedModel
 
 
 @register_command("quantize", QuantizeConfig, place=2, project_alone=True, resumable=True)
 def compress(
-    model: str = "demo", method: str = "awq", *, store: StoreLike = None, **parameters: Any
+    model: str | ModelInMemory = "demo", method: str = "awq", *, store: StoreLike = None, **parameters: Any
 ) -> CompressedModel:
     """Return a compressed checkpoint, which was loaded again in a fresh process and computes what it should.
 
     Parameters
     ----------
-    model : str
-        The baseline: "demo", a folder, or a Hugging Face hub id.
+    model : str, or (model, tokenizer)
+        The baseline: "demo", a folder, a Hugging Face hub id, or a loaded transformers model with its tokenizer, which
+        is saved in the folder of state first.
     method : str
         A name from `methods()`.
     store : path, optional
@@ -42,5 +44,5 @@ def compress(
     """
     from mlflow_compress.commands.quantize.run import run_quantize
 
-    config = configured(QuantizeConfig, {"model": model, "method": method, **parameters})
+    config = configured(QuantizeConfig, {"model": model, "method": method, **parameters}, store)
     return run_quantize(config, opened_store(store, config))

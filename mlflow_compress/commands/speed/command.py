@@ -8,13 +8,17 @@ from mlflow_compress.commands.command import PathOrText, StoreLike, configured, 
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 
 if TYPE_CHECKING:
+    from mlflow_compress.commands.in_memory import ModelInMemory
     from mlflow_compress.commands.quantize.result import CompressedModel
     from mlflow_compress.commands.speed.result import SpeedMeasurement
 
 
 @register_command("speed", SpeedConfig, place=6, project_alone=True, resumable=True)
 def speed(
-    checkpoint: CompressedModel | PathOrText | None = None, *, store: StoreLike = None, **parameters: Any
+    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
+    *,
+    store: StoreLike = None,
+    **parameters: Any,
 ) -> SpeedMeasurement:
     """Return how fast a checkpoint is beside its baseline, in the runtime that computes with its format.
 
@@ -23,8 +27,9 @@ def speed(
 
     Parameters
     ----------
-    checkpoint : CompressedModel or path
-        What `compress` returned, or its folder; or "endpoint:http://host:port/v1" of a served model.
+    checkpoint : CompressedModel, path, or (model, tokenizer)
+        What `compress` returned, or its folder; a loaded transformers model with its tokenizer; or
+        "endpoint:http://host:port/v1" of a served model.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     **parameters
@@ -43,5 +48,5 @@ def speed(
     """
     from mlflow_compress.commands.speed.run import run_speed
 
-    config = configured(SpeedConfig, {"checkpoint": checkpoint, **parameters})
+    config = configured(SpeedConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_speed(config, opened_store(store, config))

@@ -1,0 +1,121 @@
+"""Writes what a Python user holds in memory - a loaded model, rows of items - into files, which every command takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mlflow_compress.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    ModelInMemory: TypeAlias = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+    Rows: TypeAlias = Sequence[Mapping[str, object]] | pd.DataFrame
+    TaskRows: TypeAlias = Rows | Mapping[str, Rows]
+
+MODELS = ("model", "checkpoint")  # parameters that take a loaded model
+DEFAULT_NAME = "items"  # of a task whose rows are given without a name
+
+
+def is_loaded_model(value: object) -> bool:
+    """Return whether a value is a transformers model, or a pair of one and its tokenizer."""
+    return hasattr(value[0] if isinstance(value, tuple) and value else value, "save_pretrained")
+
+
+def is_rows(value: object) -> bool:
+    """Return whether a value holds the rows of tasks: a list of dictionaries, a data frame, or a mapping to these."""
+    if isinstance(value, Mapping):
+        return True
+    return hasattr(value, "to_dict") or (isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value))
+
+
+def save_loaded_model(parameter: str, value: Any, inputs: Path) -> Path:
+    """Save a loaded model with its tokenizer in `inputs`, as safetensors, and return its folder.
+
+    The folder's name ends in a digest of what was saved, so that the same model is one folder, and its results are
+    found again.
+    """
+    if not (isinstance(value, tuple) and len(value) == 2 and all(hasattr(part, "save_pretrained") for part in value)):
+        raise ConfigError(
+            f"Parameter '{parameter}' holds a loaded model without its tokenizer",
+            allowed="a folder, a name on the hub, or (model, tokenizer)",
+            got=type(value).__name__,
+            fix=f"Give {parameter}=(model, tokenizer)",
+        )
+    model, tokenizer = value
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(str(model.config.name_or_path)).name).strip("-") or "model"
+    inputs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=inputs) as scratch:
+        written = Path(scratch) / name
+        try:
+            model.save_pretrained(written, safe_serialization=True)
+            tokenizer.save_pretrained(written)
+        except (ValueError, NotImplementedError, RuntimeError) as error:
+            raise ConfigError(
+                f"The model of parameter '{parameter}' cannot be saved: {str(error).splitlines()[0]}",
+                fix="Save it in a folder, and give the folder",
+            ) from error
+        if not (written / "config.json").is_file() or not any(written.glob("*.safetensors")):
+            raise ConfigError(
+                f"The model of parameter '{parameter}' saves no weights of its own",
+                allowed="a complete model",
+                got=type(model).__name__,
+                fix="Merge an adapter into its model first (merge_and_unload)",
+            )
+        digest = hashlib.sha256()
+        for file in sorted(written.iterdir()):
+            with file.open("rb") as opened:
+                digest.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+        folder = inputs / f"{name}-{digest.hexdigest()[:8]}"
+        if not folder.exists():
+            shutil.move(written, folder)
+    return folder
+
+
+def write_task_files(value: Any, inputs: Path) -> str:
+    """Write the rows of every task in `inputs`, as JSON lines, and return the files, separated by commas."""
+    tasks = value if isinstance(value, Mapping) else {DEFAULT_NAME: value}
+    files = []
+    for name, rows in tasks.items():
+        if Path(str(name)).name != str(name):
+            raise ConfigError("The name of a task cannot be a path", got=name)
+        lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in _rows(rows)]
+        text = "".join(f"{line}\n" for line in lines).encode()
+        file = inputs / hashlib.sha256(text).hexdigest()[:12] / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text)
+        files.append(str(file))
+    return ",".join(files)
+
+
+def _rows(rows: Any) -> Sequence[Mapping[str, object]]:
+    """Return rows as dictionaries; a field that a data frame has filled up with a missing value is left out."""
+    if hasattr(rows, "to_dict"):
+        rows = [{k: v for k, v in row.items() if v is not None and v == v} for row in _plain_lists(rows)]
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(
+            "Parameter 'tasks' mixes rows of items with something else",
+            allowed="names and files; or a list of dictionaries, a data frame, or {name: one of these}",
+            got=type(rows).__name__,
+        )
+    return rows
+
+
+def _plain_lists(frame: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = frame.to_dict("records")
+    return [{str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """Return numpy's numbers and arrays as Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise ConfigError("A row of 'tasks' holds what JSON has no form for", got=type(value).__name__)

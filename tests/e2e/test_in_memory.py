@@ -1,0 +1,91 @@
+"""Loaded models, rows of items and data frames in place of folders and files; and the frame of compared items."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import mlflow_compress as mc
+from mlflow_compress import demo
+
+ROWS = [
+    {
+        "id": str(n),
+        "category": "sums",
+        "question": f"{n} plus {n}?",
+        "choices": [str(n), str(2 * n), str(3 * n)],
+        "answer": 1,
+    }
+    for n in range(2, 14)
+]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    return AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR), AutoTokenizer.from_pretrained(demo.MODEL_DIR)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_loaded_model_and_rows_give_the_numbers_of_folder_and_file(loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    other = AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += 0.02 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    found = mc.evaluate(
+        (other, loaded[1]), model=loaded, tasks={"sums": pd.DataFrame(ROWS)}, num_fewshot=0, store=store
+    )
+
+    # The same, by way of files.
+    other.save_pretrained(tmp_path / "other")
+    loaded[1].save_pretrained(tmp_path / "other")
+    rows = tmp_path / "sums.jsonl"
+    rows.write_text(pd.DataFrame(ROWS).to_json(orient="records", lines=True))
+    made = mc.compress("demo", "checkpoint", checkpoint=tmp_path / "other", store=tmp_path / "files")
+    by_files = mc.evaluate(made, tasks=rows, num_fewshot=0, store=tmp_path / "files")
+    assert by_files.metrics == found.metrics and found["distance/kl_mean"].value > 0
+
+    # The frame has one row per item, and says what the metrics say.
+    items = found.items()
+    assert len(items) == len(ROWS) and list(items.item_id) == [row["id"] for row in ROWS]
+    assert set(items.gold) == {str(2 * n) for n in range(2, 14)} and items.prompt.str.contains("plus").all()
+    flipped = items.baseline_correct != items.variant_correct
+    assert 100 * flipped.mean() == found["distance/flips_pct"].value
+    assert np.isclose(items.kl.mean(), found["distance/kl_mean"].value, rtol=1e-12)
+    assert (items.change.isin(["c2w", "w2c"]) == flipped).all()
+    assert (items.baseline != items.variant)[flipped].all()
+
+    # Done once: the same model in memory is found again, also as a list of rows.
+    again = mc.evaluate((other, loaded[1]), model=loaded, tasks={"sums": ROWS}, num_fewshot=0, store=store)
+    assert again.variant_found_in == found.run.run_id
+    assert [
+        path.name for path in tmp_path.iterdir() if path.name not in ("results", "other", "sums.jsonl", "files")
+    ] == []
+
+
+def test_what_is_no_complete_model_is_refused(loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    with pytest.raises(mc.MlflowCompressError, match=re.escape("Give model=(model, tokenizer)")):
+        mc.compress(loaded[0], "rtn", store=tmp_path)
+    with pytest.raises(mc.MlflowCompressError, match="without its tokenizer"):
+        mc.evaluate((loaded[0], "gpt2"), store=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([{"id": "1", "question": "?"}, "demo"], "mixes rows of items"),
+        ({"../up": ROWS}, "cannot be a path"),
+        ([{**ROWS[0], "answer": object()}], "JSON has no form for"),
+    ],
+)
+def test_wrong_rows_are_refused(tasks: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(mc.MlflowCompressError, match=message):
+        mc.evaluate(demo.MODEL_DIR, tasks=tasks, store=tmp_path)
