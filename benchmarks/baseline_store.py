@@ -16,8 +16,7 @@ import torch
 from setting import machine, make_model, parser
 
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
-from mlflow_compress.scoring.baseline_store.state_writer import HEAD_FILE
+from mlflow_compress.scoring.baseline_store import HEAD_FILE, StateStore, StateWriter
 
 N_TOKENS, CHUNK = 100_000, 512
 

@@ -23,7 +23,7 @@ import torch
 from setting import machine, make_model, make_variant, parser, texts
 
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.corpus_windows import cut_windows
 from mlflow_compress.scoring.plan.encoding import Encoder

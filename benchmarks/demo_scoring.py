@@ -14,8 +14,7 @@ from mlflow_compress import demo
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
 ROUNDS = 2

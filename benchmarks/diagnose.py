@@ -30,7 +30,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.models.weight_groups import find_differences
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_windows
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.swaps.swap_meter import Swap, SwapMeter
+from mlflow_compress.scoring.swap_meter import Swap, SwapMeter
 
 
 def rounded(loaded: LoadedModel) -> LoadedModel:

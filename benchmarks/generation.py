@@ -33,8 +33,7 @@ from mlflow_compress.demo import DATA_DIR, MODEL_DIR
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import decode
-from mlflow_compress.scoring.generation.generation_rows import GenerationRow
-from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, uniforms
 
 BATCH, LENGTH = 60, 128
 ENDS = [1, 6]  # the demo model's end tokens

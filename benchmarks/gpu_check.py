@@ -152,8 +152,7 @@ def score_job(
     from mlflow_compress.items.task import Corpus
     from mlflow_compress.models.loading import LoadConfig, load_model
     from mlflow_compress.records import RunRecords
-    from mlflow_compress.scoring.baseline_store.state_store import StateStore
-    from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+    from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
     from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
     suite = suite_of(EvaluateConfig(model=options["model"], tasks=options["tasks"], limit=options["limit"]))
@@ -198,7 +197,7 @@ def generate_job(options: dict[str, Any], device: str, dtype: str, out: str) -> 
     from mlflow_compress.compression.pipeline import peak_memory
     from mlflow_compress.models.loading import LoadConfig, load_model
     from mlflow_compress.scoring.generation.generate import generate_answers
-    from mlflow_compress.scoring.generation.sampling import GenerationConfig
+    from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
     asked = instructions_of(
         JudgeConfig(model=options["model"], instructions=options["instructions"], instruction_limit=options["limit"])

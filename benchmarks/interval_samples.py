@@ -25,8 +25,7 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.token_groups import token_groups
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
 Samples = dict[str, npt.NDArray[np.float64]]

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from mlflow_compress.compression import gguf_model
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
 WINDOW = 512

@@ -20,7 +20,7 @@ from setting import machine, make_model, make_variant, parser
 
 from mlflow_compress.items.task import FAMILIES, Task, TaskSettings
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
 QUIET = ScoringConfig(progress=False)

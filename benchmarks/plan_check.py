@@ -33,8 +33,7 @@ from mlflow_compress.kept import keeping
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.offloading import return_freed_memory
 from mlflow_compress.scoring import costs as formulas
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.costs import ModelShape, model_shape
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig, default_limits
 

@@ -30,7 +30,7 @@ from mlflow_compress.engines.ray.started_workers import started_workers
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import OptionDistances, OptionScores, Request
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
 Records = tuple[OptionScores, OptionDistances | None]

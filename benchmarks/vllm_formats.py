@@ -32,8 +32,7 @@ from mlflow_compress.items.task import Corpus
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import TokenDistances, TokenScores
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
 RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")

@@ -37,8 +37,7 @@ from mlflow_compress.judges.asking import read_rating, read_verdict
 from mlflow_compress.judges.encoders.sentence_encoder import embedded_folder, load_encoder
 from mlflow_compress.judges.prompts import OURS, read_pair_prompts
 from mlflow_compress.models import gguf_file, stored_weights
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import FORMAT, MANIFEST, StoreManifest
+from mlflow_compress.scoring.baseline_store import FORMAT, MANIFEST, StateStore, StoreManifest
 from mlflow_compress.scoring.journal import Journal
 from mlflow_compress.tracking.folder_store import RUN_FILE, FolderStore
 from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, read_completion, read_embeddings

@@ -12,8 +12,7 @@ from mlflow_compress.files import read_json_object
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import MANIFEST, StateWriter
+from mlflow_compress.scoring.baseline_store import MANIFEST, StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 

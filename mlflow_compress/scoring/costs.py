@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.scoring.baseline_store.state_writer import SHARD_BYTES
+from mlflow_compress.scoring.baseline_store import SHARD_BYTES
 from mlflow_compress.scoring.kernels.row_stats import BLOCK, TOP
-from mlflow_compress.scoring.plan.units import (
+from mlflow_compress.scoring.plan.packing import (
     NO_PREFIX,
     PackedBatch,
     PaddedBatch,

@@ -17,13 +17,12 @@ import numpy.typing as npt
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.execution import Baseline, Execution, InThisProcess, PassWork, RunsElsewhere
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
-from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
-from mlflow_compress.scoring.plan.units import Plan
+from mlflow_compress.scoring.plan.packing import Plan, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import DISTANCES, Targets
 
 PATHS = ("auto", "packed", "plain")

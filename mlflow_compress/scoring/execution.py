@@ -13,11 +13,11 @@ from tqdm.auto import tqdm
 
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays, PassParts
-from mlflow_compress.scoring.plan.units import Plan, group_units
+from mlflow_compress.scoring.plan.packing import Plan, group_units
 from mlflow_compress.scoring.scoring_pass import DISTANCES, ModelRunner, ScoringPass, Targets, joined_arrays
 
 Baseline = StateStore | LoadedModel | None

@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 
 from mlflow_compress.errors import StoreError
 from mlflow_compress.files import parse_json
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter, write_file
+from mlflow_compress.scoring.baseline_store import StateWriter, write_file
 
 Arrays = dict[str, npt.NDArray[Any]]
 IDENTITY = "identity.json"

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.scoring.baseline_store.state_writer import Keys
+from mlflow_compress.scoring.baseline_store import Keys
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
 from mlflow_compress.scoring.kernels.row_stats import DIVERGENCES
-from mlflow_compress.scoring.plan.units import (
+from mlflow_compress.scoring.plan.packing import (
     NO_PREFIX,
     PackedBatch,
     PaddedBatch,

@@ -20,7 +20,7 @@ from mlflow_compress.errors import TrackingError, machine_fault
 from mlflow_compress.files import read_json, read_json_object
 from mlflow_compress.home import FOLDER_SCHEME
 from mlflow_compress.records import MetricResult
-from mlflow_compress.records.judged_answers import JudgedAnswer
+from mlflow_compress.records.values import JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.store import RunLink, StoredRun

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlflow_compress.records import MetricResult
-from mlflow_compress.records.judged_answers import JudgedAnswer
+from mlflow_compress.records.values import JudgedAnswer
 
 
 @dataclass(frozen=True, kw_only=True)

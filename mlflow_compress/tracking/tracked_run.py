@@ -39,7 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.records import MetricResult
-from mlflow_compress.records.judged_answers import AnswerFeedback, JudgedAnswer
+from mlflow_compress.records.values import AnswerFeedback, JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
 from mlflow_compress.tracking.live_processes import open_runs, own_name, run_opened

@@ -58,7 +58,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         from mlflow_compress.records import Request
         from mlflow_compress.scoring.engine import Scorer, ScoringConfig
         from mlflow_compress.scoring.generation.generate import generate
-        from mlflow_compress.scoring.generation.sampling import GenerationConfig
+        from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
         frame = pd.DataFrame(model_input)
         if "prompt" not in frame:

@@ -12,7 +12,7 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.records import SwapDistances
-from mlflow_compress.scoring.swaps.swap_meter import ALL, NO_SWAP, WHOLE, SwapMeter
+from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, SwapMeter
 from mlflow_compress.tracking.folder_store import FolderStore
 
 LITTLE: dict[str, Any] = {"corpus_tokens": 256, "corpus_window": 64, "num_fewshot": 0, "num_shuffles": 0}

@@ -29,7 +29,7 @@ from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
 pytestmark = [
     pytest.mark.slow,

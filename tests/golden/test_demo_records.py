@@ -22,8 +22,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.engine_identity import SCORING_VERSION
 

@@ -29,10 +29,10 @@ from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import Generations, RunRecords
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_two_turns
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 from tests.unit.test_generate_resume import INSTRUCTIONS
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from mlflow_compress.models.loading import LoadConfig, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 

@@ -18,7 +18,7 @@ import torch
 
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import RunRecords
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.head import rebuild_head
 from tests.unit.scoring_models import CONFIGS, TEXT, load_random, mixed_requests

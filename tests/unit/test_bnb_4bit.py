@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from mlflow_compress.compression import compress_model, method_config, pipeline
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.compress_models import check_here, make_llama
 from tests.unit.scoring_models import build_tokenizer, mixed_requests, naive_logliks

@@ -14,7 +14,7 @@ from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo

@@ -15,7 +15,7 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
 from mlflow_compress.scoring.plan.corpus_windows import Windows
-from mlflow_compress.scoring.swaps.swap_meter import Swap, SwapMeter
+from mlflow_compress.scoring.swap_meter import Swap, SwapMeter
 from tests.unit.scoring_models import VOCAB, load_random
 
 TEXTS = [np.random.default_rng(i).integers(2, VOCAB, size=24).astype(np.int32) for i in range(16)]

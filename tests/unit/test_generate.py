@@ -20,8 +20,7 @@ from mlflow_compress.scoring.generation import drawing
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generate import generate, generate_two_turns, generate_until
-from mlflow_compress.scoring.generation.generation_rows import GenerationRow
-from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, uniforms
 from tests.unit.scoring_models import TEXT, load_random
 
 WORDS = TEXT.split()

@@ -17,8 +17,7 @@ from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.scoring.generation.decoding import CachedBatch, GrowingLayer, decode, reason_not_to_cache, shards
-from mlflow_compress.scoring.generation.generation_rows import GenerationRow
-from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, uniforms
 from tests.unit.scoring_models import CONFIGS, VOCAB, build_model, build_tokenizer
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "samples": 1, "top_k": 0, "top_p": 1.0}

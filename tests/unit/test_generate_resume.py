@@ -16,8 +16,7 @@ from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation.decoding import CachedBatch
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
-from mlflow_compress.scoring.generation.generation_rows import Speed
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, Speed
 from tests.unit.scoring_models import TEXT, load_random
 
 WORDS = TEXT.split()

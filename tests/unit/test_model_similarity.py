@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mlflow_compress.commands.report.scores import AnswerSetting, answer_setting, unlike
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.conscompf import model_similarity, similarity, similarity_matrix
-from mlflow_compress.records.embeddings import Embeddings
+from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.figures import draw_similarity
 from mlflow_compress.reporting.page.page_text import content_values
 from mlflow_compress.reporting.page.variants_page import render_page

@@ -16,7 +16,7 @@ from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store import StateWriter
 from mlflow_compress.scoring.costs import (
     GroupSize,
     Machine,

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from mlflow_compress.records import Generations, RunRecords
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store import StateStore
 from tests.unit.cluster_scoring import ADDRESS
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,8 @@ from mlflow_compress.engines.ray.connection import connected
 from mlflow_compress.engines.ray.shards import cut_into_shards, shards_for
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers
 from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, StoreAwayError, WorkerError
-from mlflow_compress.scoring.baseline_store.state_store import (
+from mlflow_compress.scoring.baseline_store import (
+    CapturedRows,
     SentHead,
     SentStates,
     StateStore,
@@ -34,12 +35,10 @@ from mlflow_compress.scoring.baseline_store.state_store import (
     as_bytes,
     from_bytes,
 )
-from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.body import split_body_and_head
 from mlflow_compress.scoring.journal import PassParts
-from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
-from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, Plan, group_units
+from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, Plan, group_units, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets, joined_arrays
 from tests.unit.scoring_models import VOCAB, load_random, mixed_requests
 from tests.unit.test_scoring_plan import tries

@@ -14,7 +14,7 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.shared_data import SHARED, needs_shared
 from tests.unit.scoring_models import load_random

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.scoring.plan.packing import build_trie, plan_batches, plan_packs
-from mlflow_compress.scoring.plan.units import (
+from mlflow_compress.scoring.plan.packing import (
     NO_PREFIX,
     PackedBatch,
     PaddedBatch,
+    build_trie,
     group_units,
     last_uses,
     n_scored_rows,
+    plan_batches,
+    plan_packs,
     split_unit,
 )
 

@@ -15,7 +15,7 @@ import torch
 
 from mlflow_compress.errors import StoreError, UnsupportedError
 from mlflow_compress.records import OptionDistances, OptionScores, TokenDistances, TokenScores
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.unit.scoring_models import load_random, mixed_requests
 

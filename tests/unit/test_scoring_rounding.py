@@ -21,7 +21,7 @@ from mlflow_compress.engines.local import LocalModel
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.memory_alignment import ALIGNMENT, align_weights, aligned, rounding_identity
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter, _find_sequence
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, _find_sequence
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.unit.scoring_levels import PLACES, moved
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests

@@ -15,7 +15,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward import tree_attention as tree_module
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
 from mlflow_compress.scoring.forward.tree_attention import Branch, build_branches, install_tree_attention
-from mlflow_compress.scoring.plan.units import PaddedBatch
+from mlflow_compress.scoring.plan.packing import PaddedBatch
 from tests.unit.scoring_models import CONFIGS, load_random, mixed_requests, naive_logliks
 
 

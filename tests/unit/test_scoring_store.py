@@ -11,7 +11,7 @@ import torch
 
 from mlflow_compress.errors import AlignmentError, StoreError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
-from mlflow_compress.scoring.baseline_store.state_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.unit.scoring_models import (
     CONFIGS,

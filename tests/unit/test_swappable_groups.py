@@ -196,7 +196,7 @@ def test_what_cannot_be_swapped_is_refused() -> None:
 
 def test_each_group_alone_is_a_model_of_the_same_function() -> None:
     """With scales moved everywhere and no rounding at all, no group moves the model."""
-    from mlflow_compress.scoring.swaps.swap_meter import Swap, SwapMeter
+    from mlflow_compress.scoring.swap_meter import Swap, SwapMeter
 
     base = load_random("llama")
     folded = copy.deepcopy(base.model)

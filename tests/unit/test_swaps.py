@@ -13,10 +13,10 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError, Store
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.weight_groups import find_differences, weight_groups
 from mlflow_compress.records import TokenAnswers
+from mlflow_compress.scoring import swap_meter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_answers
-from mlflow_compress.scoring.swaps import swap_meter
-from mlflow_compress.scoring.swaps.swap_meter import (
+from mlflow_compress.scoring.swap_meter import (
     ALL,
     NO_SWAP,
     WHOLE,

@@ -15,11 +15,10 @@ from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import DataError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import TokenAnswers
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_answers, reasoning_span
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from tests.unit.scoring_models import build_tokenizer, load_random
 
 

@@ -17,8 +17,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel
 from mlflow_compress.scoring.forward.body import Body
 from mlflow_compress.scoring.forward.head import Head
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
-from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan
+from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch, Plan, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
 from tests.unit.scoring_models import load_random, mixed_requests
 from tests.unit.test_scoring_plan import spelled, tries

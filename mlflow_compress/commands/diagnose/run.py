@@ -52,7 +52,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_windows
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.swaps.swap_meter import ALL, NO_SWAP, WHOLE, Swap, SwapMeter, noise_swap
+from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, Swap, SwapMeter, noise_swap
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store

@@ -28,7 +28,7 @@ from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import RunRecords, Traces
 from mlflow_compress.scoring.generation.generate import generate_answers
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store

@@ -25,8 +25,7 @@ from mlflow_compress.kept import kept
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.records import Generations, GreedyAnswers, GreedyDistances, GreedyScores, RunRecords
 from mlflow_compress.scoring.generation.generate import generate_answers, generate_two_turns
-from mlflow_compress.scoring.generation.generation_rows import Speed
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, Speed
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store

@@ -49,8 +49,8 @@ from mlflow_compress.metrics.core.metric_inputs import (
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
-from mlflow_compress.records.embeddings import Embeddings
-from mlflow_compress.records.judged_answers import AnswerFeedback, JudgedAnswer
+from mlflow_compress.records.kinds import Embeddings
+from mlflow_compress.records.values import AnswerFeedback, JudgedAnswer
 from mlflow_compress.reporting.answers_page import account_text
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder

@@ -29,7 +29,7 @@ from mlflow_compress.scoring import costs as formulas
 from mlflow_compress.scoring.costs import GroupSize, ModelShape, Workload, generation_workload, model_shape, workload
 from mlflow_compress.scoring.engine import default_limits
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import plan_packs

@@ -39,8 +39,8 @@ from mlflow_compress.models.weight_groups import (
 )
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.plan.corpus_windows import Windows
-from mlflow_compress.scoring.plan.units import Ids
-from mlflow_compress.scoring.swaps.swap_meter import WHOLE, Swap, SwapMeter
+from mlflow_compress.scoring.plan.packing import Ids
+from mlflow_compress.scoring.swap_meter import WHOLE, Swap, SwapMeter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,13 +25,12 @@ from mlflow_compress.engines.endpoint.top_k_bound import TopBound, top_k_bound
 from mlflow_compress.engines.endpoint.top_lists import ListWriter, TopLists
 from mlflow_compress.errors import EndpointError, UnsupportedError
 from mlflow_compress.records import TOP_LADDER, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
-from mlflow_compress.scoring.baseline_store.state_writer import Keys
+from mlflow_compress.scoring.baseline_store import Keys
 from mlflow_compress.scoring.engine import option_scores, token_scores
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.plan.packing import plan_batches
-from mlflow_compress.scoring.plan.units import Ids
+from mlflow_compress.scoring.plan.packing import Ids, plan_batches
 from mlflow_compress.scoring.scoring_pass import Targets
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.files import parse_json
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.plan.packing import sequence_key
-from mlflow_compress.scoring.plan.units import Ids
+from mlflow_compress.scoring.plan.packing import Ids, sequence_key
 from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
 
 COMPLETIONS, LLAMA_CPP = "OpenAI's completions", "llama.cpp's own /completion"

@@ -24,11 +24,10 @@ from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.files import parse_json
 from mlflow_compress.models.identity import tokenizer_hash
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
+from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.scoring.generation.decoding import shards
-from mlflow_compress.scoring.generation.generation_rows import GenerationRow, Speed
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, Speed
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig

@@ -27,7 +27,7 @@ from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.generation.chat_format import PLAIN, chat_format
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.plan.units import Ids
+from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply

@@ -14,8 +14,7 @@ import torch
 
 from mlflow_compress.engines.endpoint.routes import TopList
 from mlflow_compress.errors import AlignmentError, StoreError
-from mlflow_compress.scoring.baseline_store.state_store import StateStore
-from mlflow_compress.scoring.baseline_store.state_writer import Keys
+from mlflow_compress.scoring.baseline_store import Keys, StateStore
 
 FILE = "top_lists.parquet"
 _ROWS = 256  # whose logits are in memory at once

@@ -16,13 +16,20 @@ from mlflow_compress.engines.ray.shards import Shard
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
-from mlflow_compress.scoring.baseline_store.state_store import SentHead, SentStates, as_bytes, from_bytes
-from mlflow_compress.scoring.baseline_store.state_writer import CapturedRows, Keys, StoredRows, head_file
+from mlflow_compress.scoring.baseline_store import (
+    CapturedRows,
+    Keys,
+    SentHead,
+    SentStates,
+    StoredRows,
+    as_bytes,
+    from_bytes,
+    head_file,
+)
 from mlflow_compress.scoring.engine_identity import code_identity, package_hash
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import decode
-from mlflow_compress.scoring.generation.generation_rows import GenerationRow
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, joined_arrays
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch, Plan, UnitGroup, group_units
+from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch, Plan, UnitGroup, group_units
 from mlflow_compress.scoring.scoring_pass import Targets
 
 _PER_WORKER = (16, 8, 4, 2, 1)

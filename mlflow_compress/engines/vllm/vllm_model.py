@@ -30,10 +30,9 @@ from mlflow_compress.scoring.execution import Baseline, PassWork, run_pass
 from mlflow_compress.scoring.forward.head import Head, empty_model, rebuild_head
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention
 from mlflow_compress.scoring.generation.decoding import end_tokens_of, shards
-from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationRow, Speed
-from mlflow_compress.scoring.generation.sampling import GenerationConfig
+from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationConfig, GenerationRow, Speed
 from mlflow_compress.scoring.journal import Arrays
-from mlflow_compress.scoring.plan.units import (
+from mlflow_compress.scoring.plan.packing import (
     NO_PREFIX,
     Ids,
     PackedBatch,

@@ -22,7 +22,7 @@ import torch
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.vllm.vllm_environment import described_environment, find_python, for_worker
 from mlflow_compress.errors import ConfigError, UnsupportedError, WorkerError
-from mlflow_compress.scoring.baseline_store.state_store import from_bytes
+from mlflow_compress.scoring.baseline_store import from_bytes
 from mlflow_compress.scoring.child_process import exit_reason
 
 WORKER = Path(__file__).with_name("vllm_worker.py")

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
-from mlflow_compress.scoring.plan.units import NO_PREFIX, PackedBatch, PaddedBatch
+from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch
 
 Tensor = torch.Tensor
 NAME = "mlp"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mlflow_compress.scoring.plan.units import Ids, PackedBatch
+from mlflow_compress.scoring.plan.packing import Ids, PackedBatch
 
 Tensor = torch.Tensor
 _SMALLEST_BRANCH = 32  # tokens; a call for a smaller branch costs more time than it saves

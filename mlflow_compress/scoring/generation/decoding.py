@@ -18,14 +18,21 @@ from itertools import groupby
 from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import DynamicCache, GenerationMixin
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from mlflow_compress.scoring.forward.body import scaled_positions
 from mlflow_compress.scoring.generation.drawing import draw
-from mlflow_compress.scoring.generation.generation_rows import AnsweringModel, CausalLM, Ending, GenerationRow, Speed
-from mlflow_compress.scoring.generation.sampling import GenerationConfig, RowSampler
+from mlflow_compress.scoring.generation.generation_rows import (
+    AnsweringModel,
+    CausalLM,
+    Ending,
+    GenerationConfig,
+    GenerationRow,
+    Speed,
+)
 
 Tensor = torch.Tensor
 _SPARE = 64  # positions; how much room a cache gets when it is full
@@ -331,6 +338,38 @@ def _grow(
         stopping_criteria=[_Ended(batch, ending)],
         **extra,
     )
+
+
+class RowSampler:
+    """Logits processor that leaves only the drawn token, so that transformers' greedy search takes it.
+
+    `u` has shape (rows, max_new_tokens). `offset` is the number of tokens that each row already has; its next random
+    number is ``u[row, offset]``. `prompt_length` is the padded length of the batch's input.
+    """
+
+    def __init__(
+        self,
+        u: npt.NDArray[np.float64],
+        temperatures: Sequence[float],
+        offset: Sequence[int],
+        *,
+        prompt_length: int,
+        config: GenerationConfig,
+        device: Any,
+    ) -> None:
+        self._u = torch.from_numpy(u).to(device)
+        self._temperature = torch.tensor(temperatures, dtype=torch.float32, device=device)
+        self._offset = torch.tensor(offset, device=device)
+        self._prompt_length = prompt_length
+        self._config = config
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores of shape (rows, vocab) that are 0 at the drawn tokens and -inf elsewhere."""
+        step = (self._offset + input_ids.shape[1] - self._prompt_length)[:, None]
+        u = self._u.gather(1, step)[:, 0]
+        chosen = draw(scores, u, self._temperature, top_k=self._config.top_k, top_p=self._config.top_p)
+        only = torch.full_like(scores, float("-inf"))
+        return only.scatter_(1, chosen[:, None], 0.0)
 
 
 class _Ended:

@@ -22,8 +22,13 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import Generations, TokenAnswers
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import AnyCausalLM, decoder
-from mlflow_compress.scoring.generation.generation_rows import AnsweringModel, GenerationRow, Speed
-from mlflow_compress.scoring.generation.sampling import GenerationConfig, uniforms
+from mlflow_compress.scoring.generation.generation_rows import (
+    AnsweringModel,
+    GenerationConfig,
+    GenerationRow,
+    Speed,
+    uniforms,
+)
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.plan.encoding import Encoder
 

@@ -1,13 +1,60 @@
-"""The sequences that are generated, and how an answer ends."""
+"""Settings of generation, the sequences that are generated, and how an answer ends."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from mlflow_compress.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """Settings of generation. The defaults are ConSCompF's."""
+
+    max_new_tokens: int = 128  # Length limit of an answer, in tokens
+    temperature: float = 0.7  # Divides the logits; 0 means greedy decoding
+    top_k: int = 50  # Only the k most probable tokens can be drawn; 0 means all
+    top_p: float = 0.95  # Of these, only the smallest set whose probability reaches p can be drawn; in (0, 1]
+    samples: int = 5  # Answers per prompt; 1 for greedy decoding
+    seed: int = 42  # Seed of every draw
+    batch_rows: int = 64  # Sequences per forward pass
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_new_tokens", 1), ("top_k", 0), ("samples", 1), ("seed", 0), ("batch_rows", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}", got=getattr(self, name))
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ConfigError("temperature must be 0 or larger, and finite", got=self.temperature)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError("top_p must lie in (0, 1]", got=self.top_p)
+        if self.greedy and self.samples > 1:
+            raise ConfigError(
+                "Greedy decoding gives one answer per prompt",
+                got=self.samples,
+                fix="Set samples=1 or a temperature above 0",
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0.0
+
+
+def uniforms(seed: int, prompt: str, sample: int, n: int) -> npt.NDArray[np.float64]:
+    """Return the random numbers of one row, a function of (seed, prompt, sample) and of nothing else.
+
+    So the order of the prompts, the batch size and the other rows cannot change them.
+
+    Numbers in [0, 1), one per token.
+    """
+    digest = hashlib.sha256(f"{seed}\n{sample}\n{prompt}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little"))).random(n)
 
 
 class AnsweringModel(Protocol):

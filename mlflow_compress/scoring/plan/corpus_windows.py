@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.plan.units import Ids, PaddedBatch, Plan, prefix_keys
+from mlflow_compress.scoring.plan.packing import Ids, PaddedBatch, Plan, prefix_keys
 from mlflow_compress.scoring.scoring_pass import Targets
 
 Positions = npt.NDArray[np.int64]

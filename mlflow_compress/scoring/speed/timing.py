@@ -53,7 +53,6 @@ def runtime_of(folder: Path, device: str) -> RuntimeChoice:
 
 
 _PROCESS = Path(__file__).with_name("model_process.py")
-_RUNTIMES = Path(__file__).with_name("in_runtimes")
 _PACKAGE_ROOT = str(Path(__file__).parents[3])
 
 
@@ -91,7 +90,7 @@ class MeasuredModel:
     def __init__(self, call: RuntimeCall) -> None:
         self._call = call
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        script = _RUNTIMES / f"in_{call.runtime.replace('.', '_')}.py"
+        script = _PROCESS.with_name(f"in_{call.runtime.replace('.', '_')}.py")
         threads = str(call.n_threads)
         environment = {
             **os.environ,

@@ -33,7 +33,7 @@ from mlflow_compress.scoring.forward.head import Head, LanguageModelHead
 from mlflow_compress.scoring.journal import Arrays, PassParts
 from mlflow_compress.scoring.kernels.logit_stats import KlBaseline, compute_kl
 from mlflow_compress.scoring.plan.corpus_windows import Windows
-from mlflow_compress.scoring.plan.units import PaddedBatch
+from mlflow_compress.scoring.plan.packing import PaddedBatch
 from mlflow_compress.scoring.scoring_pass import ModelRunner
 
 _TOKENS = 4
