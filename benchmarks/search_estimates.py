@@ -20,8 +20,7 @@ import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.decide.cost_estimate import estimated_table, rank_correlation
-from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
+from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes, estimated_table, rank_correlation
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.decide.scoreboard import ItemScores, ScoredVariant
-from mlflow_compress.decide.scoreboard.scored_variant import SERVING
+from mlflow_compress.decide.scoreboard import SERVING, ItemScores, ScoredVariant
 from mlflow_compress.records import MetricResult
 
 VLLM = "vLLM 0.32.0 (eager)"

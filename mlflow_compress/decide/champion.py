@@ -53,7 +53,7 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
     if champion.items is None or challenger.items is None:
         return "no items were evaluated"
     inputs = MetricInputs(baseline=champion, variant=challenger)
-    rows = np.flatnonzero(np.isin(inputs.view.family, inputs.headline_families) & inputs.scored_by_both)
+    rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
     if not len(rows):
         return "no item was answered by both"
     moved = count_flips(inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0])
@@ -103,10 +103,7 @@ Compare = Callable[[Candidate], HeadToHead | str]
 def settle(
     decision: Decision, incumbent: Incumbent | None, rule: ReplacementRule, evaluation: str, compare: Compare
 ) -> Settlement:
-    """Return what becomes of the alias: the first passing candidate that may replace the champion gets it.
-
-    - `compare`: Is asked for one challenger after the other, until one may replace the champion.
-    """
+    """Return what becomes of the alias: the first passing candidate that may replace the champion gets it."""
     passing = [outcome.candidate for outcome in decision.outcomes if outcome.passed]
     if not passing:
         return Settlement(outcome="nothing", winner=None)
@@ -123,35 +120,30 @@ def settle(
             of = f"evaluation {incumbent.evaluation[:8]}" if incumbent.evaluation else "an unknown evaluation"
             reason = f"{held} was measured in {of}, and only a champion of the same evaluation may be replaced"
             return Settlement(outcome="unchanged", winner=None, reasons=(reason,))
-        found = compare(candidate)
-        allowed, reason = _may_replace(found, rule)
+        comparison = compare(candidate)
+        allowed, reason = _may_replace(comparison, rule)
         reasons.append(f"{candidate.name} against the champion {held}: {reason}")
         if allowed:
-            compared = None if isinstance(found, str) else found
+            compared = None if isinstance(comparison, str) else comparison
             return Settlement(outcome="promoted", winner=candidate, reasons=tuple(reasons), compared=compared)
     return Settlement(outcome="unchanged", winner=None, reasons=tuple(reasons))
 
 
-def _may_replace(found: HeadToHead | str, rule: ReplacementRule) -> tuple[bool, str]:
+def _may_replace(pair: HeadToHead | str, rule: ReplacementRule) -> tuple[bool, str]:
     """Return whether a challenger may replace the champion, and why."""
-    if isinstance(found, str):
-        return rule.require == "none", f"not compared directly, because {found}"
+    if isinstance(pair, str):
+        return rule.require == "none", f"not compared directly, because {pair}"
     if rule.require == "none":
-        return True, found.described
-    accuracy = non_inferior(*found.accuracy_interval, margin=rule.accuracy_margin, direction="higher")
-    if found.kl_items == 0:
-        if rule.require == "better":
-            accuracy = found.accuracy_interval.low > 0.0
-        return accuracy, f"{found.described}; {_said(accuracy, rule.require)}"
-    if found.kl_interval is None:
-        return False, f"{found.described}; {_said(False, rule.require)}, because KL has no interval"
-    if rule.require == "better":
-        kl = found.kl_interval.high < 0.0
+        return True, pair.described
+    better, because = rule.require == "better", ""
+    shown = non_inferior(*pair.accuracy_interval, margin=rule.accuracy_margin, direction="higher")
+    if pair.kl_items == 0:
+        shown = pair.accuracy_interval.low > 0.0 if better else shown
+    elif pair.kl_interval is None:
+        shown, because = False, ", because KL has no interval"
+    elif better:
+        shown = shown and pair.kl_interval.high < 0.0
     else:
-        kl = non_inferior(*found.kl_interval, margin=rule.kl_margin, direction="lower")
-    return kl and accuracy, f"{found.described}; {_said(kl and accuracy, rule.require)}"
-
-
-def _said(shown: bool, required: str) -> str:
-    what = "better" if required == "better" else "not worse than the margins allow"
-    return f"shown to be {what}" if shown else f"not shown to be {what}"
+        shown = shown and non_inferior(*pair.kl_interval, margin=rule.kl_margin, direction="lower")
+    what = "better" if better else "not worse than the margins allow"
+    return shown, f"{pair.described}; {'' if shown else 'not '}shown to be {what}{because}"

@@ -1,10 +1,10 @@
-"""What each format costs in each group of layers, and which choice of formats a limit allows."""
+"""What each format costs in each group of layers, measured or estimated, and which formats a limit allows."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,12 +30,9 @@ class Allocation:
 
 
 def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int) -> Allocation:
-    """Return the formats of the smallest summed cost that take at most `max_bytes`.
+    """Return the formats of the smallest summed cost that take at most `max_bytes`; less is a `ConfigError`.
 
-    - `costs` (n_groups, n_formats): Cost of each format in each group.
-    - `sizes` (n_groups, n_formats): Bytes of the same.
-
-    Raises `ConfigError`: the budget is below the smallest possible size.
+    `costs` and `sizes`, in bytes, have shape (n_groups, n_formats).
     """
     c, n = _checked(costs, sizes)
     smallest = int(n.min(axis=1).sum())
@@ -47,10 +44,7 @@ def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int
 
 
 def smallest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_cost: float) -> Allocation:
-    """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; arguments as `closest_within`.
-
-    Raises `ConfigError`: the limit is below the smallest possible cost.
-    """
+    """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; less is a `ConfigError`."""
     c, n = _checked(costs, sizes)
     closest = float(c.min(axis=1).sum())
     if max_cost < closest:
@@ -78,7 +72,7 @@ def _solved(costs: Float, sizes: Sizes, *, objective: Float, limited: Float, lim
     n_groups, n_formats = costs.shape
     one_each = csr_array(kron(np.eye(n_groups), np.ones((1, n_formats))))
     scale = float(np.abs(objective).max()) or 1.0
-    found = milp(
+    solution = milp(
         objective.ravel() / scale,
         integrality=np.ones(costs.size),
         bounds=Bounds(0, 1),
@@ -88,9 +82,9 @@ def _solved(costs: Float, sizes: Sizes, *, objective: Float, limited: Float, lim
         ],
         options={"mip_rel_gap": 0.0},
     )
-    if found.x is None:
-        raise DataError(f"The solver of integer programmes found no solution: {found.message}")
-    choice = np.argmax(found.x.reshape(costs.shape), axis=1)
+    if solution.x is None:
+        raise DataError(f"The solver of integer programmes found no solution: {solution.message}")
+    choice = np.argmax(solution.x.reshape(costs.shape), axis=1)
     rows = np.arange(n_groups)
     if float(limited[rows, choice].sum()) > limit * (1 + 1e-9):
         raise DataError("The solver's solution breaks the limit", allowed=f"at most {limit}")
@@ -98,7 +92,7 @@ def _solved(costs: Float, sizes: Sizes, *, objective: Float, limited: Float, lim
         choice=tuple(choice.tolist()),
         n_bytes=int(sizes[rows, choice].sum()),
         cost=float(costs[rows, choice].sum()),
-        gap=float(found.mip_gap),
+        gap=float(solution.mip_gap),
     )
 
 
@@ -139,13 +133,9 @@ class Limit:
         return {"bits_per_weight": "{:g}bit", "max_bytes": "{:.0f}B", "max_kl": "kl{:g}"}[self.kind].format(self.value)
 
     def layer_bytes(self, sizes: StoredSizes, *, scales: bool = True) -> int:
-        """Return the bytes that the layers may take.
+        """Return the bytes that the layers may take; a `ConfigError` names the range where the limit is outside.
 
-        - `sizes`: Of the layers in every format, and in the baseline.
-        - `scales`: Whether the sizes have scales and zero points in them; the message says so where they do not.
-
-        Raises `ConfigError`: the budget is below the smallest possible size, or above the baseline's; the message names
-        the range.
+        `scales` says whether the sizes have scales and zero points in them.
         """
         smallest = int(sizes.layers.min(axis=1).sum())
         smaller = "every group in its smallest format" + ("" if scales else ", and a little more for scales")
@@ -192,12 +182,9 @@ class CostTable:
         return Allocation(choice=choice, n_bytes=int(n_bytes[column]), cost=cost, gap=None)
 
     def solved(self, limit: Limit, *, margin: float = 0.0) -> Allocation:
-        """Return the best choice of formats within a limit.
+        """Return the best choice of formats within a limit; a `ConfigError` names the range where there is none.
 
-        - `margin`: By how much the KL must stay below a limit of KL, because the upper end of its interval must keep to
-          it.
-
-        Raises `ConfigError`: no choice keeps to the limit; the message names the range.
+        A KL stays below its limit by `margin`, because the upper end of its interval must keep to it.
         """
         if limit.kind != "max_kl":
             return closest_within(self.costs, self.sizes.layers, max_bytes=limit.layer_bytes(self.sizes))
@@ -225,10 +212,8 @@ class LinearMix:
 def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> LinearMix | None:
     """Return the linear mix of the uniform variants next to a size; None where there is none on both sides.
 
-    Where costs add up and all weights are alike, giving a share of them the larger format costs this much. So what lies
-    below it has found out which weights matter.
-
-    - `uniform`: Size of each variant, and its KL on the same units.
+    `uniform` has the size of each variant, and its KL on the same units. Where costs add up and all weights are alike,
+    giving a share of them the larger format costs this much. So what lies below it has found out which weights matter.
     """
     ordered = sorted(uniform.items(), key=lambda item: item[1][0])
     for (small, (low, kl_low)), (large, (high, kl_high)) in itertools.pairwise(ordered):
@@ -236,3 +221,132 @@ def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> Linear
             share = (n_bytes - low) / (high - low)
             return LinearMix(smaller=small, larger=large, share=share, kl=(1 - share) * kl_low + share * kl_high)
     return None
+
+
+EstimateKind = Literal["fisher", "linearity"]
+Cells = npt.NDArray[np.bool_]
+Measure = Callable[[int, Sequence[int]], Float]
+"""From a format and groups to the KL by window of that format in each group, shape (len(groups), n_windows)."""
+
+
+def fisher_cost(gradients: npt.ArrayLike, errors: npt.ArrayLike, n_scored: int) -> float:
+    """Return the KL per scored token that a layer's output errors cost, by the diagonal of the Fisher information.
+
+    It is ``1/2 sum_kj g_kj^2 e_kj^2 / n_scored``: the KL to second order, without the products of different outputs.
+    `gradients` are those of the summed log-probabilities of tokens drawn from the baseline at the scored positions, by
+    the layer's outputs; their squares are a sample of the diagonal. `errors` are the compressed layer's outputs minus
+    the baseline's, on the same inputs. Both have shape (n_tokens, n_outputs).
+    """
+    g, e = np.asarray(gradients, dtype=np.float64), np.asarray(errors, dtype=np.float64)
+    return float((g * g * e * e).sum() / (2 * n_scored))
+
+
+def relative_l2_error(pairs: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> float:
+    """Return ``sum |W' - W|^2 / sum |W|^2`` over the matrices of a group, given as pairs of W and W'.
+
+    By the linearity theorem (arXiv 2411.17525) the cost of a group is this times a constant of the group, as long as
+    the error is small.
+    """
+    arrays = [(np.asarray(old, dtype=np.float64), np.asarray(new, dtype=np.float64)) for old, new in pairs]
+    size = sum(float(np.square(old).sum()) for old, _ in arrays)
+    if size == 0:
+        raise DataError("A group of layers has weights of 0 only, so its relative error is not defined")
+    return sum(float(np.square(new - old).sum()) for old, new in arrays) / size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimation:
+    """What was estimated, and which of it was measured."""
+
+    kind: EstimateKind  # Where the estimate comes from
+    estimates: Float  # As they were before any measurement: nats, or relative errors; shape (n_groups, n_formats)
+    measured: Cells  # The swaps that were measured; shape (n_groups, n_formats)
+    possible: int  # Swaps that a search without estimates measures
+    # Spearman's, of estimate and measured cost, over the measured swaps; None for fewer than three of them
+    rank_correlation: float | None
+
+
+def estimated_table(
+    kind: EstimateKind,
+    estimates: Float,
+    limits: Sequence[Limit],
+    sizes: StoredSizes,
+    measure: Measure,
+    *,
+    n_windows: int,
+    known: Sequence[int] = (),
+    most: int = 0,
+) -> tuple[CostTable, Estimation]:
+    """Return a table of costs in which the cells that the limits choose are measured, and the others estimated.
+
+    The programme is solved with the estimates, what it has chosen is measured, and it is solved again, until it chooses
+    measured cells only. The estimates of a group are multiplied by what its measured cells cost over what was estimated
+    for them. A relative error says nothing of nats before that, so every group's smallest format is measured first.
+
+    `estimates` has shape (n_groups, n_formats). `known` are columns that cost nothing and need no swap: layers that
+    stay as they are. At most `most` swaps are measured, besides those that come first; 0: as many as are chosen.
+    """
+    rows = np.arange(len(sizes.groups))
+    measured = np.zeros(estimates.shape, dtype=np.bool_)
+    costs = np.zeros((*estimates.shape, n_windows))
+    fixed = np.isin(np.arange(estimates.shape[1]), known)[None].repeat(len(rows), axis=0)
+
+    def take(cells: Cells) -> None:
+        for column in range(cells.shape[1]):
+            groups = np.flatnonzero(cells[:, column]).tolist()
+            if groups:
+                costs[groups, column] = measure(column, groups)
+                measured[groups, column] = True
+
+    if kind == "linearity":
+        first = np.zeros_like(measured)
+        first[rows, np.where(fixed, np.iinfo(np.int64).max, sizes.layers).argmin(axis=1)] = True
+        take(first)
+    while True:
+        table = CostTable(sizes=sizes, start=np.zeros(n_windows), added=_filled(estimates, costs, measured, fixed))
+        wanted = _chosen(table, limits) & ~measured & ~fixed
+        left = most - int(measured.sum()) if most else wanted.size
+        if not wanted.any() or left <= 0:
+            break
+        dearest = np.argsort(np.where(wanted, -table.costs, np.inf), axis=None, kind="stable")[:left]
+        take(wanted & np.isin(np.arange(wanted.size), dearest).reshape(wanted.shape))
+    estimation = Estimation(
+        kind=kind,
+        estimates=estimates,
+        measured=measured,
+        possible=int((~fixed).sum()),
+        rank_correlation=rank_correlation(estimates[measured], costs.mean(axis=2)[measured]),
+    )
+    return table, estimation
+
+
+def rank_correlation(estimates: npt.ArrayLike, measured: npt.ArrayLike) -> float | None:
+    """Return Spearman's rank correlation; None for fewer than three pairs, or where one side has one value only."""
+    from scipy.stats import spearmanr
+
+    a, b = np.asarray(estimates, dtype=np.float64), np.asarray(measured, dtype=np.float64)
+    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(spearmanr(a, b).statistic)
+
+
+def _filled(estimates: Float, costs: Float, measured: Cells, fixed: Cells) -> Float:
+    """Return the costs by window, with estimates times their group's factor where nothing was measured."""
+    mean = costs.mean(axis=2)
+    known, guessed = (np.where(measured, values, 0.0).sum(axis=1) for values in (mean, estimates))
+    factor = np.divide(known, guessed, out=np.ones_like(known), where=(guessed > 0) & (known > 0))
+    scaled = np.where(fixed, 0.0, estimates * factor[:, None])
+    return np.where(measured[:, :, None], costs, scaled[:, :, None])
+
+
+def _chosen(table: CostTable, limits: Sequence[Limit]) -> Cells:
+    """Return the cells that the limits choose; for a limit that no choice keeps to, the cheapest of every group."""
+    rows = np.arange(len(table.sizes.groups))
+    chosen = np.zeros(table.costs.shape, dtype=np.bool_)
+    for limit in limits:
+        try:
+            choice = np.asarray(table.solved(limit).choice)
+        except ConfigError:
+            choice = table.costs.argmin(axis=1)
+        chosen[rows, choice] = True
+    return chosen

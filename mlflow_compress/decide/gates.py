@@ -111,16 +111,7 @@ def standard_gates(
 ) -> list[Gate | DivergenceGate]:
     """Return the gates of a promotion, each on the upper end of a 95 % interval.
 
-    Parameters
-    ----------
-    max_kl : float
-        Largest accepted mean KL, in nats.
-    max_kl_outliers_pct : float
-        Largest accepted share of items above the clip limit, in percent; read where the mean KL has no valid interval.
-    max_flips_pct : float
-        Largest accepted share of flipped answers, in percent.
-    max_accuracy_drop_pct : float
-        Largest accepted drop of accuracy, in points.
+    The mean KL is in nats. The share of items above the clip limit is read where the mean KL has no valid interval.
     """
     return [
         DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
@@ -132,15 +123,14 @@ def standard_gates(
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     """Return the unrounded values that gates read, by the names that metrics declare for them (`MetricKey.gate`).
 
-    A value is left out if its interval is missing or cannot be trusted. `gate/kl_upper` is the upper end of the mean
-    KL's interval. It is left out if `mean_is_trusted` is false. Gates then read `gate/kl_clipped_upper` and
-    `gate/kl_above_clip_pct_upper`, whose bounds are valid for every n. `gate/kl_items` is the number of items with a
-    KL. It is 0 if all answers are generated; then the KL gate does not apply.
+    A value is left out if its interval is missing or cannot be trusted: `gate/kl_upper`, the upper end of the mean KL's
+    interval, if `mean_is_trusted` is false. Gates then read `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper`,
+    whose bounds are valid for every n.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, declared in all_keys().items():
         if declared.gate is not None and name in pooled:
             value = declared.gate.read(pooled[name], pooled)
             if value is not None:
-                found[declared.gate.name] = value
-    return found
+                values[declared.gate.name] = value
+    return values

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
 from mlflow_compress.decide.gates import DELTA, SPEED, DivergenceGate, Gate
-from mlflow_compress.decide.policy_gates import gates_of
+from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -120,56 +120,46 @@ class ItemPolicy:
 
 
 def item_policy(policy: Policy) -> ItemPolicy:
-    """Return what a policy means item by item.
-
-    Raises `UnsupportedError`: a part of the policy cannot be decided item by item; the message says which and why.
-    """
+    """Return what a policy means item by item; an `UnsupportedError` names the part that cannot be decided so."""
     if policy.require.stages and set(policy.require.stages) != {"evaluate"}:
         raise UnsupportedError("The gate evaluates; it cannot require another stage", got=policy.require.stages)
     if policy.anomalies.max_accuracy_gain is not None:
         raise UnsupportedError(
             "anomalies.max_accuracy_gain is not decided item by item", fix="Leave it out, or use promote"
         )
-    found = gates_of(policy)
+    gates = gates_of(policy).gates
     checks: list[ItemCheck] = []
-    at_once: set[int] = set()
-    number = 0
     if policy.kl is not None:
         limits = {
             "distance/kl_clipped_mean": policy.kl.max_kl,
             "distance/kl_above_clip_pct": policy.kl.max_outliers_pct,
         }
-        checks += [_check(metric, limit, False, number) for metric, limit in limits.items()]
-        number += 1
-    for gate in policy.gates:
-        if gate.metric.startswith(_WITHOUT_ITEMS):
+        checks += [_check(metric, limit, False, 0) for metric, limit in limits.items()]
+    at_once = set()
+    entries: list[MetricGate | MarginGate] = [*policy.gates, *policy.margins]
+    for number, entry in enumerate(entries, start=int(policy.kl is not None)):
+        if entry.metric.startswith(_WITHOUT_ITEMS):
             at_once.add(number)
         else:
-            checks.append(_of_gate(gate, number))
-        number += 1
-    for margin in policy.margins:
-        if margin.metric.startswith(_WITHOUT_ITEMS):
-            at_once.add(number)
-        else:
-            checks.append(_of_margin(margin, number))
-        number += 1
-    return ItemPolicy(gates=found.gates, checks=tuple(checks), at_once=frozenset(at_once))
+            limit, at_least = _margin_limit(entry) if isinstance(entry, MarginGate) else _gate_limit(entry)
+            checks.append(_check(entry.metric, limit, at_least, number, entry.task, entry.category))
+    return ItemPolicy(gates=gates, checks=tuple(checks), at_once=frozenset(at_once))
 
 
-def _of_gate(gate: MetricGate, number: int) -> ItemCheck:
+def _gate_limit(gate: MetricGate) -> tuple[float, bool]:
+    """Return the limit, and whether the metric must be at least that."""
     at_least = gate.at_least is not None
     if gate.bound != "auto" and gate.end != ("lower" if at_least else "upper"):
         raise UnsupportedError(
             f"The gate on {gate.metric} reads another end than the worse one", allowed="bound: auto", got=gate.bound
         )
-    return _check(gate.metric, gate.limit, at_least, number, gate.task, gate.category)
+    return gate.limit, at_least
 
 
-def _of_margin(margin: MarginGate, number: int) -> ItemCheck:
+def _margin_limit(margin: MarginGate) -> tuple[float, bool]:
     declared = key(margin.metric)
     at_least = declared.direction == "higher"
-    limit = declared.unchanged + (-margin.margin if at_least else margin.margin)
-    return _check(margin.metric, limit, at_least, number, margin.task, margin.category)
+    return declared.unchanged + (-margin.margin if at_least else margin.margin), at_least
 
 
 def _check(

@@ -1,13 +1,30 @@
-"""The promotion policy: gates on interval bounds, then ranks. Numbers in, a decision with reasons out."""
+"""The promotion policy: its gates and rules, then ranks. Numbers in, a decision with reasons out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from mlflow_compress.decide.gates import FLIPS, GATE_KL_ITEMS, KL, RATIO, SIZE, Check, DivergenceGate, Gate, in_words
+from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
+from mlflow_compress.decide.gates import (
+    DELTA,
+    FLIPS,
+    GATE_DROP,
+    GATE_KL_ITEMS,
+    KL,
+    RATIO,
+    SIZE,
+    SPEED,
+    Check,
+    DivergenceGate,
+    Gate,
+    in_words,
+    upper_end_label,
+)
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
+from mlflow_compress.records import MetricResult
 
 NO_KL_OF_SERVED = (
     "KL: a server shows its most probable tokens alone, so KL has a lower bound and no upper end: give a policy with "
@@ -36,11 +53,11 @@ class Candidate:
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
-class Rule(Protocol):
-    """What a policy asks of a candidate besides gates; returns failed checks, or none."""
+Rule = Callable[[Candidate], list[Check]]
+"""What a policy asks of a candidate besides gates; returns failed checks, or none."""
 
-    def checks(self, candidate: Candidate) -> tuple[Check, ...]:
-        """Return what is wrong with a candidate."""
+Score = Callable[[Candidate, Sequence[Candidate]], float]
+"""What ranks candidates, smaller first: from one of them, and all that pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,50 +98,50 @@ class Decision:
         }
 
 
+def _failed(reason: str, missing: str = "") -> Check:
+    return Check(passed=False, reason=reason, missing=missing)
+
+
 def _size_checks(candidate: Candidate) -> list[Check]:
     """Return a failed check for controls, and for checkpoints that are not smaller than the baseline."""
     if not candidate.compresses:
-        reason = f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
-        return [Check(passed=False, reason=reason)]
+        return [
+            _failed(
+                f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
+            )
+        ]
     ratio = candidate.metrics.get(RATIO)
     if ratio is None and candidate.served:
         return [Check(passed=True, reason="size: not known of a served model, and not asked for")]
     if ratio is None:
-        return [Check(passed=False, reason=f"size: {RATIO} is missing")]
+        return [_failed(f"size: {RATIO} is missing")]
     if ratio > SAME_SIZE:
         return []
     if ratio >= 2 - SAME_SIZE:
-        return [Check(passed=False, reason="not smaller than the baseline: saved dense, same size")]
-    return [Check(passed=False, reason=f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
+        return [_failed("not smaller than the baseline: saved dense, same size")]
+    return [_failed(f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
 
 
-def _rankable(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
+def _rank_checks(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
     """Return a failed check per missing metric of the ranking. KL is not needed if the evaluation has none."""
     metrics = candidate.metrics
     without_kl = candidate.served or metrics.get(GATE_KL_ITEMS) == 0
     needed = [FLIPS if metric == KL and without_kl else metric for metric in ranked_by]
-    missing = [metric for metric in dict.fromkeys(needed) if metric not in metrics]
-    return [
-        Check(passed=False, reason=f"rank: {metric} is {_why_missing(candidate, metric)}", missing=metric)
-        for metric in missing
-    ]
-
-
-def _why_missing(candidate: Candidate, metric: str) -> str:
-    if candidate.served and metric == SIZE:
-        return "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
-    return "missing"
+    checks = []
+    for metric in dict.fromkeys(needed):
+        if metric not in metrics:
+            why = "missing"
+            if candidate.served and metric == SIZE:
+                why = "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
+            checks.append(_failed(f"rank: {metric} is {why}", missing=metric))
+    return checks
 
 
 def _gate_checks(candidate: Candidate, gate: Gate | DivergenceGate) -> tuple[Check, ...]:
     """Return the checks of a gate; one on KL says why a served model cannot pass it."""
     if candidate.served and isinstance(gate, DivergenceGate) and GATE_KL_ITEMS not in candidate.metrics:
-        return (Check(passed=False, reason=NO_KL_OF_SERVED),)
+        return (_failed(NO_KL_OF_SERVED),)
     return gate.checks(candidate.metrics)
-
-
-Score = Callable[[Candidate, Sequence[Candidate]], float]
-"""What ranks candidates, smaller first: from one of them, and all that pass."""
 
 
 def _by_size(candidate: Candidate, passing: Sequence[Candidate]) -> float:
@@ -139,14 +156,11 @@ def decide(
     score: Score = _by_size,
     ranked_by: Sequence[str] = (SIZE, KL),
 ) -> Decision:
-    """Gate every candidate, and rank the passing ones by size. Ties are ranked by KL, then flips, then name.
+    """Gate every candidate of one evaluation, and rank the passing ones. Ties are ranked by KL, then flips, then name.
 
-    - `candidates`: Candidates of one evaluation. The decision does not depend on their order.
-    - `gates`: A candidate passes when it is smaller than the baseline and passes every gate. A missing or NaN metric
-      fails. The size of a served model is not known, and not asked for.
-    - `ranked_by`: The metrics that the ranking reads. A candidate that lacks one fails.
-
-    `champion` is the passing candidate with rank 1.
+    The decision does not depend on the order of the candidates. One passes when it is smaller than the baseline and
+    passes every gate and rule; a metric that a gate or the ranking (`ranked_by`) reads and that is missing or NaN
+    fails. The size of a served model is not known, and not asked for. The champion has rank 1.
     """
 
     def outcome(candidate: Candidate) -> CandidateOutcome:
@@ -154,23 +168,228 @@ def decide(
         for gate in gates:
             checks += _gate_checks(candidate, gate)
         for rule in rules:
-            checks += rule.checks(candidate)
-        checks += _rankable(candidate, ranked_by)
+            checks += rule(candidate)
+        checks += _rank_checks(candidate, ranked_by)
         reasons = tuple(in_words(check, candidate.absent) for check in checks)
         return CandidateOutcome(candidate=candidate, passed=all(c.passed for c in checks), reasons=reasons)
 
     outcomes = [outcome(candidate) for candidate in candidates]
     through = [o.candidate for o in outcomes if o.passed]
 
-    def order(found: CandidateOutcome) -> tuple[float, float, float, str]:
-        metrics = found.candidate.metrics
+    def order(passed: CandidateOutcome) -> tuple[float, float, float, str]:
+        metrics = passed.candidate.metrics
         ties = metrics.get(KL, math.inf), metrics.get(FLIPS, math.inf)
-        return score(found.candidate, through), *ties, found.candidate.name
+        return score(passed.candidate, through), *ties, passed.candidate.name
 
     passing = sorted((o for o in outcomes if o.passed), key=order)
     failing = sorted((o for o in outcomes if not o.passed), key=lambda o: (o.candidate.name, o.candidate.run_id))
-    ranked = tuple(
-        CandidateOutcome(candidate=o.candidate, passed=True, reasons=o.reasons, rank=rank)
-        for rank, o in enumerate(passing, start=1)
-    )
+    ranked = tuple(replace(o, rank=rank) for rank, o in enumerate(passing, start=1))
     return Decision(champion=ranked[0].candidate if ranked else None, outcomes=(*ranked, *failing))
+
+
+_UNDECLARED = ("size/", "gate/")  # metrics of the main run that no metric declares
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class GateReading:
+    """One number of an evaluation: an end of the interval of a metric, or its value."""
+
+    metric: str  # The metric, and "upper", "lower", "value" or "n"
+    end: str
+    task: str = ""  # Of which task and category; "" for the pooled one
+    category: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name under which gates find the number, such as "distance/flips_pct of mmlu/law (upper end)"."""
+        place = "/".join(part for part in (self.task, self.category) if part)
+        ends = {"upper": " (upper end)", "lower": " (lower end)", "value": "", "n": " (items)"}
+        return f"{self.metric}{f' of {place}' if place else ''}{ends[self.end]}"
+
+
+def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
+    """Return those of the wanted numbers that an evaluation has, by name."""
+    by_place = {(r.name, r.task or "", r.category or ""): r for r in results}
+    values: dict[str, float] = {}
+    for reading in readings:
+        result = by_place.get((reading.metric, reading.task, reading.category))
+        if result is not None:
+            ends = {"upper": result.high, "lower": result.low, "value": result.value, "n": float(result.n)}
+            value = ends[reading.end]
+            if value is not None:
+                values[reading.name] = value
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGates:
+    """What a policy means for candidates."""
+
+    gates: tuple[Gate | DivergenceGate, ...]
+    rules: tuple[Rule, ...]
+    # Numbers that must be read from the evaluations' results; the main runs have the others
+    readings: frozenset[GateReading]
+
+    @property
+    def asks_speed(self) -> bool:
+        """Whether a gate reads what the speed stage measures."""
+        return any(reading.metric.startswith(SPEED) for reading in self.readings)
+
+
+def _declared(metric: str) -> MetricKey | None:
+    """Return a metric's declaration; None for what runs log beside metrics. An unknown name is a `ConfigError`."""
+    return None if metric.startswith(_UNDECLARED) else key(metric)
+
+
+def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
+    """Return one bound as a gate, and what it reads where the main run does not show it."""
+    at_least = entry.at_least is not None
+    declared = _declared(entry.metric)
+    if declared is None or declared.measured_once:
+        if entry.task is not None or entry.bound in ("upper", "lower"):
+            raise ConfigError(
+                f"The gate on {entry.metric} reads what this number does not have",
+                allowed="a value, without task, category and interval",
+                got=entry.task or entry.bound,
+            )
+        label = entry.metric if declared is None else declared.gate_label or entry.metric
+        value = None if declared is None else GateReading(metric=entry.metric, end="value")
+        return Gate(metric=entry.metric, bound=entry.limit, label=label, at_least=at_least), value
+    published = declared.gate
+    # Of KL this is the upper end only where it can be trusted; of the accuracy change it is another number.
+    if entry.task is None and entry.end == "upper" and published is not None and entry.metric != DELTA:
+        label = upper_end_label(entry.metric)
+        return Gate(metric=published.name, bound=entry.limit, label=label, at_least=at_least), None
+    reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
+    named = declared.gate_label and entry.task is None and entry.end == "lower" and published is None
+    label = f"{declared.gate_label} (lower end)" if named else reading.name
+    return Gate(metric=reading.name, bound=entry.limit, label=label, at_least=at_least), reading
+
+
+def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
+    """Return a non-inferiority margin as a gate: the interval's bad end is no further from "unchanged" than it."""
+    declared = _declared(entry.metric)
+    if declared is None or declared.difference is not None or declared.direction == "neither":
+        better = declared.difference if declared is not None else None
+        raise ConfigError(
+            f"A margin is the distance from a baseline, and {entry.metric} is none",
+            allowed="distances and differences whose better direction is declared",
+            fix=f"Use {better}" if better else "Use a gate with at_most or at_least",
+        )
+    if entry.metric == DELTA and entry.task is None:
+        # What main runs show is the drop in points.
+        return Gate(metric=GATE_DROP, bound=round(100.0 * entry.margin, 10), label=upper_end_label(DELTA)), None
+    lower = declared.direction == "lower"
+    at_most = declared.unchanged + entry.margin if lower else None
+    at_least = None if lower else declared.unchanged - entry.margin
+    return _gate(
+        MetricGate(metric=entry.metric, at_most=at_most, at_least=at_least, task=entry.task, category=entry.category)
+    )
+
+
+def _requires(required: Requirements) -> Rule:
+    """Return the rule that stages have finished and that enough items have an answer."""
+
+    def missing(candidate: Candidate) -> list[Check]:
+        finished = candidate.stages or frozenset()
+        lacks = [f"stage {name} has not finished" for name in required.stages if name not in finished]
+        if required.items and (candidate.items is None or candidate.items < required.items):
+            n_items = "an unknown number of" if candidate.items is None else candidate.items
+            lacks.append(f"{n_items} items < {required.items}")
+        for task, fewest in required.items_by_task.items():
+            n = candidate.metrics.get(GateReading(metric=FLIPS, end="n", task=task).name)
+            if n is None:
+                lacks.append(f"items of {task} are missing")
+            elif n < fewest:
+                lacks.append(f"{n:.0f} items of {task} < {fewest}")
+        return [_failed(f"required: {what}") for what in lacks]
+
+    return missing
+
+
+def _refuses(anomalies: AnomalyRule) -> Rule:
+    """Return the rule that refuses gains which are too good to be true."""
+
+    def anomalous(candidate: Candidate) -> list[Check]:
+        reasons = []
+        most = anomalies.max_accuracy_gain
+        gain = candidate.metrics.get(GateReading(metric=DELTA, end="lower").name)
+        if most is not None and gain is None:
+            reasons.append(f"the lower end of {DELTA} is missing")
+        elif most is not None and gain is not None and gain > most:
+            reasons.append(f"accuracy rose by {gain:.4g} or more, which is above {most:g}")
+        kl = candidate.metrics.get(GateReading(metric=KL, end="value").name)
+        if anomalies.zero_kl and candidate.compresses and kl is not None and kl <= 0.0:
+            reasons.append(f"KL is exactly 0, although method '{candidate.method}' changes weights")
+        return [_failed(f"anomalous: {what}") for what in reasons]
+
+    return anomalous
+
+
+def gates_of(policy: Policy) -> PolicyGates:
+    """Return a policy's gates, rules and readings, after checking that its metrics exist.
+
+    Raises `ConfigError`: a metric is unknown, or does not have what the policy reads of it.
+    """
+    gates: list[Gate | DivergenceGate] = []
+    if policy.kl is not None:
+        gates.append(DivergenceGate(max_kl=policy.kl.max_kl, max_outliers_pct=policy.kl.max_outliers_pct))
+    readings = set()
+    for gate, reading in [*map(_gate, policy.gates), *map(_margin, policy.margins)]:
+        gates.append(gate)
+        if reading is not None:
+            readings.add(reading)
+    rules: list[Rule] = []
+    required, anomalies = policy.require, policy.anomalies
+    if required.stages or required.items or required.items_by_task:
+        rules.append(_requires(required))
+        readings |= {GateReading(metric=FLIPS, end="n", task=task) for task in required.items_by_task}
+    if anomalies.max_accuracy_gain is not None or anomalies.zero_kl:
+        rules.append(_refuses(anomalies))
+        if anomalies.max_accuracy_gain is not None:
+            readings.add(GateReading(metric=DELTA, end="lower"))
+        if anomalies.zero_kl:
+            readings.add(GateReading(metric=KL, end="value"))
+    ranking_of(policy.objective)
+    if policy.objective.by == "speed" and policy.objective.speed_metric in all_keys():
+        readings.add(GateReading(metric=policy.objective.speed_metric, end="value"))
+    return PolicyGates(gates=tuple(gates), rules=tuple(rules), readings=frozenset(readings))
+
+
+def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
+    """Return what ranks candidates, smaller first, and the metrics that it reads.
+
+    Raises `ConfigError`: a metric of the utility has no better direction, and none is given.
+    """
+    if objective.by == "size":
+        return _by_size, (SIZE, KL)
+    if objective.by == "kl":
+        return (lambda candidate, passing: candidate.metrics.get(KL, candidate.metrics.get(FLIPS, 0.0))), (KL, SIZE)
+    if objective.by == "speed":
+        metric, sign = objective.speed_metric, -1.0 if objective.speed_prefer == "higher" else 1.0
+        return (lambda candidate, passing: sign * candidate.metrics[metric]), (metric, KL)
+    signs = {term.metric: _sign(term.metric, term.prefer) for term in objective.utility}
+
+    def loss(candidate: Candidate, passing: Sequence[Candidate]) -> float:
+        total = 0.0
+        for term in objective.utility:
+            value = signs[term.metric] * candidate.metrics[term.metric]
+            if objective.normalisation == "scale":
+                total += term.weight * value / term.scale
+            else:
+                every = [signs[term.metric] * other.metrics[term.metric] for other in passing]
+                low, high = min(every), max(every)
+                total += term.weight * ((value - low) / (high - low) if high > low else 0.0)
+        return total
+
+    return loss, tuple(signs)
+
+
+def _sign(metric: str, prefer: str) -> float:
+    """Return 1 where lower is better, and -1 where higher is."""
+    known: Mapping[str, str] = {name: declared.direction for name, declared in all_keys().items()}
+    sizes = {SIZE: "lower", "size/ratio": "higher", "size/bits_per_weight": "lower"}
+    way = prefer if prefer != "auto" else sizes.get(metric) or known.get(metric, "neither")
+    if way == "neither":
+        raise ConfigError(f"The utility does not know which way {metric} is better", allowed="prefer: lower or higher")
+    return 1.0 if way == "lower" else -1.0

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO
-from mlflow_compress.decide.scoreboard import Cell, Scoreboard, ScoreColumn, VariantCorrelation
-from mlflow_compress.decide.scoreboard.scored_variant import JUDGE, NO_SPEED_STAGE, SIMILARITY
+from mlflow_compress.decide.scoreboard import (
+    JUDGE,
+    NO_SPEED_STAGE,
+    SIMILARITY,
+    Cell,
+    Scoreboard,
+    ScoreColumn,
+    VariantCorrelation,
+)
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text

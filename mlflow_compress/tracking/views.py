@@ -12,7 +12,7 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, RATIO
-from mlflow_compress.decide.scoreboard.scored_variant import BITS
+from mlflow_compress.decide.scoreboard import BITS
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 

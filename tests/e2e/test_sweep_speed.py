@@ -6,7 +6,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import cli
-from mlflow_compress.decide.scoreboard.scored_variant import SERVING
+from mlflow_compress.decide.scoreboard import SERVING
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.tracker import Tracker

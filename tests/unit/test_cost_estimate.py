@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mlflow_compress.decide.cost_estimate import (
+from mlflow_compress.decide.cost_table import (
+    Limit,
+    StoredSizes,
     estimated_table,
     fisher_cost,
     rank_correlation,
     relative_l2_error,
 )
-from mlflow_compress.decide.cost_table import Limit, StoredSizes
 from mlflow_compress.errors import DataError
 
 SIZES = StoredSizes(

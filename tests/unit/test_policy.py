@@ -14,8 +14,7 @@ from mlflow_compress import cli
 from mlflow_compress.config import Policy, policy_yaml, read_policy
 from mlflow_compress.config.policy import AnomalyRule, KlBounds, MarginGate, MetricGate, Objective, Requirements
 from mlflow_compress.decide.gates import standard_gates
-from mlflow_compress.decide.policy_gates import GateReading, gates_of, ranking_of, read_gates
-from mlflow_compress.decide.promotion import Candidate, decide
+from mlflow_compress.decide.promotion import Candidate, GateReading, decide, gates_of, ranking_of, read_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
 
@@ -175,7 +174,7 @@ def test_every_part_of_a_result_can_be_read(bound: str) -> None:
         Policy(kl=None, gates=({"metric": "distance/js_mean", "at_most": 1, "bound": bound},), margins=())  # type: ignore[arg-type]
     ).readings
     result = MetricResult("distance/js_mean", 2.0, 1.0, 3.0)
-    assert reading.of(result) == {"upper": 3.0, "lower": 1.0, "value": 2.0}[bound]
+    assert read_gates([result], [reading]) == {reading.name: {"upper": 3.0, "lower": 1.0, "value": 2.0}[bound]}
 
 
 def test_the_upper_end_of_kl_is_the_one_that_can_be_trusted() -> None:

@@ -12,9 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.decide.scoreboard import item_scores, pareto_front, scoreboard
-from mlflow_compress.decide.scoreboard.scored_variant import MAIN_METRICS, columns
-from mlflow_compress.decide.scoreboard.separation import correlate_metrics
+from mlflow_compress.decide.scoreboard import (
+    MAIN_METRICS,
+    columns,
+    correlate_metrics,
+    item_scores,
+    pareto_front,
+    scoreboard,
+)
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.decide.scoreboard.separation import groups_not_told_apart, paired_mean, separate
+from mlflow_compress.decide.scoreboard import groups_not_told_apart, separate
 from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.stats.significance import paired_mean
 from tests.metric_records import QUICK
 from tests.scored_variants import scores, variant
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from markupsafe import escape
 
-from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
-from mlflow_compress.decide.scoreboard.scored_variant import NO_SPEED_STAGE, SERVING
+from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE, SERVING, Scoreboard, ScoredVariant, scoreboard
 from mlflow_compress.reporting.page.page_text import choice_sentence
 from mlflow_compress.reporting.page.variants_page import render_page
 from mlflow_compress.reporting.scoreboard_text import (

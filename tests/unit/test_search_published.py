@@ -15,8 +15,7 @@ from mlflow_compress.commands.search.choice import Choice
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Search
 from mlflow_compress.commands.search.run import Made, UnitKl, publish_search
-from mlflow_compress.decide.cost_estimate import Estimation
-from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Estimation, Limit, StoredSizes
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.tracking.store import RunLink
 

@@ -69,7 +69,7 @@ def policy(file: PathOrText | None = None) -> str:
     True
     """
     from mlflow_compress.config import policy_yaml, read_policy
-    from mlflow_compress.decide.policy_gates import gates_of
+    from mlflow_compress.decide.promotion import gates_of
 
     found = read_policy(None if file is None else fspath(file))
     gates_of(found)  # refuses metrics that do not exist

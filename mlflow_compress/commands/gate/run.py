@@ -30,8 +30,7 @@ from mlflow_compress.config import as_text
 from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
 from mlflow_compress.decide.gates import SPEED, Gate, gate_values, in_words, without_speed
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
-from mlflow_compress.decide.policy_gates import gates_of, read_gates
-from mlflow_compress.decide.promotion import NO_KL_OF_SERVED
+from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, read_gates
 from mlflow_compress.engines.interface import ModelScorer
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object

@@ -18,8 +18,16 @@ from mlflow_compress.config.declarations import NONE
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
-from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, gates_of, ranking_of
-from mlflow_compress.decide.promotion import Candidate, Decision, Score, decide
+from mlflow_compress.decide.promotion import (
+    Candidate,
+    Decision,
+    GateReading,
+    PolicyGates,
+    Score,
+    decide,
+    gates_of,
+    ranking_of,
+)
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.intervals import items_for_flips_gate
 from mlflow_compress.reporting.tables import Column, Table

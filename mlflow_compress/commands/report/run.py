@@ -29,8 +29,7 @@ from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses
 from mlflow_compress.commands.shared.past_runs import absent_values
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import read_policy
-from mlflow_compress.decide.policy_gates import PolicyGates, gates_of, ranking_of, read_gates
-from mlflow_compress.decide.promotion import Candidate, decide
+from mlflow_compress.decide.promotion import Candidate, PolicyGates, decide, gates_of, ranking_of, read_gates
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity

@@ -21,10 +21,10 @@ from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.mixed_recipe import KEPT, MixedRecipe, format_parts
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
-from mlflow_compress.decide.scoreboard.separation import paired_mean
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
+from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
 

@@ -17,14 +17,16 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression import calibration_tokens
-from mlflow_compress.decide.cost_estimate import (
+from mlflow_compress.decide.cost_table import (
+    CostTable,
     EstimateKind,
     Estimation,
+    Limit,
+    StoredSizes,
     estimated_table,
     fisher_cost,
     relative_l2_error,
 )
-from mlflow_compress.decide.cost_table import CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float

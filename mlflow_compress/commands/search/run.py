@@ -42,10 +42,8 @@ from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
-from mlflow_compress.decide.cost_estimate import Estimation
-from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes, linear_mix
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Estimation, Limit, StoredSizes, linear_mix
 from mlflow_compress.decide.scoreboard import item_scores
-from mlflow_compress.decide.scoreboard.separation import paired_mean
 from mlflow_compress.errors import (
     AlignmentError,
     CheckpointError,
@@ -61,6 +59,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
+from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes

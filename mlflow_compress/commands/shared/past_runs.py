@@ -11,9 +11,8 @@ from mlflow_compress.commands.evaluate.stored import results_from_json
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.decide.gates import without_speed
-from mlflow_compress.decide.policy_gates import GateReading, PolicyGates, read_gates
-from mlflow_compress.decide.promotion import Candidate
-from mlflow_compress.decide.scoreboard.scored_variant import NO_SPEED_STAGE
+from mlflow_compress.decide.promotion import Candidate, GateReading, PolicyGates, read_gates
+from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import resolve as resolve_source

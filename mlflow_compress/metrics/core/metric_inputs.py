@@ -10,15 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.metrics.core.item_table import (
-    ItemSubset,
-    ItemTable,
-    check_same_items,
-)
+from mlflow_compress.metrics.core.item_table import ItemSubset, ItemTable, check_same_items
 from mlflow_compress.metrics.core.metric_registry import METRICS, compute
 from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions, option_means, predict
 from mlflow_compress.metrics.core.requirements import Requirement
-from mlflow_compress.metrics.stats.arrays import Bool, Float
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval
 from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import MetricResult, OptionScores, RunRecords
@@ -110,6 +106,11 @@ class MetricInputs:
     def headline_families(self) -> tuple[str, ...]:
         """Families that the headline values are pooled over: multiple choice where there is any, else all answered."""
         return self.view.choice or self.view.graded
+
+    @cached_property
+    def headline_rows(self) -> Int:
+        """Items that the headline values are pooled over, shape (n_rows,)."""
+        return np.flatnonzero(np.isin(self.view.family, self.headline_families))
 
     def subsets(
         self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] | None = None
@@ -210,12 +211,8 @@ def compute_all(inputs: MetricInputs) -> list[MetricResult]:
 
     Headline values have neither task nor category; the same keys by task and by category follow them.
 
-    Raises
-    ------
-    AlignmentError
-        When baseline and variant do not describe the same items, answer orders or tokens.
-    DataError
-        When records hold NaN or infinite values or are incomplete.
+    Raises `AlignmentError`: baseline and variant do not describe the same items, answer orders or tokens; `DataError`:
+    records hold NaN or infinite values or are incomplete.
     """
     skipped = unmet(inputs)
     return [result for name in METRICS.names() if name not in skipped for result in compute(name, inputs)]

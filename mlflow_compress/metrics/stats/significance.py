@@ -1,4 +1,4 @@
-"""Tests and decisions: exact McNemar, Holm's correction, non-inferiority."""
+"""Tests and decisions: exact McNemar, Holm's correction, non-inferiority, Student's paired test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binomtest
+from scipy.stats import binomtest, ttest_1samp
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
+from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import MetricResult
 
 
@@ -88,6 +89,37 @@ def non_inferior(low: float, high: float, *, margin: float, direction: Literal["
     if not low <= high:
         raise DataError("An interval needs low <= high", got=f"{low}, {high}")
     return high <= margin if direction == "lower" else low >= -margin
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedMean:
+    """A mean of paired differences."""
+
+    value: float  # The mean
+    interval: Interval  # It excludes 0 exactly where the p-value is below 1 minus the level
+    p_value: float  # Two-sided, of a mean of 0
+    n: int  # Number of pairs
+
+
+def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMean | None:
+    """Return the mean of paired differences, shape (n,), with Student's interval and p-value, by scipy.
+
+    None for fewer than two pairs. Where all differences are 0 the interval is that point and p is 1. Where they are all
+    the same and not 0 nothing is known of their spread: None. The difference of two KLs per item is less skewed than
+    either. On real values of 200 items and more, 5 % of equal variants are told apart, and the interval misses in 5 to
+    6 % (`tests/unit/test_scoreboard_separation.py`). Student, Biometrika 1908.
+    """
+    d = finite("paired differences", differences)
+    n = len(d)
+    if n < 2:
+        return None
+    if (d == d[0]).all():
+        return PairedMean(value=0.0, interval=Interval(0.0, 0.0), p_value=1.0, n=n) if d[0] == 0 else None
+    test = ttest_1samp(d, 0.0)
+    low, high = test.confidence_interval(confidence_level=level)
+    return PairedMean(
+        value=float(np.mean(d)), interval=Interval(float(low), float(high)), p_value=float(test.pvalue), n=n
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,545 @@
+"""The scoreboard: the variants of one evaluation side by side, and which of them can be told apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
+from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
+from mlflow_compress.metrics.kl_tail import TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT
+from mlflow_compress.metrics.stats.arrays import Float, Objects, same_length
+from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
+from mlflow_compress.metrics.stats.intervals import paired_difference
+from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, paired_mean
+from mlflow_compress.records import MetricResult
+
+Status = Literal["finished", "failed", "unsupported"]
+NO_SPEED_STAGE = "the speed stage was not run"
+"""Why a variant has no speed where none was asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class ItemScores:
+    """What one variant scored on each item of the headline values. Row `i` of every array is item `i`."""
+
+    task: Objects  # Together they identify an item; shape (n,)
+    item_id: Objects
+    # 1 where the variant is right, 0 where it is wrong, NaN where variant or baseline has no answer; shape (n,)
+    correct: Float
+    kl: Float  # Divergence from the baseline in nats, NaN where the item has none; shape (n,)
+
+    def __post_init__(self) -> None:
+        same_length(task=self.task, item_id=self.item_id, correct=self.correct, kl=self.kl)
+
+    def in_order_of(self, other: ItemScores) -> ItemScores:
+        """Return the same scores, with the items in the order of `other`; other items are an `AlignmentError`."""
+        mine, theirs = self._keys(), other._keys()
+        if mine == theirs:
+            return self
+        rows = {key: row for row, key in enumerate(mine)}
+        if len(rows) != len(mine) or set(rows) != set(theirs):
+            raise AlignmentError(
+                "Two variants were not evaluated on the same items", fix="Compare variants of one evaluation"
+            )
+        order = np.array([rows[key] for key in theirs])
+        return ItemScores(self.task[order], self.item_id[order], self.correct[order], self.kl[order])
+
+    def _keys(self) -> list[tuple[str, str]]:
+        return list(zip(self.task.tolist(), self.item_id.tolist(), strict=True))
+
+
+def item_scores(inputs: MetricInputs) -> ItemScores:
+    """Return the scores of a variant on the items that its headline values are pooled over.
+
+    Raises `DataError`: the inputs hold no variant, or no predictions.
+    """
+    reason = inputs.missing(VARIANT, PREDICTIONS)
+    if inputs.variant is None or reason is not None:
+        raise DataError("The items of these records cannot be compared", got=reason)
+    view, rows = inputs.view, inputs.headline_rows
+    right = inputs.variant_predictions.correct[rows, 0].astype(np.float64)
+    measured = inputs.variant.option_distances is not None
+    return ItemScores(
+        task=view.task[rows],
+        item_id=view.item_id[rows],
+        correct=np.where(inputs.scored_by_both[rows], right, np.nan),
+        kl=inputs.distance("kl")[rows] if measured else np.full(len(rows), np.nan),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoredVariant:
+    """One variant of an evaluation, as the scoreboard reads it."""
+
+    name: str  # The variant's name, which no other variant of the scoreboard has, and the method that made it
+    method: str
+    run_id: str | None = None  # Its main run; None where none was started
+    bits: float | None = None  # The bits that were asked for; None where the method has no such setting
+    status: Status = "finished"  # Whether it has results
+    reason: str = ""  # Why it has none, or not all
+    # Headline results by metric: `metrics.headline(results)`
+    results: Mapping[str, MetricResult] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)  # "size/bytes", "size/ratio", "size/bits_per_weight"
+    seconds: Mapping[str, float] = field(default_factory=dict)  # Duration of each stage, by its name
+    items: ItemScores | None = None  # What it scored on each item; None where it has no results
+    left_out: str = ""  # Which of its results are not compared, and why
+    runtime: str = ""  # What it was timed in, with the version, or why it has no speed; the other of the two is empty
+    not_timed: str = ""
+
+
+BITS = "size/bits_per_weight"
+SECONDS = "seconds/total"
+JUDGE, SIMILARITY = "judge/mt_bench", "judge/similarity"
+
+MAIN_METRICS = (
+    DELTA,
+    FLIPS,
+    "distance/all_flips_pct",
+    KL,
+    "distance/top1_agreement",
+    "robustness/shuffle_drop_pct",
+    "uncertainty/uacc",
+    SIMILARITY,
+    JUDGE,
+)
+"""The metrics of the narrow tables, in their order."""
+
+SERVING = (DECODE_SPEEDUP, PREFILL_SPEEDUP, MEMORY_RATIO)
+"""What serving a variant costs beside its baseline: in narrow tables where a variant was timed."""
+
+
+@dataclass(frozen=True)
+class ScoreColumn:
+    """One column of numbers."""
+
+    key: str  # Name of the value: that of the metric, or "size/..." or "seconds/..."
+    label: str  # What a reader sees. `unit` is as in `MetricKey`, or "bytes", "times", "bits", "seconds".
+    unit: str
+    direction: Direction  # Which way is better
+    meaning: str
+    main: bool  # Whether narrow tables have it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One value with its interval; `low`, `high` and `n` are None where there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+
+_SIZES = (
+    ScoreColumn(SIZE, "Size", "bytes", "lower", "Bytes of the stored tensors.", main=True),
+    ScoreColumn(
+        RATIO, "Times smaller", "times", "higher", "Bytes of the baseline divided by those of the variant.", main=False
+    ),
+    ScoreColumn(BITS, "Bits per weight", "bits", "lower", "Stored bits per weight of the linear layers.", main=True),
+)
+_COST = (
+    ScoreColumn(SECONDS, "Seconds", "seconds", "lower", "Duration of all stages together.", main=True),
+    *(
+        ScoreColumn(f"seconds/{s}", f"Seconds, {s}", "seconds", "lower", f"Duration of the {s} stage.", main=False)
+        for s in ("quantize", "evaluate", "judge")
+    ),
+)
+
+
+def columns() -> tuple[ScoreColumn, ...]:
+    """Return all columns: sizes, the main metrics, serving, the other metrics of the headline table, and the cost."""
+    main = (*MAIN_METRICS, *SERVING)
+    metrics = [*map(key, main), *(row for row in headline_keys() if row.name not in main)]
+    return (*_SIZES, *(_metric_column(declared, main=declared.name in main) for declared in metrics), *_COST)
+
+
+def _metric_column(declared: MetricKey, *, main: bool) -> ScoreColumn:
+    return ScoreColumn(declared.name, declared.label, declared.unit, declared.direction, declared.meaning, main)
+
+
+def _cells(variant: ScoredVariant) -> dict[str, Cell]:
+    """Return the values of a variant by column. What was not measured is left out."""
+    values = {name: Cell(value=size) for name, size in variant.sizes.items()}
+    values |= {name: Cell(value=r.value, low=r.low, high=r.high, n=r.n) for name, r in variant.results.items()}
+    values |= {f"seconds/{stage}": Cell(value=seconds) for stage, seconds in variant.seconds.items()}
+    if variant.seconds:
+        values[SECONDS] = Cell(value=sum(variant.seconds.values()))
+    shown = {column.key for column in columns()}
+    return {name: cell for name, cell in values.items() if name in shown}
+
+
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A paired difference of two variants, the second minus the first."""
+
+    value: float  # Mean difference per item and its interval, which is not corrected
+    low: float
+    high: float
+    n: int  # Items that both have
+    p: float  # p-value of no difference: of Student's paired test (KL), or McNemar's exact test (correctness)
+    p_holm: float  # The same after Holm's correction over both tests of all pairs of the scoreboard
+
+    @property
+    def significant(self) -> bool:
+        """Whether the corrected p-value is below 0.05."""
+        return self.p_holm < SIGNIFICANCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """Whether two variants can be told apart."""
+
+    first: str  # Their names
+    second: str
+    kl: Difference | None  # Difference of the KL per item, in nats; None where fewer than two items have one
+    correctness: Difference | None  # Difference of the share of right answers; None where no item was answered by both
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether KL or correctness differs significantly."""
+        return any(test is not None and test.significant for test in (self.kl, self.correctness))
+
+
+def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
+    difference = second.kl - first.kl
+    difference = difference[np.isfinite(difference)]
+    mean = paired_mean(difference, level=level) if len(difference) else None
+    if mean is None:
+        return None
+    low, high = mean.interval
+    return Difference(value=mean.value, low=low, high=high, n=mean.n, p=mean.p_value, p_holm=mean.p_value)
+
+
+def _correctness(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
+    both = np.isfinite(first.correct) & np.isfinite(second.correct)
+    n = int(both.sum())
+    if n == 0:
+        return None
+    right, other = first.correct[both] == 1, second.correct[both] == 1
+    gained, lost = int((~right & other).sum()), int((right & ~other).sum())
+    low, high = paired_difference(gained, lost, n, level=level)
+    p = mcnemar_exact(lost, gained)
+    return Difference(value=(gained - lost) / n, low=low, high=high, n=n, p=p, p_holm=p)
+
+
+def separate(variants: Sequence[ScoredVariant], *, level: float = 0.95) -> tuple[Separation, ...]:
+    """Return every pair of the variants that have items, with Holm's correction over both tests of all pairs.
+
+    Raises `AlignmentError`: two variants were not evaluated on the same items.
+    """
+    named = [(variant.name, variant.items) for variant in variants if variant.items is not None]
+    aligned = [(name, items.in_order_of(named[0][1])) for name, items in named]
+    pairs = tuple(
+        Separation(first=a, second=b, kl=_kl(x, y, level), correctness=_correctness(x, y, level))
+        for (a, x), (b, y) in itertools.combinations(aligned, 2)
+    )
+    tests = [test for pair in pairs for test in (pair.kl, pair.correctness) if test is not None]
+    corrected = iter(holm([test.p for test in tests]).tolist() if tests else [])
+
+    def with_correction(test: Difference | None) -> Difference | None:
+        return None if test is None else replace(test, p_holm=next(corrected))
+
+    return tuple(
+        replace(pair, kl=with_correction(pair.kl), correctness=with_correction(pair.correctness)) for pair in pairs
+    )
+
+
+def groups_not_told_apart(order: Sequence[str], apart: Collection[frozenset[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of a critical-difference view: neighbours in `order` of which no two are told apart.
+
+    `order` has the variants, sorted by the value that is compared. Groups have two members or more, and are part of no
+    larger one.
+
+    Examples
+    --------
+    >>> groups_not_told_apart(["a", "b", "c"], {frozenset("ac")})
+    (('a', 'b'), ('b', 'c'))
+    """
+    groups: list[tuple[str, ...]] = []
+    last = 0
+    for start in range(len(order)):
+        end = start + 1
+        while end < len(order) and not any(frozenset((order[i], order[end])) in apart for i in range(start, end)):
+            end += 1
+        if end > last and end - start > 1:
+            groups.append(tuple(order[start:end]))
+        last = max(last, end)
+    return tuple(groups)
+
+
+FEWEST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantCorrelation:
+    """Spearman's rank correlation of two metrics over the variants that have both."""
+
+    first: str  # The metrics
+    second: str
+    value: float | None = None  # In [-1, 1]; None where there is none, for the `reason`
+    # The 95 % interval of Bonett and Wright; None for fewer than five variants, and for a correlation of 1 or -1
+    low: float | None = None
+    high: float | None = None
+    # Two-sided p-value of no correlation: over all orders for up to eight variants, Student's approximation for more.
+    # It is not corrected for the number of correlations.
+    p: float | None = None
+    n: int  # Variants that have both
+    reason: str = ""  # Why there is no correlation
+
+
+def correlate_metrics(rows: Sequence[Mapping[str, Cell]]) -> tuple[VariantCorrelation, ...]:
+    """Return the correlation of every pair of main metrics that at least one variant has."""
+    metrics = [name for name in MAIN_METRICS if any(name in row for row in rows)]
+    return tuple(_correlation(rows, a, b) for a, b in itertools.combinations(metrics, 2))
+
+
+def _correlation(rows: Sequence[Mapping[str, Cell]], first: str, second: str) -> VariantCorrelation:
+    pairs = [(row[first].value, row[second].value) for row in rows if first in row and second in row]
+    n = len(pairs)
+    if n < FEWEST:
+        reason = f"{n} {'variant has' if n == 1 else 'variants have'} both, at least {FEWEST} are needed"
+        return VariantCorrelation(first=first, second=second, n=n, reason=reason)
+    x, y = zip(*pairs, strict=True)
+    rho = spearman(x, y)
+    if rho is None:
+        return VariantCorrelation(first=first, second=second, n=n, reason="one of them is the same for all variants")
+    perfect = abs(rho.value) == 1.0  # the formula's interval is then a point, however few the variants
+    low, high = (None, None) if rho.interval is None or perfect else rho.interval
+    p = spearman_exact_p(x, y) if n <= MOST_FOR_EXACT else rho.p_value
+    return VariantCorrelation(first=first, second=second, value=rho.value, low=low, high=high, p=p, n=n)
+
+
+def pareto_front(points: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
+    """Return the names on the front, sorted by the first value. Of both values of a name, lower is better.
+
+    Points that are equal are on the front together.
+
+    Examples
+    --------
+    >>> pareto_front({"small": (1, 9), "close": (8, 2), "worse": (8, 3)})
+    ('small', 'close')
+    """
+    front = [
+        name
+        for name, (x, y) in points.items()
+        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
+    ]
+    return tuple(sorted(front, key=lambda name: (points[name], name)))
+
+
+Kind = Literal[
+    "failed", "unsupported", "unlike_answers", "few_items", "one_item", "fewer_bits_beat_more", "not_told_apart"
+]
+
+
+@dataclass(frozen=True)
+class ScoreWarning:
+    """One warning: its kind, a sentence, and the variants that it is about."""
+
+    kind: Kind
+    text: str
+    variants: tuple[str, ...]
+
+
+def _warnings(
+    variants: Sequence[ScoredVariant], separations: Sequence[Separation], same_kl: Sequence[tuple[str, ...]]
+) -> Iterator[ScoreWarning]:
+    """Yield every warning; `same_kl` has the groups that cannot be told apart by their KL."""
+    for v in variants:
+        reason = v.reason.removesuffix(".")
+        if v.status == "failed":
+            yield ScoreWarning("failed", f"{v.name} failed: {reason}", (v.name,))
+        elif v.status == "unsupported":
+            yield ScoreWarning("unsupported", f"{v.name} was not started: {reason}", (v.name,))
+    for v in variants:
+        if v.status == "finished" and v.reason:
+            yield ScoreWarning("failed", f"{v.name} is not complete: {v.reason.removesuffix('.')}", (v.name,))
+    for v in variants:
+        if v.left_out:
+            yield ScoreWarning("unlike_answers", f"{v.name}: {v.left_out}", (v.name,))
+    few = {v.name: len(v.items.task) for v in variants if v.items is not None and len(v.items.task) < TRUSTED_ITEMS}
+    if few:
+        n = min(few.values())
+        text = f"{n:,} {'item is' if n == 1 else 'items are'} too few for a decision: with fewer than {TRUSTED_ITEMS}, "
+        yield ScoreWarning("few_items", f"{text}intervals of the KL can be too narrow", tuple(few))
+    # One item holds so much of a mean KL that its interval cannot be trusted.
+    largest = {v.name: v.results[TOP_ITEM.name].value for v in variants if TOP_ITEM.name in v.results}
+    dominated = {name: share for name, share in largest.items() if share >= TRUSTED_TOP_PCT}
+    if dominated:
+        text = f"one item holds up to {max(dominated.values()):.0f} % of the mean KL of {_and(tuple(dominated))}: "
+        yield ScoreWarning("one_item", f"{text}its interval can be too narrow", tuple(dominated))
+    yield from _fewer_bits(variants, separations)
+    for group in same_kl:
+        yield ScoreWarning("not_told_apart", f"{_and(group)} cannot be told apart by their KL", group)
+
+
+def _fewer_bits(variants: Sequence[ScoredVariant], separations: Sequence[Separation]) -> Iterator[ScoreWarning]:
+    apart = {frozenset((s.first, s.second)): s.kl is not None and s.kl.significant for s in separations}
+    measured = [v for v in variants if v.bits is not None and KL in v.results]
+    for pair in itertools.combinations(measured, 2):
+        fewer, more = sorted(pair, key=lambda v: v.bits or 0.0)
+        if fewer.method != more.method or fewer.bits == more.bits:
+            continue
+        low, high = fewer.results[KL].value, more.results[KL].value
+        if low < high:
+            sure = "" if apart.get(frozenset((fewer.name, more.name))) else ", which is within the noise"
+            text = f"{fewer.name} has fewer bits than {more.name} and a smaller KL ({low:.3g} < {high:.3g}){sure}"
+            yield ScoreWarning("fewer_bits_beat_more", text, (fewer.name, more.name))
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+_P = "quality/mcnemar_p"
+_SERVING_COSTS = {DECODE_SPEEDUP: -1.0, MEMORY_RATIO: 1.0}  # 1 where lower is better
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRow:
+    """One variant."""
+
+    name: str  # As in `ScoredVariant`
+    method: str
+    run_id: str | None
+    bits: float | None
+    status: Status
+    reason: str
+    cells: Mapping[str, Cell]  # Values by column. What was not measured is not there.
+    # McNemar's exact p-value of the accuracy difference to the baseline, and after Holm's correction over variants
+    accuracy_p: float | None
+    accuracy_p_holm: float | None
+    on_front: bool  # Whether no other variant is both as small and as close to the baseline
+    runtime: str = ""
+    not_timed: str = ""
+
+    @property
+    def accuracy_moved(self) -> bool | None:
+        """Whether the accuracy differs from the baseline's, corrected over variants; None where it was not measured."""
+        return None if self.accuracy_p_holm is None else self.accuracy_p_holm < SIGNIFICANCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoreboard:
+    """The variants of one evaluation side by side."""
+
+    baseline: str  # The baseline's short name
+    evaluation: str | None  # The evaluation id, which all variants share; None where no variant finished
+    level: float  # Confidence level of the intervals
+    n_items: int | None  # Number of items of the headline values; None where no variant finished
+    columns: tuple[ScoreColumn, ...]  # Those that at least one variant has a value for, in their order
+    rows: tuple[ScoreRow, ...]  # Finished variants first, the closest to the baseline on top
+    pareto: tuple[str, ...]  # The variants on the front of size against KL, the smallest first
+    # By what serving costs (decode speedup, peak memory): the variants on the front of it against KL, the best first.
+    # Only where a variant has both.
+    serving_fronts: Mapping[str, tuple[str, ...]]
+    correlations: tuple[VariantCorrelation, ...]  # Of every pair of main metrics
+    separations: tuple[Separation, ...]  # Every pair of finished variants
+    # By metric (mean KL, accuracy difference): neighbours of which no two are told apart
+    groups: Mapping[str, tuple[tuple[str, ...], ...]]
+    warnings: tuple[ScoreWarning, ...]  # What a reader must know before a decision
+
+    @property
+    def finished(self) -> tuple[ScoreRow, ...]:
+        """The rows of variants that have results."""
+        return tuple(row for row in self.rows if row.status == "finished")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON. A missing value is null or not there."""
+        return {
+            **asdict(self),
+            "rows": [{**asdict(row), "accuracy_moved": row.accuracy_moved} for row in self.rows],
+            "separations": [{**asdict(pair), "told_apart": pair.told_apart} for pair in self.separations],
+        }
+
+
+def scoreboard(
+    variants: Sequence[ScoredVariant], *, baseline: str, evaluation: str | None, level: float = 0.95
+) -> Scoreboard:
+    """Return the scoreboard of the variants of one evaluation. It does not depend on their order.
+
+    Raises `DataError`: two variants have one name; `AlignmentError`: two variants were not evaluated on the same items.
+    """
+    names = [variant.name for variant in variants]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError("Two variants have one name", got=twice[0])
+    values = {variant.name: _cells(variant) for variant in variants}
+    ordered = sorted(variants, key=lambda v: _place(v, values[v.name]))
+    front = _front(values, SIZE)
+    raw = {v.name: v.results[_P].value for v in ordered if _P in v.results}
+    corrected = dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
+    rows = tuple(
+        ScoreRow(
+            name=v.name,
+            method=v.method,
+            run_id=v.run_id,
+            bits=v.bits,
+            status=v.status,
+            reason=v.reason,
+            cells=values[v.name],
+            accuracy_p=raw.get(v.name),
+            accuracy_p_holm=corrected.get(v.name),
+            on_front=v.name in front,
+            runtime=v.runtime,
+            not_timed=v.not_timed,
+        )
+        for v in ordered
+    )
+    separations = separate(ordered, level=level)
+    groups = _groups(ordered, values, separations)
+    return Scoreboard(
+        baseline=baseline,
+        evaluation=evaluation,
+        level=level,
+        n_items=max((len(v.items.task) for v in variants if v.items is not None), default=None),
+        columns=tuple(column for column in columns() if any(column.key in row for row in values.values())),
+        rows=rows,
+        pareto=front,
+        serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(values, cost))},
+        correlations=correlate_metrics([values[v.name] for v in ordered]),
+        separations=separations,
+        groups=groups,
+        warnings=tuple(_warnings(ordered, separations, groups[KL])),
+    )
+
+
+def _front(values: Mapping[str, Mapping[str, Cell]], cost: str) -> tuple[str, ...]:
+    """Return the variants that no other one beats in both a cost and KL."""
+    sign = _SERVING_COSTS.get(cost, 1.0)
+    return pareto_front(
+        {name: (sign * row[cost].value, row[KL].value) for name, row in values.items() if cost in row and KL in row}
+    )
+
+
+def _place(variant: ScoredVariant, row: Mapping[str, Cell]) -> tuple[int, float, float, str]:
+    """Return the sort key: status, then KL, then size, then name."""
+    status = ("finished", "failed", "unsupported").index(variant.status)
+    kl, size = (row[name].value if name in row else math.inf for name in (KL, SIZE))
+    return status, kl, size, variant.name
+
+
+def _groups(
+    variants: Sequence[ScoredVariant], values: Mapping[str, Mapping[str, Cell]], separations: Sequence[Separation]
+) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the groups that cannot be told apart by KL, and by correctness."""
+    groups = {}
+    for metric in (KL, DELTA):
+        tests = [(s.first, s.second, s.kl if metric == KL else s.correctness) for s in separations]
+        # A pair without a test is in no group: nothing is known about it.
+        apart = {frozenset((a, b)) for a, b, test in tests if test is None or test.significant}
+        order = [v.name for v in variants if v.items is not None and metric in values[v.name]]
+        order.sort(key=lambda name: (values[name][metric].value, name))
+        groups[metric] = groups_not_told_apart(order, apart)
+    return groups
