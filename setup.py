@@ -9,12 +9,13 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-STAGES = ("quantize", "evaluate", "judge", "speed")
+PROJECTS = [file.parent for file in Path("projects").glob("*/MLproject")]
+OURS = [folder for folder in PROJECTS if not (folder / "python_env.yaml").exists()]  # in this package's environment
 FILES = (
     "MLproject",
     "python_env.yaml",
     "requirements.txt",
-    *(f"projects/{stage}/{name}" for stage in STAGES for name in ("MLproject", "requirements.txt", "run.py")),
+    *(str(folder / name) for folder in OURS for name in ("MLproject", "requirements.txt", "run.py")),
 )
 
 

@@ -162,12 +162,12 @@ class Family:
 
     # Required fields of a row, in addition to "id" and "category". They decide which family a file belongs to.
     fields: Mapping[str, type]
-    check: Callable[[Row], None]  # Raises `DataError` for a row with the right fields and unusable values
     # Tasks of one file; a lettered file gives two or three, see `lettered`
     build: Callable[[str, Sequence[Row], TaskSettings], list[Task]]
     # Properties of the items that `build` makes, by the value of their column `family`. Metrics read them.
     items: Mapping[str, ItemFamily]
     optional: Mapping[str, type] = field(default_factory=dict)  # Fields that a row may have
+    check: Callable[[Row], None] = lambda row: None  # Raises `DataError` for unusable values in the right fields
 
 
 FAMILIES: Registry[Family] = Registry(

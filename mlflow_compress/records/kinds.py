@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -304,6 +304,13 @@ class Judgments(Records):
             pa.field("judge", pa.string()),
         ]
     )
+
+    @classmethod
+    def of_answers(cls, judge: str, answers: Generations, rate: Callable[[str], float | None]) -> Self:
+        """Return what `rate` says of each answer's text, as the ratings of `judge`."""
+        rows = answers.where(sample=0).table.to_pylist()
+        common = {"task": judge, "judge": judge, "repeat": 0, "judgment": ""}
+        return cls.from_rows([{**row, **common, "category": None, "score": rate(row["text"])} for row in rows])
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlflow_compress.commands.command import all_commands
 from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "mlflow_compress" / "reporting" / "templates"
-STAGES = ("quantize", "evaluate", "judge", "speed")
+STAGES = [name for name, command in all_commands().items() if command.project_alone]
 FEW = {"method": "none", "judge": "false", "num_shuffles": "0"}
 
 
@@ -92,7 +93,8 @@ import mlflow_compress as mc
 found = mc.evaluate("folder", limit=2, tasks=["demo", "piqa"], dtype="bfloat16")
 flips: float = found["distance/flips_pct"].value
 small: mc.CompressedModel = mc.compress("demo", "rtn", bits=4, method_args={"backend": "gptqmodel"})
-mc.evaluate(small, progress=print)
+mc.evaluate(small, progress=print, tasks=[{"id": "1", "question": "?"}])
+shape: tuple[int, int] = found.items().shape
 """
 WRONG = {
     'mc.evaluate("folder", limt=2)': "limt",

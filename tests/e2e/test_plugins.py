@@ -50,8 +50,8 @@ def run(answer):
         rows.append({**key, "loglik": value - 5, "n_tokens": 1, "n_chars": 3, "n_bytes": 3, "greedy": True})
     return RunRecords(items=suite.items, option_scores=OptionScores.from_rows(rows))
 
-baseline = run(lambda item: (item % 2, 1.0 if item % 2 == 0 else 0.1))
-variant = run(lambda item: (1, 1.0))
+baseline = run(lambda item: (1 - item % 2, 1.0 if item % 2 == 0 else 0.1))
+variant = run(lambda item: (0, 1.0))
 pooled = headline(compute_all(MetricInputs(baseline, variant)))
 rows = {row.label: (row.n, row.baseline, row.variant, row.difference) for row in headline_rows(pooled)}
 print(json.dumps({"rows": rows, "leaderboard": leaderboard()}))
@@ -111,12 +111,19 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that the page's package is installed into."""
-    source, target = tmp_path_factory.mktemp("package"), tmp_path_factory.mktemp("installed")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the page's package."""
+    source = tmp_path_factory.mktemp("package")
     for block in blocks_of(DOCS / "how-to" / "plugins.md"):
         if "file" in block.marks:
             (source / block.attributes["title"]).write_text(block.text)
+    return source
+
+
+@pytest.fixture(scope="module")
+def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that the page's package is installed into."""
+    target = tmp_path_factory.mktemp("installed")
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, timeout=300)
     return target
@@ -171,20 +178,58 @@ def test_the_method_makes_a_checkpoint_that_loads_again(installed: Path, tmp_pat
     assert ask(installed, COMPRESSED, str(tmp_path / "out")) == {"label": "grid", "method": "grid"}
 
 
+BY_PYTHON = """
+import json
+import mlflow_compress as mc
+found = mc.run(method="grid", tasks="sums", engine="small_batches", limit=3, num_samples=2, max_new_tokens=4,
+               judge_max_tokens=4, speed=False)
+worst = mc.worst(run=found.run.run_id, most=2)
+print(json.dumps({"run": found.run.run_id, "metrics": found.metrics, "worst": worst.to_pandas().kl.tolist()}))
+"""
+
+
+def test_each_plugin_is_one_file_of_at_most_forty_lines() -> None:
+    files = {
+        b.attributes["title"]: b.text.count("\n")
+        for b in blocks_of(DOCS / "how-to" / "plugins.md")
+        if "file" in b.marks
+    }
+    modules = {name: lines for name, lines in files.items() if name.endswith(".py")}
+    assert len(modules) == 6 and max(modules.values()) <= 40
+
+
 @pytest.mark.slow
 @pytest.mark.ci
-def test_the_main_job_shows_all_four(installed: Path, tmp_path: Path) -> None:
+def test_all_six_are_used_by_command_line_python_and_mlflow_run(source: Path, installed: Path, tmp_path: Path) -> None:
     left_out = ("MLFLOW_", "OPENAI_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    few = ["--limit", "3", "--num_samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--speed", "false"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mlflow_compress", "main", "--method", "grid", "--tasks", "sums", *few],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        timeout=900,
+    environment |= {"PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    environment |= {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+
+    def said(*arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == code, done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    few = {"limit": 3, "num_samples": 2, "max_new_tokens": 4, "judge_max_tokens": 4, "speed": "false"}
+    ours = {"method": "grid", "tasks": "sums", "engine": "small_batches", **few}
+    main = said("-m", "mlflow_compress", "main", *(f"--{name}={value}" for name, value in ours.items()))
+    assert "\ngrid: " in main
+    assert {"Sure answers flipped", "Brevity"} <= {line.partition("  ")[0] for line in main.splitlines()}
+
+    found = json.loads(next(line for line in said("-c", BY_PYTHON).splitlines() if line.startswith("{")))
+    assert {"distance/sure_flips_pct", "judge/brevity"} <= found["metrics"].keys()
+    assert len(found["worst"]) == 2 and found["worst"][0] >= found["worst"][1] > 0
+
+    run = ["-m", "mlflow", "run", "--env-manager", "local"]
+    assert "\ngrid: " in said(
+        *run, str(ROOT), *(part for name, value in ours.items() for part in ("-P", f"{name}={value}"))
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "\ngrid: " in done.stdout
-    assert {"Sure answers flipped", "Brevity"} <= {line.partition("  ")[0] for line in done.stdout.splitlines()}
+    assert "sums/" in said(*run, str(source), "-e", "worst", "-P", f"run={found['run']}")
+
+    assert "Show the items of an evaluation that moved most." in said("-m", "mlflow_compress", "--help")
+    assert "items to show" in said("-m", "mlflow_compress", "worst", "--help")
+    assert "'most' is too small" in said("-m", "mlflow_compress", "worst", "--most", "0", code=2)
