@@ -8,10 +8,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress import cli_live, lifetime
+from mlflow_compress import lifetime
 from mlflow_compress.commands.command import COMMANDS, Command, all_commands, described_option
 from mlflow_compress.config import Group, parameters
 from mlflow_compress.config.declarations import as_typed, groups
@@ -27,6 +28,10 @@ from mlflow_compress.errors import (
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+    from rich.live import Live
+    from rich.table import Table
+
+    from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 _EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
@@ -168,12 +173,61 @@ def main(argv: Sequence[str] | None = None) -> int:
         return lifetime.exit_code(interrupt)
 
 
+_COLOURS = {"runs": "cyan", "finished": "green", "found": "green", "failed": "red"}
+
+
+@contextmanager
+def shown_progress(say: Callable[[str], None]) -> Iterator[Callable[[str | SweepProgress], None]]:
+    """Yield what shows the progress of a command on the standard error, where `say` prints one line."""
+    live: Live | None = None
+    with ExitStack() as opened:
+
+        def show(progress: str | SweepProgress) -> None:
+            nonlocal live
+            if isinstance(progress, str) or not sys.stderr.isatty():
+                say(str(progress))
+                return
+            if live is None:
+                live = opened.enter_context(_live())
+            if progress.variants:
+                live.update(progress_table(progress.variants), refresh=True)
+            else:
+                live.console.print(progress.line, markup=False, highlight=False)
+
+        yield show
+
+
+def _live() -> Live:
+    import logging
+
+    from rich.console import Console
+    from rich.live import Live
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # its lines would stand between the rows
+    return Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
+
+
+def progress_table(variants: tuple[VariantProgress, ...]) -> Table:
+    """Return the table of all variants: state, and what happens or was found."""
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(box=None, pad_edge=False, expand=True)
+    for name in ("variant", "state"):
+        found.add_column(name, no_wrap=True)
+    found.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    for variant in variants:
+        state = Text(variant.state, style=_COLOURS.get(variant.state, "dim"))
+        found.add_row(Text(variant.name), state, Text(variant.doing))
+    return found
+
+
 def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
     """Run the command, and return what to tell the user and the exit code."""
     command = COMMANDS.get(known.command)
     values: dict[str, Any] = _parameters(known, extra)
     as_json = values.pop("json", False)
-    with cli_live.shown(_say) as progress:
+    with shown_progress(_say) as progress:
         result = command.function(**({"progress": progress} if command.tells else {}), **values)
     if as_json:
         return json.dumps(result.to_dict(), allow_nan=False), 0

@@ -19,16 +19,14 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import TrackingError, machine_fault
 from mlflow_compress.files import read_json, read_json_object
 from mlflow_compress.home import FOLDER_SCHEME
-from mlflow_compress.records import MetricResult
 from mlflow_compress.records.values import JudgedAnswer
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_values import rounded
-from mlflow_compress.tracking.store import RunLink, StoredRun
+from mlflow_compress.tracking.store import OpenRun, RunLink, StoredRun
 
 RUN_FILE = "run.json"
 
 
-class FolderRun:
+class FolderRun(OpenRun):
     """One open run in a folder, with the methods of `TrackedRun`. The folder's name is the run's id."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,45 +51,33 @@ class FolderRun:
         self._write()
 
     def rename(self, name: str) -> None:
-        """Give the run its short name."""
         self._content["name"] = name
         self._write()
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Set tags."""
         self._update("tags", {key: str(value) for key, value in tags.items()})
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Log parameters."""
         self._update("params", {key: str(value) for key, value in params.items()})
 
     def log_values(self, values: Mapping[str, float]) -> None:
-        """Log plain numbers."""
         self._update("metrics", {key: float(value) for key, value in values.items()})
 
-    def log_results(self, results: Sequence[MetricResult]) -> None:
-        """Log results, rounded to what their intervals support; a task's result gets its name appended."""
-        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): rounded(r) for r in results})
-
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Store one file."""
         target = self.folder / folder
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
 
     def log_folder(self, path: Path, folder: str) -> None:
-        """Store a folder's content."""
         shutil.copytree(path, self.folder / folder, dirs_exist_ok=True)
 
     def log_json(self, value: Any, name: str) -> None:
-        """Store a JSON-serialisable value."""
         atomic.write(self.folder / name, (json.dumps(value, indent=1) + "\n").encode())
 
     def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
         """Do nothing: a folder has no page for them; its records hold every judgment."""
 
     def set_note(self, markdown: str) -> None:
-        """Set the run's description."""
         self._content["note"] = markdown
         self._write()
 
@@ -108,12 +94,10 @@ class FolderStore:
 
     @property
     def uri(self) -> str:
-        """URI of the folder, see `Store.uri`."""
         return f"{FOLDER_SCHEME}{self.root}"
 
     @contextmanager
     def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[FolderRun]:
-        """Open a run; it ends FINISHED, FAILED with the error as a tag, or KILLED when interrupted."""
         run = FolderRun(self.root / uuid.uuid4().hex)
         run.rename(name)
         run.set_tags({run_names.STAGE: stage, **tags})
@@ -132,14 +116,12 @@ class FolderStore:
         run.end("FINISHED")
 
     def add_to(self, run_id: str) -> FolderRun:
-        """Return a run that has ended, to add to it; see `Store.add_to`."""
         run = FolderRun(self.root / run_id)
         run._content = self._content(run_id)
         return run
 
     @contextmanager
     def alone(self, key: str) -> Iterator[Callable[[], None]]:
-        """Nothing is to be done: a folder is used by the processes of one machine, see `Store.alone`."""
         yield lambda: None
 
     def _content(self, run_id: str) -> dict[str, Any]:
@@ -154,7 +136,6 @@ class FolderStore:
         return content
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
-        """Return the finished runs of a stage with these tags, newest first."""
         wanted = {run_names.STAGE: stage, **tags}
         every = [(path.parent.name, self._content(path.parent.name)) for path in self.root.glob(f"*/{RUN_FILE}")]
         found = [
@@ -165,7 +146,6 @@ class FolderStore:
         return [run for _, run in sorted(found, key=lambda entry: entry[0], reverse=True)]
 
     def look_up(self, run_id: str) -> StoredRun:
-        """Return one run."""
         return self._stored(run_id, self._content(run_id))
 
     @staticmethod
@@ -173,26 +153,22 @@ class FolderStore:
         return StoredRun(run_id=run_id, tags=content["tags"], metrics=content["metrics"])
 
     def child_ids(self, run_id: str) -> dict[str, str]:
-        """Return the id of a run's newest child by stage."""
         self._content(run_id)
         runs = [self._content(path.parent.name) | {"id": path.parent.name} for path in self.root.glob(f"*/{RUN_FILE}")]
         below = [run for run in runs if run["tags"].get(run_names.PARENT) == run_id]
         return {run["tags"][run_names.STAGE]: run["id"] for run in sorted(below, key=lambda run: run["started"])}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        """Return the path of an artifact folder of a run."""
         path = self.root / run_id / folder
         if not path.is_dir():
             raise TrackingError(f"Run {run_id} has no artifacts '{folder}'", got=str(self.root))
         return path
 
     def fetch_json(self, run_id: str, name: str) -> Any:
-        """Return a JSON artifact of a run."""
         try:
             return read_json(self.root / run_id / name, error=TrackingError)
         except TrackingError as error:
             raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
 
     def link(self, run_id: str) -> RunLink:
-        """Return the link to a run: its id, the folder of the store, and the folder of its artifacts."""
         return RunLink(run_id=run_id, store=str(self.root), how_to_open=f"Artifacts:     {self.root / run_id}")

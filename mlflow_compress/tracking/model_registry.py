@@ -32,19 +32,11 @@ def planned_model(tracker: Tracker, base_model: str, base_weights: str) -> tuple
     the others end in eight digits of their weights' hash. A remark explains an unusual name.
     """
     plain = registered_name(base_model)
-    tags = _tags(tracker, plain)
-    owner = None if tags is None else tags.get(run_names.BASE_WEIGHTS)
-    if tags is None or owner == base_weights:
+    owner = (_tags(tracker, plain) or {}).get(run_names.BASE_WEIGHTS, base_weights)
+    if owner == base_weights:
         return plain, None
-    if owner is not None:
-        name = f"{plain}-{base_weights[:8]}"
-        return (
-            name,
-            f"'{plain}' holds variants of another model of this name (base weights {owner[:8]}): '{name}' is used.",
-        )
-    if not tracker.client.search_model_versions(f"name = '{plain}'", max_results=1):
-        return plain, None
-    return plain, f"'{plain}' has versions of an earlier release, which do not name their base weights."
+    name = f"{plain}-{base_weights[:8]}"
+    return name, f"'{plain}' holds variants of another model of this name (base weights {owner[:8]}): '{name}' is used."
 
 
 def _tags(tracker: Tracker, name: str) -> dict[str, str] | None:

@@ -38,12 +38,11 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import TrackingError
-from mlflow_compress.records import MetricResult
 from mlflow_compress.records.values import AnswerFeedback, JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
 from mlflow_compress.tracking.live_processes import open_runs, own_name, run_opened
-from mlflow_compress.tracking.logged_values import new_parameters, rounded
+from mlflow_compress.tracking.store import OpenRun, new_parameters
 from mlflow_compress.tracking.waiting import PatientClient
 
 _TRACES_PER_CALL = 100
@@ -125,7 +124,7 @@ _NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000
 
 
-class TrackedRun:
+class TrackedRun(OpenRun):
     """One open run, to which stages write."""
 
     def __init__(self, client: PatientClient, run_id: str) -> None:
@@ -138,7 +137,6 @@ class TrackedRun:
         return self._client.get_run(self.run_id).info
 
     def rename(self, name: str) -> None:
-        """Give the run a short name."""
         self._client.update_run(self.run_id, name=name)
 
     def end(self, status: str, message: str) -> None:
@@ -148,7 +146,6 @@ class TrackedRun:
         self._client.set_terminated(self.run_id, status)
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Set tags, each cut to MLflow's limit."""
         self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)[:_TAG_LIMIT]) for k, v in tags.items()])
 
     def log_params(self, params: Mapping[str, object]) -> None:
@@ -168,20 +165,13 @@ class TrackedRun:
                 self._client.delete_tag(self.run_id, key)
 
     def log_values(self, values: Mapping[str, float]) -> None:
-        """Log plain numbers in one batch."""
         now = int(time.time() * 1000)
         self._client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, 0) for k, v in values.items()])
 
-    def log_results(self, results: Sequence[MetricResult]) -> None:
-        """Log results in one batch, rounded to what their intervals support; a task's result gets its name appended."""
-        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): rounded(r) for r in results})
-
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Store one file as an artifact."""
         self._client.log_artifact(self.run_id, str(path), folder or None)
 
     def log_folder(self, path: Path, folder: str) -> None:
-        """Store a folder's content as artifacts under `folder`."""
         self._client.log_artifacts(self.run_id, str(path), folder)
 
     def log_text(self, text: str, name: str) -> None:
@@ -189,7 +179,6 @@ class TrackedRun:
         self._client.log_text(self.run_id, text, name)
 
     def log_json(self, value: Any, name: str) -> None:
-        """Store a JSON-serialisable value as an artifact."""
         self._client.log_dict(self.run_id, value, name)
 
     def log_table(self, columns: Mapping[str, Sequence[Any]], name: str) -> None:
@@ -211,11 +200,9 @@ class TrackedRun:
         self.log_table({"figure": names, "image": images}, "figures.json")
 
     def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
-        """Show judged answers as traces of this run, with an assessment per judgment."""
         log_judged_answers(self._client.uri, str(self.info.experiment_id), self.run_id, judged)
 
     def set_note(self, markdown: str) -> None:
-        """Set the run's description, cut to MLflow's limit."""
         self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:_NOTE_LIMIT])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,13 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import mlflow
-from mlflow.entities import Run
+from mlflow.entities import Run, RunStatus
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
-from mlflow_compress.errors import TrackingError
+from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import json_artifact, json_of_found, local_folder
 from mlflow_compress.tracking.database import create_database
@@ -28,12 +30,20 @@ from mlflow_compress.tracking.experiment import (
     search_runs,
     tags_filter,
 )
-from mlflow_compress.tracking.lease import leased
-from mlflow_compress.tracking.live_processes import own_name, run_opened
-from mlflow_compress.tracking.run_ending import close_dead_runs, until_ended
+from mlflow_compress.tracking.lease import give_back_leases, leased
+from mlflow_compress.tracking.live_processes import (
+    dead_processes,
+    own_name,
+    run_ended,
+    run_not_closed,
+    run_opened,
+    runs_not_closed,
+)
 from mlflow_compress.tracking.store import RunLink, StoredRun
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.waiting import PatientClient, shown_store
+
+logger = logging.getLogger(__name__)
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.
@@ -58,6 +68,99 @@ def tracking_uri() -> str:
 
 def _stored(run: Run) -> StoredRun:
     return StoredRun(run_id=str(run.info.run_id), tags=dict(run.data.tags), metrics=dict(run.data.metrics))
+
+
+def close_dead_runs(client: PatientClient, uri: str) -> None:
+    """End the runs of processes of this machine that died with runs open: they become KILLED.
+
+    Their leases are given back. A process that is alive, or on another machine, is left alone.
+    """
+    for run_id in runs_not_closed(uri):  # the server was away when this process wanted to
+        _close(client, run_id, "the tracking server was away at its end")
+        run_ended(uri, run_id)
+    with dead_processes(uri) as names:
+        for name in names:
+            mine = tags_filter({run_names.PROCESS: name})
+            for run in search_runs(client, f"{mine} and attributes.status = 'RUNNING'"):
+                _close(client, run.info.run_id, "the process was killed")
+        if names:
+            give_back_leases(client, set(names))
+
+
+def _close(client: PatientClient, run_id: str, reason: str) -> None:
+    TrackedRun(client, run_id).end("KILLED", reason)
+    drop_unfinished(client, run_id)
+    logger.info("Run %s is KILLED now: %s", run_id, reason)
+
+
+def drop_unfinished(client: PatientClient, run_id: str) -> None:
+    """Delete the artifacts and models that a killed run has stored: nobody reads the results of half a run.
+
+    The parameters stay, from which `resume` goes on. It stores everything else again.
+    """
+    run: Run = client.get_run(run_id)
+    if RunStatus.is_terminated(RunStatus.from_string(run.info.status)) and run.info.status != "KILLED":
+        return
+    try:
+        stored = get_artifact_repository(run.info.artifact_uri)
+        for entry in client.list_artifacts(run_id):
+            if entry.path != run_names.PARAMETERS:
+                stored.delete_artifacts(entry.path)
+        for model in client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run_id}'"):
+            get_artifact_repository(model.artifact_location).delete_artifacts()
+            client.delete_logged_model(model.model_id)
+    except (MlflowException, OSError, NotImplementedError) as error:
+        logger.warning("The unfinished artifacts of run %s could not be deleted: %s", run_id, error)
+
+
+@contextmanager
+def until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[None]:
+    """Let the run end FINISHED, FAILED with the error, or KILLED when interrupted.
+
+    Where the store cannot be told, the run stays open, and the next process that starts ends it. What a full disk, too
+    little memory or missing rights raise becomes a `MachineError`.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        with _as_far_as_possible(uri, run):
+            run.end("KILLED", "interrupted")
+            drop_unfinished(client, run.run_id)
+        raise
+    except BaseException as error:
+        fault = machine_fault(error)
+        with _as_far_as_possible(uri, run):
+            _fail(client, run, fault or error)
+        if fault is not None:
+            raise fault from error
+        raise
+    try:
+        client.set_terminated(run.run_id, "FINISHED")
+    except TrackingError:
+        run_not_closed(uri, run.run_id)
+        raise
+    run_ended(uri, run.run_id)
+
+
+@contextmanager
+def _as_far_as_possible(uri: str, run: TrackedRun) -> Iterator[None]:
+    try:
+        yield
+    except (TrackingError, MlflowException, OSError) as error:
+        run_not_closed(uri, run.run_id)
+        logger.warning("Run %s stays open, until the next command closes it", run.run_id)
+        logger.debug("because of this: %s", error)
+    else:
+        run_ended(uri, run.run_id)
+
+
+def _fail(client: PatientClient, run: TrackedRun, error: BaseException) -> None:
+    found = client.get_run(run.run_id).data.tags.get(MLFLOW_RUN_NOTE, "")
+    run.end("FAILED", str(error) or type(error).__name__)
+    if isinstance(error, StageError) and error.published is not None:
+        run.set_note(f"**{error.stage} failed:** {error}\n\n{found}")
+    if isinstance(error, SweepError):
+        run.set_note(f"{found}\n\n**{error}**")
 
 
 class Tracker:
@@ -192,7 +295,6 @@ class Tracker:
             tracked.remove_tags(run_names.ERROR, run_names.FAILED_STAGE)
 
     def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
-        """Within the block, no process of another machine works under this key; see `Store.alone`."""
         if urlsplit(self.uri).scheme.partition("+")[0] not in _SHARED:
             return nullcontext(lambda: None)
         return leased(self.client, self.experiment_id, key[:16], own_name(self.uri))
@@ -217,27 +319,22 @@ class Tracker:
                 TrackedRun(self.client, run.info.run_id).end("KILLED", "the process was killed")
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
-        """Return the finished runs of a stage with the given tags, newest first, over all experiments."""
         return [_stored(run) for run in self.find_finished(stage, **tags)]
 
     def add_to(self, run_id: str) -> TrackedRun:
-        """Return a run that has ended, to add to it; see `Store.add_to`."""
         self.look_up(run_id)
         return TrackedRun(self.client, run_id)
 
     def look_up(self, run_id: str) -> StoredRun:
-        """Return one run. An unknown id is a `TrackingError`."""
         try:
             return _stored(self.client.get_run(run_id))
         except MlflowException as error:
             raise TrackingError(f"The store {shown_store(self.uri)} has no such run", got=run_id) from error
 
     def child_ids(self, run_id: str) -> dict[str, str]:
-        """Return the run id of the newest child of a run, by stage."""
         return {stage: str(run.info.run_id) for stage, run in self.children(run_id).items()}
 
     def link(self, run_id: str) -> RunLink:
-        """Return the link to a run."""
         from mlflow_compress.tracking.views import how_to_open
 
         return RunLink(run_id=run_id, store=self.uri, how_to_open=how_to_open(self, run_id))
@@ -256,11 +353,9 @@ class Tracker:
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        """Return the local path of an artifact folder of a run, see `artifacts.local_folder`."""
         return local_folder(self.client, self.uri, run_id, folder)
 
     def fetch_json(self, run_id: str, name: str) -> Any:
-        """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
         return json_artifact(run_id, name)
 
     def json_of(self, run: Run, name: str) -> Any:

@@ -8,7 +8,7 @@ import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.decide.scoreboard import SERVING
 from mlflow_compress.records import MetricResult
-from mlflow_compress.tracking.logged_values import rounded
+from mlflow_compress.tracking.store import rounded
 from mlflow_compress.tracking.tracker import Tracker
 
 SHORT = ["--speed_repeats=2", "--speed_prompt_tokens=8", "--speed_new_tokens=3", "--speed_threads=1"]

@@ -125,13 +125,11 @@ def test_two_folders_of_one_name_have_registered_models_of_their_own(tracker: Tr
         run_promote(PromoteConfig(model=str(third), **WIDE)).as_text()
 
 
-def test_a_registered_model_of_an_earlier_release_is_taken_over_with_a_remark(tracker: Tracker) -> None:
+def test_a_registered_model_that_names_no_base_weights_is_taken_over(tracker: Tracker) -> None:
     tracker.client.create_registered_model("compressed-llama")
-    tracker.client.create_model_version("compressed-llama", source="runs:/x")
-    name, remark = planned_model(tracker, "llama", "1" * 64)
-    assert name == "compressed-llama" and remark is not None and "do not name their base weights" in remark
-    create_model(tracker, name, "1" * 64)
     assert planned_model(tracker, "llama", "1" * 64) == ("compressed-llama", None)
+    create_model(tracker, "compressed-llama", "1" * 64)
+    assert planned_model(tracker, "llama", "2" * 64)[0] == "compressed-llama-22222222"
 
 
 def test_one_name_for_two_checkpoints_is_two_candidates(tracker: Tracker) -> None:

@@ -17,7 +17,7 @@ from mlflow_compress.config import as_text, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_values import new_parameters
+from mlflow_compress.tracking.store import new_parameters
 from mlflow_compress.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[2]

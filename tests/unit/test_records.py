@@ -11,7 +11,7 @@ import pytest
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.records import MetricResult, OptionScores, RunRecords, align
 from mlflow_compress.registry import Registry
-from mlflow_compress.tracking.logged_values import rounded
+from mlflow_compress.tracking.store import rounded
 
 
 def scores(ids: list[str]) -> OptionScores:

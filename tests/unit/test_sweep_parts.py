@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlflow_compress import cli_live
+from mlflow_compress import cli
 from mlflow_compress.commands.report.scores import score_runs
 from mlflow_compress.commands.sweep.make_variant import one_process, parent_run
 from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
@@ -164,7 +164,7 @@ def test_a_table_is_replaced(tracker: Tracker) -> None:
 def test_without_a_terminal_there_are_quiet_lines() -> None:
     heard: list[str] = []
     assert not sys.stderr.isatty()
-    with cli_live.shown(heard.append) as progress:
+    with cli.shown_progress(heard.append) as progress:
         progress(SweepProgress(line="[1/2] rtn: starts", variants=(VariantProgress(name="rtn"),)))
     assert heard == ["[1/2] rtn: starts"]
 
@@ -176,7 +176,7 @@ def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:
         VariantProgress(name="awq", state="runs", doing="[2/3] evaluate: scores both models on the same items " * 3),
         VariantProgress(name="gptq"),
     )
-    console.print(cli_live.table(variants))
+    console.print(cli.progress_table(variants))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) == 4 and all(len(line) <= 60 for line in lines)
     assert "rtn [bold]x[/bold]" in lines[1] and "KL 0.02" in lines[1]

@@ -39,8 +39,8 @@ from mlflow_compress.tracking.logged_model import (
     log_model_values,
     log_variant_model,
 )
-from mlflow_compress.tracking.logged_values import rounded
 from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
+from mlflow_compress.tracking.store import rounded
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 

@@ -40,8 +40,8 @@ from mlflow_compress.reporting.page.page_text import content_values, gate_texts,
 from mlflow_compress.reporting.page.variants_page import render_page
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, RECORDS
+from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import run_address
 

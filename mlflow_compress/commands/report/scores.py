@@ -18,8 +18,8 @@ from mlflow_compress.metrics.core.requirements import EMBEDDINGS, ITEMS, PREDICT
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import names_of
-from mlflow_compress.tracking.logged_values import RESOLVED
 from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
 
 ANSWERS_RUN = "baseline_answers_run_id"  # tag of a judge run

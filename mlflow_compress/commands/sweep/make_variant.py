@@ -30,9 +30,8 @@ from mlflow_compress.errors import MlflowCompressError, StageError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive
 from mlflow_compress.tracking.projects import run_stage_here
-from mlflow_compress.tracking.run_ending import close_dead_runs
 from mlflow_compress.tracking.tracked_run import TrackedRun
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.tracker import Tracker, close_dead_runs
 
 _DYING_SECONDS = 20.0  # until the system has ended a process that was killed
 
