@@ -10,8 +10,8 @@ import numpy as np
 
 from mlflow_compress.config.policy import ReplacementRule
 from mlflow_compress.decide.promotion import Candidate, Decision
+from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.predictions import option_means
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.intervals import Interval, paired_difference
 from mlflow_compress.metrics.stats.significance import count_flips, non_inferior

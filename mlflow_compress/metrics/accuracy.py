@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, Proportion, by_subset
+from mlflow_compress.metrics.core.item_table import Predictions
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric
-from mlflow_compress.metrics.core.predictions import Predictions
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.metrics.stats.significance import count_flips

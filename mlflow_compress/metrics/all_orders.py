@@ -9,10 +9,9 @@ import numpy as np
 from scipy.special import factorial
 
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.metrics.core.item_table import ItemSubset, ItemTable
+from mlflow_compress.metrics.core.item_table import ItemSubset, ItemTable, predict
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.predictions import predict
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int

@@ -25,9 +25,8 @@ def bert_score(references: Sequence[str], texts: Sequence[str], folder: str, lay
 
     - `folder`: Of the embedding model. Values are comparable under the same model and layer only.
 
-    References
-    ----------
-    Zhang et al., "BERTScore: evaluating text generation with BERT", 2020; computed by the authors' `bert_score`.
+    Source: Zhang et al., "BERTScore: evaluating text generation with BERT", 2020; computed by the authors'
+    `bert_score`.
     """
     from bert_score import BERTScorer
 

@@ -82,9 +82,7 @@ def similarity(a: npt.ArrayLike, b: npt.ArrayLike) -> Similarity:
 
     - `a`, `b` (n, k, d): Embeddings of each model's k answers; k may differ between the two.
 
-    References
-    ----------
-    Karev and Xu, "ConSCompF: Consistency-focused Similarity Comparison Framework for Generative Large Language
+    Source: Karev and Xu, "ConSCompF: Consistency-focused Similarity Comparison Framework for Generative Large Language
     Models", equation 4. The published code rescales the consistency first (`Similarity.per_instruction`).
     """
     x, y = finite("embeddings of a", a, ndim=3), finite("embeddings of b", b, ndim=3)

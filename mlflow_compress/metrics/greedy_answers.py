@@ -6,21 +6,22 @@ prune away LLM components - and optimize quantization", arXiv 2311.01544.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from scipy.stats import CensoredData, ecdf
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.estimates import OverClusters, Proportion, pooled
-from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.estimates import Number, OverClusters, Proportion, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, GREEDY_DISTANCES, GREEDY_SCORES, VARIANT
-from mlflow_compress.metrics.core.survival import kaplan_meier
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
-from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import cluster_sums
 from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
 
@@ -123,6 +124,62 @@ def forced_tokens(inputs: MetricInputs) -> ForcedTokens:
     )
 
 
+@dataclass(frozen=True)
+class Survival:
+    """A survival curve: a step function that falls at each of `times`; every array has shape (n_times,)."""
+
+    times: Float  # The distinct times, of events and of censored observations, in ascending order
+    share: Float  # Probability to survive beyond each time
+    # Its interval; NaN before the first event and where the share is 0, because the formula has no value there
+    low: Float
+    high: Float
+
+    @property
+    def median(self) -> float | None:
+        """The first time at which at most half survive; None where more than half survive to the end."""
+        return self._first(self.share)
+
+    @property
+    def median_interval(self) -> tuple[float, float] | None:
+        """The times at which the interval of the share contains a half; None where it has no upper end.
+
+        Source: Brookmeyer and Crowley, "A confidence interval for the median survival time", Biometrics 1982.
+        """
+        low, high = self._first(self.low), self._first(self.high)
+        return None if low is None or high is None else (low, high)
+
+    def _first(self, curve: Float) -> float | None:
+        below = np.flatnonzero(curve <= 0.5 + 1e-12)  # a half up to rounding is; NaN is not
+        return float(self.times[below[0]]) if len(below) else None
+
+
+def kaplan_meier(times: npt.ArrayLike, events: npt.ArrayLike, *, level: float = 0.95) -> Survival:
+    """Return the Kaplan-Meier curve with Greenwood's log-log interval, by scipy.
+
+    ``S(t) = prod over t_i <= t of (1 - d_i / n_i)``, with d_i events among the n_i that are still observed at t_i.
+    An observation without the event, of the n `events`, is censored: its event would come later than its time.
+
+    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 1958.
+
+    Examples
+    --------
+    >>> curve = kaplan_meier([3, 5, 5, 8], [True, True, False, False])
+    >>> [round(float(s), 4) for s in curve.share]
+    [0.75, 0.5, 0.5]
+    """
+    at, had = finite("times", times), np.asarray(events, dtype=bool)
+    if same_length(times=at, events=had) == 0:
+        raise DataError("A survival curve needs at least one observation")
+    curve = ecdf(CensoredData.right_censored(at, ~had)).sf
+    with warnings.catch_warnings():  # scipy warns where the interval has no value
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = curve.confidence_interval(level, method="log-log")
+    share = np.asarray(curve.probabilities, dtype=np.float64)
+    without: Bool = (share <= 0.0) | (share >= 1.0)
+    low, high = (np.where(without, np.nan, end.probabilities) for end in (interval.low, interval.high))
+    return Survival(np.asarray(curve.quantiles, dtype=np.float64), share, low, high)
+
+
 FDT = MetricKey(
     name="judge/first_divergent_token",
     direction="higher",
@@ -153,8 +210,7 @@ def first_divergent_token(inputs: MetricInputs) -> list[MetricResult]:
     curve = kaplan_meier(found.time, found.differs, level=inputs.settings.level)
     if curve.median is None:
         return []
-    everything, n = ItemSubset(None, None, np.empty(0, dtype=np.int64)), len(found.time)
-    return [everything.result(FDT.name, curve.median, curve.median_interval, n=n, level=inputs.settings.level)]
+    return pooled(inputs, {FDT: Number(curve.median, len(found.time), interval=curve.median_interval)})
 
 
 IDENTICAL = MetricKey.percent(

@@ -106,8 +106,7 @@ class _ClippedMean:
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the mean and its interval."""
-        interval = bounded_mean_interval(self.values, upper=CLIP, level=settings.level)
-        return float(self.values.mean()), (interval.low, interval.high)
+        return float(self.values.mean()), bounded_mean_interval(self.values, upper=CLIP, level=settings.level)
 
 
 def _by_subset(inputs: MetricInputs, formula: Callable[[Float], Estimates]) -> list[MetricResult]:
@@ -159,7 +158,7 @@ def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
 )
 def kl_items(inputs: MetricInputs) -> list[MetricResult]:
     """Number of headline items with a KL; 0 says that there is none by construction, not that it was not measured."""
-    rows = np.flatnonzero(np.isin(inputs.view.family, inputs.headline_families))
+    rows = inputs.headline_rows
     if not len(rows):
         return []
     scored = np.isin(inputs.view.family[rows], inputs.view.scored)

@@ -6,9 +6,9 @@ import numpy as np
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, by_subset
+from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, MetricKey, metric
-from mlflow_compress.metrics.core.predictions import option_means
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_BOUNDS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import TOP_LADDER, MetricResult

@@ -1,4 +1,4 @@
-"""Top margins: the baseline's confidence in the answers that a variant changes."""
+"""Top margins: the baseline's confidence in the answers that a variant changes, and distances by that confidence."""
 
 from __future__ import annotations
 
@@ -11,22 +11,45 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, TOKEN_DISTANCES, TOKEN_SCORES
+from mlflow_compress.metrics.perplexity import corpus_confidence
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
 
 
 @dataclass(frozen=True, kw_only=True)
 class BinnedShare:
-    """A share by bin, ready to draw; only bins that hold items."""
+    """A share by bin, ready to draw; only bins that hold items, each array of shape (n_bins,)."""
 
-    left: Float  # Edges of each bin; shape (n_bins,)
+    left: Float  # Edges of each bin
     right: Float
-    n: Int  # Items in each bin; shape (n_bins,)
-    share: Float  # Share of items with the event, and its Wilson interval; shape (n_bins,)
+    n: Int  # Items in each bin
+    share: Float  # Share of items with the event, and its Wilson interval
     low: Float
     high: Float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinnedMean:
+    """A mean by bin, ready to draw; only bins that hold values, each array of shape (n_bins,)."""
+
+    left: Float  # Edges of each bin
+    right: Float
+    n: Int  # Values in each bin
+    # Mean and its studentised bootstrap interval; the bounds are NaN where a bin holds too few values for one
+    mean: Float
+    low: Float
+    high: Float
+
+
+def _bins(values: Float, edges: npt.ArrayLike | None) -> tuple[Float, Int]:
+    """Return the edges, and the bin of each value."""
+    cuts = finite("edges", np.linspace(0.0, 1.0, 11) if edges is None else edges)
+    if len(cuts) < 2 or (np.diff(cuts) <= 0).any() or values.min() < cuts[0] or values.max() > cuts[-1]:
+        raise ConfigError("Bin edges must increase and enclose every value", got=f"{cuts[0]} to {cuts[-1]}")
+    return cuts, np.minimum(np.searchsorted(cuts, values, side="right") - 1, len(cuts) - 2)
 
 
 def share_by_bin(
@@ -36,40 +59,69 @@ def share_by_bin(
 
     - `values` (n,): Top margins (or probabilities) of the baseline.
     - `events` (n,): Answer changed, or answer incorrect.
-    - `edges` (n_bins + 1,): Increasing bin edges, default ten equal bins over [0, 1]; the last bin includes its right
-      edge.
+    - `edges` (n_bins + 1,): By default ten equal bins over [0, 1]; the last bin includes its right edge.
     """
-    x = finite("values", values)
-    happened = np.asarray(events, dtype=bool)
+    x, happened = finite("values", values), np.asarray(events, dtype=bool)
     same_length(values=x, events=happened)
-    cuts = finite("edges", np.linspace(0.0, 1.0, 11) if edges is None else edges)
-    if len(cuts) < 2 or (np.diff(cuts) <= 0).any() or x.min() < cuts[0] or x.max() > cuts[-1]:
-        raise ConfigError("Bin edges must increase and enclose every value", got=f"{cuts[0]} to {cuts[-1]}")
-    codes = np.minimum(np.searchsorted(cuts, x, side="right") - 1, len(cuts) - 2)
+    cuts, codes = _bins(x, edges)
     n = np.bincount(codes, minlength=len(cuts) - 1)
     k = np.bincount(codes, weights=happened, minlength=len(cuts) - 1).astype(int)
     used = np.flatnonzero(n)
-    bounds = np.array([wilson(int(k[i]), int(n[i]), level=level) for i in used])
-    return BinnedShare(
-        left=cuts[used],
-        right=cuts[used + 1],
-        n=n[used],
-        share=k[used] / n[used],
-        low=bounds[:, 0],
-        high=bounds[:, 1],
-    )
+    low, high = np.array([wilson(int(k[i]), int(n[i]), level=level) for i in used]).T
+    return BinnedShare(left=cuts[used], right=cuts[used + 1], n=n[used], share=k[used] / n[used], low=low, high=high)
 
 
-_MEANINGS: tuple[tuple[str, Direction, str], ...] = (
-    ("margin_correct", "higher", "Mean top margin of the items that the model has right."),
-    ("margin_incorrect", "neither", "Mean top margin of the items that the model has wrong."),
-    ("margin_correct_baseline", "neither", "Mean top margin of the items that the baseline has right."),
-    ("margin_incorrect_baseline", "neither", "Mean top margin of the items that the baseline has wrong."),
-)
-RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE = (
-    MetricKey.probability(f"quality/{name}", direction, meaning, by_category=False)
-    for name, direction, meaning in _MEANINGS
-)
+def mean_by_bin(
+    confidence: npt.ArrayLike,
+    values: npt.ArrayLike,
+    *,
+    edges: npt.ArrayLike | None = None,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> BinnedMean:
+    """Return the mean of a distance by bin of the baseline's confidence in [0, 1]; bins as in `share_by_bin`."""
+    c, x = finite("confidence", confidence), finite("values", values)
+    same_length(confidence=c, values=x)
+    cuts, codes = _bins(c, edges)
+    used = np.unique(codes)
+    rows = []
+    for code in used:
+        inside = x[codes == code]
+        interval = studentized_interval(inside, resamples=resamples, level=level, seed=seed)
+        rows.append((len(inside), float(inside.mean()), *(interval or (np.nan, np.nan))))
+    n, mean, low, high = (np.array(column) for column in zip(*rows, strict=True))
+    return BinnedMean(left=cuts[used], right=cuts[used + 1], n=n.astype(np.int64), mean=mean, low=low, high=high)
+
+
+def kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
+    """Return the mean KL of choice items by bin of the baseline's top margin; None where there are none."""
+    margin, kl = inputs.baseline_predictions.margin[:, 0], inputs.distance("kl")
+    rows = np.isin(inputs.view.family, inputs.view.choice) & np.isfinite(margin) & np.isfinite(kl)
+    s = inputs.settings
+    if not rows.any():
+        return None
+    return mean_by_bin(margin[rows], kl[rows], level=s.level, resamples=s.resamples, seed=s.seed)
+
+
+def token_kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
+    """Return the mean KL of corpus tokens by bin of the baseline's probability of the target; None without a corpus."""
+    if inputs.missing(TOKEN_SCORES, TOKEN_DISTANCES) is not None:
+        return None
+    confidence, kl = corpus_confidence(inputs)
+    s = inputs.settings
+    return mean_by_bin(confidence, kl, level=s.level, resamples=s.resamples, seed=s.seed)
+
+
+def _margin(name: str, direction: Direction, model: str, answers: str) -> MetricKey:
+    meaning = f"Mean top margin of the items that the {model} has {answers}."
+    return MetricKey.probability(f"quality/{name}", direction, meaning, by_category=False)
+
+
+RIGHT = _margin("margin_correct", "higher", "model", "right")
+WRONG = _margin("margin_incorrect", "neither", "model", "wrong")
+RIGHT_BASELINE = _margin("margin_correct_baseline", "neither", "baseline", "right")
+WRONG_BASELINE = _margin("margin_incorrect_baseline", "neither", "baseline", "wrong")
 
 
 @METRICS.register("margins")
@@ -85,13 +137,13 @@ def margins(inputs: MetricInputs) -> list[MetricResult]:
         models.append((inputs.baseline_predictions, RIGHT_BASELINE, WRONG_BASELINE))
 
     def means(rows: Int) -> Estimates:
-        found = {}
+        estimates = {}
         for model, right, wrong in models:
             margin, correct = model.margin[rows, 0], model.correct[rows, 0]
             scored = np.isfinite(margin)
             left = int((~scored).sum())
-            found[right] = Mean(margin[scored & correct], left)
-            found[wrong] = Mean(margin[scored & ~correct], left)
-        return found
+            estimates[right] = Mean(margin[scored & correct], left)
+            estimates[wrong] = Mean(margin[scored & ~correct], left)
+        return estimates
 
     return by_subset(inputs, means, families=inputs.view.choice)

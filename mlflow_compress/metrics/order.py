@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.estimates import Estimates, Number, Resampled, by_subset
+from mlflow_compress.metrics.core.item_table import OptionGrid, Predictions
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, SHUFFLES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import first_column

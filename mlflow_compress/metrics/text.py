@@ -28,11 +28,9 @@ def rouge_l(references: Sequence[str], texts: Sequence[str]) -> Float:
     ``F = 2 P R/(P + R)`` with ``P = LCS/len(text)``, ``R = LCS/len(reference)`` over `rouge_score`'s tokens (lower
     case, letters and digits, no stemming). Two texts without tokens are equal: 1.
 
-    References
-    ----------
-    Lin, "ROUGE: a package for automatic evaluation of summaries", 2004; tokens as in Google's `rouge_score`. The
-    longest common subsequence (LCS) is rapidfuzz's: `rouge_score` fills its table cell by cell in Python, which takes
-    minutes on long answers.
+    Source: Lin, "ROUGE: a package for automatic evaluation of summaries", 2004; tokens as in Google's `rouge_score`.
+    The longest common subsequence (LCS) is rapidfuzz's: `rouge_score` fills its table cell by cell in Python, which
+    takes minutes on long answers.
     """
     from rapidfuzz.distance import LCSseq
     from rouge_score.tokenizers import DefaultTokenizer

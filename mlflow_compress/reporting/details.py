@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.metrics.core.confidence_bins import BinnedMean, kl_by_confidence, token_kl_by_confidence
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.requirements import (
     ITEMS,
@@ -20,7 +19,13 @@ from mlflow_compress.metrics.core.requirements import (
     family,
 )
 from mlflow_compress.metrics.core.token_groups import matched
-from mlflow_compress.metrics.margins import BinnedShare, share_by_bin
+from mlflow_compress.metrics.margins import (
+    BinnedMean,
+    BinnedShare,
+    kl_by_confidence,
+    share_by_bin,
+    token_kl_by_confidence,
+)
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int

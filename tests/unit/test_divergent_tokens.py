@@ -14,8 +14,7 @@ from statsmodels.duration.survfunc import SurvfuncRight
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
-from mlflow_compress.metrics.core.survival import kaplan_meier
-from mlflow_compress.metrics.greedy_answers import first_difference, forced_tokens, forks
+from mlflow_compress.metrics.greedy_answers import first_difference, forced_tokens, forks, kaplan_meier
 from mlflow_compress.metrics.kl_by_position import position_names
 from mlflow_compress.records import (
     GreedyAnswers,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline
-from mlflow_compress.metrics.core.predictions import top_margin
+from mlflow_compress.metrics.core.item_table import top_margin
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import Items, OptionScores, RunRecords

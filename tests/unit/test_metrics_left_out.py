@@ -11,7 +11,7 @@ from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.core.answer_files import compare_records
-from mlflow_compress.metrics.core.predictions import option_means
+from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.records import RunRecords
 from mlflow_compress.reporting.details import details, flips_table

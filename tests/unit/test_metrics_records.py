@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all
-from mlflow_compress.metrics.core.item_table import ItemTable
-from mlflow_compress.metrics.core.predictions import normalise_answer, option_grid, option_means, predict, top_margin
+from mlflow_compress.metrics.core.item_table import (
+    ItemTable,
+    normalise_answer,
+    option_grid,
+    option_means,
+    predict,
+    top_margin,
+)
 from mlflow_compress.metrics.core.requirements import NOISE, OPTION_DISTANCES, SHUFFLES
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import finite, same_length

@@ -17,7 +17,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs, compute_all, headline, unmet
-from mlflow_compress.metrics.core.confidence_bins import kl_by_confidence, mean_by_bin, token_kl_by_confidence
+from mlflow_compress.metrics.margins import kl_by_confidence, mean_by_bin, token_kl_by_confidence
 from mlflow_compress.metrics.noise import distinguishable, noise_table
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape
 from mlflow_compress.metrics.stats.correlation import correlate, pearson, spearman

@@ -89,14 +89,12 @@ def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
 
     - `rows`: Lines with `doc_id`, `target`, `filtered_resps` and the logged scores.
 
-    Notes
-    -----
-    Multiple choice: `filtered_resps` holds a (log-likelihood, is_greedy) pair a choice; the answer is the argmax of
-    the log-likelihoods, divided by the choices' characters where the harness logs `acc_norm` (PIQA, HellaSwag, ARC),
-    and of equal values the lowest index. What was logged says whether it is right, and must agree with the target
-    where that is an index. Otherwise the first filtered response is the answer. Where a task has several filters, such
-    as GSM8K, the first in the file is taken. Hashes of documents and prompts are compared, so other shots or templates
-    are refused.
+    Multiple choice: `filtered_resps` holds a (log-likelihood, is_greedy) pair a choice; the answer is the argmax of the
+    log-likelihoods, divided by the choices' characters where the harness logs `acc_norm` (PIQA, HellaSwag, ARC), and of
+    equal values the lowest index. What was logged says whether it is right, and must agree with the target where that
+    is an index. Otherwise the first filtered response is the answer. Where a task has several filters, such as GSM8K,
+    the first in the file is taken. Hashes of documents and prompts are compared, so other shots or templates are
+    refused.
 
     Raises `DataError`: naming the row or document that is broken.
     """

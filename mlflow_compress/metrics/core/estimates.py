@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.item_table import EVERYTHING, ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
@@ -32,7 +32,10 @@ class Estimate(Protocol):
         """Items without a value; None for those of the subset that are not `scored` (see `by_subset`)."""
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return value and interval; `factor` is 100 where a share is given in percent, else 1."""
+        """Return value and interval, which is None where there are too few values for one.
+
+        `factor` is 100 where a share is given in percent, else 1.
+        """
 
 
 Estimates = Mapping[MetricKey, Estimate]
@@ -74,15 +77,16 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class Number:
-    """A value in the key's unit that has no interval."""
+    """A value in the key's unit, with the interval that it has, if any."""
 
     value: float
     n: int
     n_unscored: int | None = None
+    interval: Interval | None = None
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the value."""
-        return self.value, None
+        """Return the value and its interval."""
+        return self.value, self.interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +109,7 @@ class Mean:
         return len(self.values)
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the mean and its interval; None for the latter where there are too few values."""
+        """Return the mean and its interval."""
         interval = settings.skewed_interval if self.skewed else settings.interval
         return float(self.values.mean()), interval(self.values)
 
@@ -129,10 +133,8 @@ class Resampled:
         return float(self.statistic(self.columns.mean(axis=0)))
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the value and its interval; None for the latter where resampling gives none."""
-        s = settings
-        interval = s.interval(self.columns, self.statistic)
-        return self.value, interval
+        """Return the value and its interval."""
+        return self.value, settings.interval(self.columns, self.statistic)
 
 
 def mean_of_sums(sums: Float) -> Float:
@@ -155,7 +157,7 @@ class OverClusters:
         return int(self.sums[:, -1].sum())
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the value and its interval; None for the latter where resampling gives none."""
+        """Return the value and its interval."""
         value = float(self.statistic(self.sums.sum(axis=0)))
         if self.skewed:
             return value, settings.skewed_interval(self.sums[:, 0], self.sums[:, -1])
@@ -171,50 +173,38 @@ def by_subset(
 ) -> list[MetricResult]:
     """Return a formula's results for the headline's items together, then for each task followed by its categories.
 
-    Parameters
-    ----------
-    inputs : MetricInputs
-        Whose items are split.
-    formula : callable (rows) -> mapping of MetricKey to Estimate
-        The metric: from row numbers of the items to estimates.
-    scored : numpy.ndarray of bool, shape (n_items,), optional
-        Items that have a value. Others do not reach the formula and are counted as unscored. Without it the formula
-        gets every item, and its estimates say how many have no value.
-    families : collection of str, optional
-        Families whose tasks are reported; by default all graded ones.
+    - `formula`: The metric, from row numbers of the items to estimates.
+    - `scored` (n_items,): Items that have a value. Others do not reach the formula and are counted as unscored. Without
+      it the formula gets every item, and its estimates say how many have no value.
+    - `families`: Whose tasks are reported; by default all graded ones.
     """
     families = inputs.view.graded if families is None else families
     together = [family for family in inputs.headline_families if family in families]
     results = []
     for subset in inputs.subsets(families, pooled=together):
         rows = subset.rows if scored is None else subset.rows[scored[subset.rows]]
-        if not len(rows):
-            continue
-        for key, estimate in formula(rows).items():
-            if estimate.n == 0 or (subset.category is not None and not key.by_category):
-                continue
-            left = len(subset.rows) - len(rows) if estimate.n_unscored is None else estimate.n_unscored
-            results.append(_result(inputs, subset, key, estimate, left))
+        if len(rows):
+            estimates = formula(rows)
+            if subset.category is not None:
+                estimates = {key: estimate for key, estimate in estimates.items() if key.by_category}
+            results += of_subset(inputs, subset, estimates, n_unscored=len(subset.rows) - len(rows))
     return results
 
 
 def pooled(inputs: MetricInputs, estimates: Estimates) -> list[MetricResult]:
     """Return the results of estimates that are about everything at once, not about the items of a task."""
-    return of_subset(inputs, ItemSubset(None, None, np.empty(0, dtype=np.int64)), estimates)
+    return of_subset(inputs, EVERYTHING, estimates)
 
 
-def of_subset(inputs: MetricInputs, subset: ItemSubset, estimates: Estimates) -> list[MetricResult]:
-    """Return the results of estimates that are about one subset and say themselves how many have no value."""
-    return [
-        _result(inputs, subset, key, estimate, estimate.n_unscored or 0)
-        for key, estimate in estimates.items()
-        if estimate.n
-    ]
-
-
-def _result(
-    inputs: MetricInputs, subset: ItemSubset, key: MetricKey, estimate: Estimate, n_unscored: int
-) -> MetricResult:
-    value, interval = estimate.at(inputs.settings, 100.0 if key.unit == "percent" else 1.0)
+def of_subset(
+    inputs: MetricInputs, subset: ItemSubset, estimates: Estimates, *, n_unscored: int = 0
+) -> list[MetricResult]:
+    """Return the results of estimates about one subset; `n_unscored` where they do not say how many have no value."""
     level = inputs.settings.level
-    return subset.result(key.name, value, interval, n=estimate.n, level=level, n_unscored=n_unscored)
+    results = []
+    for key, estimate in estimates.items():
+        if estimate.n:
+            value, interval = estimate.at(inputs.settings, 100.0 if key.unit == "percent" else 1.0)
+            unscored = n_unscored if estimate.n_unscored is None else estimate.n_unscored
+            results.append(subset.result(key.name, value, interval, n=estimate.n, level=level, n_unscored=unscored))
+    return results

@@ -1,7 +1,9 @@
-"""The items as arrays, and the subsets (pooled, by task, by category) that every metric reports."""
+"""The items as arrays, the subsets that every metric reports, and what a model answered to them."""
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +11,22 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from scipy.special import softmax
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
-from mlflow_compress.metrics.stats.arrays import Bool, Int, Objects
-from mlflow_compress.records import Items, MetricResult, Records, align
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects
+from mlflow_compress.records import (
+    Generations,
+    Items,
+    MetricResult,
+    OptionBounds,
+    OptionDistances,
+    OptionScores,
+    Records,
+    RunRecords,
+    align,
+)
 
 _JOIN = "\x1f"
 
@@ -44,18 +57,14 @@ class ItemSubset:
         n_unscored: int = 0,
     ) -> MetricResult:
         """Return a `MetricResult` about this subset."""
-        low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
+        low, high = (None, None) if interval is None else map(float, interval)
         return MetricResult(
-            name=name,
-            value=float(value),
-            low=low,
-            high=high,
-            level=level,
-            n=int(n),
-            n_unscored=int(n_unscored),
-            task=self.task,
-            category=self.category,
+            name, float(value), low, high, level, int(n), int(n_unscored), task=self.task, category=self.category
         )
+
+
+EVERYTHING = ItemSubset(None, None, np.empty(0, dtype=np.int64))
+"""What is about no items, or about all at once."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,7 @@ class ItemTable:
     def families(self, wanted: Callable[[ItemFamily], bool]) -> tuple[str, ...]:
         """Return the families of the items whose declared properties are as wanted, sorted.
 
-        Raises `ConfigError`: when a family of the items is not registered: the plug-in that made it is not installed.
+        Raises `ConfigError`: a family is not registered, because the plug-in that made it is not installed.
         """
         return tuple(name for name in sorted(set(self.family)) if wanted(ITEM_FAMILIES.get(name)))
 
@@ -154,24 +163,24 @@ class ItemTable:
 
     def locate(self, records: Records) -> Int:
         """Return the item's row for each row of `records`; rows of unknown items are an `AlignmentError`."""
-        found = pc.index_in(row_keys(records), value_set=self.keys)
-        if found.null_count:
-            first = int(np.argmax(np.asarray(found.is_null())))
+        rows = pc.index_in(row_keys(records), value_set=self.keys)
+        if rows.null_count:
+            first = int(np.argmax(np.asarray(rows.is_null())))
             row = records.table.slice(first, 1).to_pylist()[0]
             raise AlignmentError(
-                f"{found.null_count} rows of the {records.NAME} records belong to no item",
+                f"{rows.null_count} rows of the {records.NAME} records belong to no item",
                 got=f"{row['task']}/{row['item_id']}",
                 fix="Evaluate baseline and variant on the same tasks, limit and seed",
             )
-        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
+        return np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def subsets(
         self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] | None = None
     ) -> Iterator[ItemSubset]:
         """Iterate over the pooled subset, every task of the families, and every category of the families that have any.
 
-        - `pooled`: Families that the pooled value is taken over; empty for none.
-        - `categories`: Families whose tasks are split by category too; by default those that declare it.
+        The pooled value is taken over the families `pooled`. Tasks of the families `categories`, by default of those
+        that declare it, are split by category too.
         """
         if categories is None:
             categories = self.families(lambda family: family.by_category)
@@ -193,8 +202,7 @@ class ItemTable:
 def check_same_items(baseline: Items, variant: Items) -> None:
     """Refuse two runs whose items differ in anything that a model saw or is judged by.
 
-    Raises `AlignmentError`: naming the missing items, or the first item and the column (prompt, options, gold, rule
-    ...) that differ.
+    The `AlignmentError` names the missing items, or the first item and the column (prompt, options, gold, rule ...).
     """
     order = align(baseline, variant)
     other = variant.table.take(pa.array(order))
@@ -210,3 +218,211 @@ def check_same_items(baseline: Items, variant: Items) -> None:
                 f"{ItemTable(baseline).name(row)}",
                 fix="Evaluate both with the same tasks, shots, prompt format and seed",
             )
+
+
+LENGTHS = {"loglik_per_char": "n_chars", "loglik_per_byte": "n_bytes"}
+"""What a rule divides the log-likelihood by."""
+
+
+@dataclass(frozen=True)
+class OptionGrid:
+    """Option scores laid out densely."""
+
+    # Summed log-likelihood in nats, and what the item's rule takes the argmax of: the same, or divided by the option's
+    # length; minus infinity where an item has no such option or was not scored; shape (n_items, n_permutations,
+    # n_options)
+    loglik: Float
+    by_rule: Float
+    content: Int  # Original index of the option shown at that position; 0 where there is none
+    greedy: Bool  # Every token of the option is the argmax
+    scored: Bool  # All options of the item are there and have a log-likelihood; shape (n_items, n_permutations)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What one model answered; column 0 is the original order, the others are shuffles."""
+
+    # There is a prediction; it is right (False where unscored: always mask with `scored`); shape (n_items,
+    # n_permutations)
+    scored: Bool
+    correct: Bool
+    # Chosen shown position, and the original index of what stands there; meaningful for scored multiple choice; shape
+    # (n_items, n_permutations)
+    letter: Int
+    content: Int
+    # p(best) - p(second best) with p the softmax over the options' (normalised) log-likelihoods; NaN elsewhere; shape
+    # (n_items, n_permutations)
+    margin: Float
+
+
+def check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
+    """Return where every option is there; `counts`, shape (n_items, ...), of only some of them are a `DataError`."""
+    wanted = view.n_options.reshape(-1, *([1] * (counts.ndim - 1)))
+    partial = (counts != 0) & (counts != wanted)
+    if partial.any():
+        first = np.argwhere(partial)[0]
+        raise DataError(
+            f"The {what} records hold {counts[tuple(first)]} of {view.n_options[first[0]]} options of an item",
+            got=view.name(int(first[0])),
+            fix="Run the evaluate stage again",
+        )
+    return np.asarray((counts == wanted) & (wanted > 0), dtype=bool)
+
+
+def is_null(records: OptionScores | OptionDistances | OptionBounds, column: str) -> Bool:
+    """Return where a column is null, shape (n_rows,): a null says "not scored", a NaN that something broke."""
+    return np.asarray(records.table.column(column).is_null().to_numpy(), dtype=bool)
+
+
+def option_cells(view: ItemTable, scores: OptionScores | OptionDistances | OptionBounds) -> tuple[Int, Int, Int]:
+    """Return (item row, permutation, option) of every row; negative positions and repeated cells are refused."""
+    item = view.locate(scores)
+    permutation = scores.column("permutation").astype(np.int64)
+    option = scores.column("option").astype(np.int64)
+    if len(item) and (permutation.min() < 0 or option.min() < 0 or (option >= view.n_options[item]).any()):
+        raise DataError(f"The {scores.NAME} records hold an option that its item does not have")
+    if len(item):
+        cell = (item * (permutation.max() + 1) + permutation) * (option.max() + 1) + option
+        if len(np.unique(cell)) != len(cell):
+            raise AlignmentError(f"Duplicate keys in the {scores.NAME} records", fix="Every key must be unique")
+    return item, permutation, option
+
+
+def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
+    """Lay option scores out as dense arrays. An item is unscored in an order with a null log-likelihood.
+
+    Such an option is longer than the model's context. NaN or infinite log-likelihoods are a `DataError` (a broken
+    forward pass must not become an answer), as is an item with only some of its options, and an option without
+    characters under a rule that divides by them.
+    """
+    item, permutation, option = option_cells(view, scores)
+    loglik, unscored = scores.column("loglik").astype(np.float64), is_null(scores, "loglik")
+    bad = ~np.isfinite(loglik) & ~unscored
+    if bad.any():
+        raise DataError(
+            f"{int(bad.sum())} log-likelihoods are NaN or infinite; the first belongs to "
+            f"{view.name(int(item[np.argmax(bad)]))}",
+            fix="The forward pass overflowed: evaluate in float32 or bfloat16, or look at the compressed weights",
+        )
+    shape = (len(view), int(permutation.max(initial=0)) + 1, max(int(view.n_options.max()), 1))
+    cells = (item, permutation, option)
+    counts = np.zeros(shape[:2], dtype=np.int64)
+    np.add.at(counts, (item, permutation), 1)
+    grid = OptionGrid(
+        loglik=np.full(shape, -np.inf),
+        by_rule=np.full(shape, -np.inf),
+        content=np.zeros(shape, dtype=np.int64),
+        greedy=np.zeros(shape, dtype=bool),
+        scored=check_complete(view, counts, scores.NAME),
+    )
+    length: Float = np.ones(len(scores))
+    for rule, column in LENGTHS.items():
+        length = np.where(view.rule[item] == rule, scores.column(column).astype(np.float64), length)
+    empty = length <= 0
+    if empty.any():
+        raise DataError("An option has no characters to normalise by", got=view.name(int(item[np.argmax(empty)])))
+    grid.scored[item[unscored], permutation[unscored]] = False
+    loglik = np.where(unscored, -np.inf, loglik)
+    grid.loglik[cells] = loglik
+    grid.by_rule[cells] = loglik / length
+    grid.content[cells] = scores.column("content").astype(np.int64)
+    grid.greedy[cells] = scores.column("greedy").astype(bool)
+    return grid
+
+
+def top_margin(values: Float) -> Float:
+    """Return p(best) - p(second best) over the last axis, p = softmax; NaN where there are fewer than two options.
+
+    [AINAYN] does not say over what p is normalised; here it is over the options.
+    """
+    possible = np.isfinite(values).sum(axis=-1) >= 2
+    margin = np.full(values.shape[:-1], np.nan)
+    if possible.any():
+        p = np.sort(softmax(values[possible], axis=-1), axis=-1)
+        margin[possible] = p[..., -1] - p[..., -2]
+    return margin
+
+
+def normalise_answer(text: str) -> str:
+    """Return an answer for exact matching: lower case, punctuation and repeated spaces removed.
+
+    A text that is one number (also "$1,234.50" or "12%") keeps its sign and decimals: "1,234.0" equals "1234", and
+    "3.5" does not equal "35".
+    """
+    stripped = text.strip()
+    number = re.fullmatch(r"[$€£]?\s*([-+]?)\s*[$€£]?((?:\d[\d,]*)(?:\.\d+)?|\.\d+)\s*%?\.?", stripped)
+    if number:
+        return repr(float(number.group(1) + number.group(2).replace(",", "")))
+    lowered = stripped.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(lowered.split())
+
+
+def _exact(view: ItemTable, generations: Generations) -> tuple[Bool, Bool]:
+    # Free answers (MT-Bench, instructions) are generations too, but belong to no item.
+    tasks = set(view.task[view.rule == "exact_match"])
+    first = generations.where(task=tasks, turn=0, sample=0)
+    rows = view.locate(first)
+    if len(np.unique(rows)) != len(rows):
+        repeated = int(rows[np.argmax(np.bincount(rows)[rows] > 1)])
+        raise AlignmentError(
+            "Duplicate keys in the generations records", got=view.name(repeated), fix="Every key must be unique"
+        )
+    answers = view.items.table.column("answers").to_pylist()
+    scored, correct = np.zeros(len(view), dtype=bool), np.zeros(len(view), dtype=bool)
+    columns = (first.table.column(name).to_pylist() for name in ("text", "correct"))
+    for row, text, judged in zip(rows, *columns, strict=True):
+        if judged is not None:
+            scored[row], correct[row] = True, judged
+        elif text is not None and answers[row]:
+            scored[row] = True
+            correct[row] = normalise_answer(text) in {normalise_answer(a) for a in answers[row]}
+    return scored, correct
+
+
+def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid | None]:
+    """Return what a model answered, by each item's own rule, and the grid it was read from.
+
+    "loglik" takes the argmax of the summed log-likelihood (the harness's acc), "loglik_per_char" and "loglik_per_byte"
+    of that divided by the option's characters or UTF-8 bytes (acc_norm, acc_bytes), "greedy" asks whether the single
+    continuation is what greedy decoding gives, "exact_match" whether the first sample of the first turn equals a
+    permitted answer (`normalise_answer`). Ties: the lowest shown position wins, for every model.
+    """
+    grid = option_grid(view, run.option_scores) if run.option_scores is not None else None
+    shape = grid.scored.shape if grid is not None else (len(view), 1)
+    scored, correct = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    letter, content = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    margin = np.full(shape, np.nan)
+    if grid is not None:
+        values = grid.by_rule
+        scored = grid.scored.copy()
+        letter = values.argmax(axis=-1)
+        content = np.take_along_axis(grid.content, letter[..., None], axis=-1)[..., 0]
+        greedy = view.rule == "greedy"
+        correct = scored & np.where(greedy[:, None], grid.greedy[..., 0], content == view.gold[:, None])
+        margin = np.where(scored & view.chooses[:, None], top_margin(values), np.nan)
+    exact = view.rule == "exact_match"
+    if run.generations is not None and exact.any():
+        answered, right = _exact(view, run.generations)
+        scored[:, 0] |= answered & exact
+        correct[:, 0] |= right & exact
+    return Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin), grid
+
+
+def option_means(view: ItemTable, distances: OptionDistances | OptionBounds, column: str) -> Float:
+    """Return one value per item: the mean over its options of a distance at permutation 0; NaN where it has none.
+
+    An item with a null distance has none: one of its options is longer than the model's context. NaN or infinite
+    distances, and an item with only some of its options, are a `DataError`.
+    """
+    original = distances.where(permutation=0)
+    item, _, _ = option_cells(view, original)
+    values, unscored = original.column(column).astype(np.float64), is_null(original, column)
+    bad = ~np.isfinite(values) & ~unscored
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise DataError(f"The {column} distances hold NaN or infinite values", got=view.name(int(item[first])))
+    counts = np.bincount(item, minlength=len(view))
+    there = check_complete(view, counts, distances.NAME)
+    there[item[unscored]] = False
+    sums = np.bincount(item, weights=np.where(unscored, 0.0, values), minlength=len(view))
+    return np.where(there, sums / np.maximum(counts, 1), np.nan)

@@ -10,9 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.metrics.core.item_table import ItemSubset, ItemTable, check_same_items
+from mlflow_compress.metrics.core.item_table import (
+    ItemSubset,
+    ItemTable,
+    OptionGrid,
+    Predictions,
+    check_same_items,
+    option_means,
+    predict,
+)
 from mlflow_compress.metrics.core.metric_registry import METRICS, compute
-from mlflow_compress.metrics.core.predictions import OptionGrid, Predictions, option_means, predict
 from mlflow_compress.metrics.core.requirements import Requirement
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval

@@ -17,7 +17,7 @@ from scipy.stats import norm
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
-from mlflow_compress.metrics.stats.intervals import Interval
+from mlflow_compress.metrics.stats.intervals import Interval, check_level
 
 Statistic = Callable[[Float], Float]
 Method = Literal["bca", "percentile"]
@@ -66,6 +66,12 @@ def resample_counts(n: int, resamples: int, seed: int) -> Iterator[Float]:
         yield _draw(rng, n, min(step, resamples - start)).astype(np.float64)
 
 
+def _check(resamples: int, level: float) -> None:
+    if resamples < 100:
+        raise ConfigError("A bootstrap interval needs at least 100 resamples", got=resamples)
+    check_level(level)
+
+
 def _bca_levels(thetas: Float, estimate: float, jackknife: Float, tails: Float) -> Float:
     below = ((thetas < estimate).sum() + 0.5 * (thetas == estimate).sum()) / len(thetas)
     z0 = float(norm.ppf(np.clip(below, 0.5 / len(thetas), 1 - 0.5 / len(thetas))))
@@ -85,30 +91,16 @@ def bootstrap(
     seed: int = 0,
     method: Method = "bca",
 ) -> Interval | None:
-    """Bootstrap interval of ``statistic(mean over units of columns)``.
+    """Bootstrap interval of ``statistic(mean over units of columns)``; equal inputs give equal intervals.
 
-    Parameters
-    ----------
-    columns : array_like, shape (n_units,) or (n_units, n_columns)
-        One row per unit that is drawn with replacement: an item, or a cluster's sums.
-    statistic : callable
-        Maps means of shape (..., n_columns) to values of shape (...); it must accept a leading axis of resamples.
-    resamples, seed : int
-        Number of resamples and the generator's seed; equal inputs give equal intervals.
-    level : float
-        Confidence level.
-    method : {"bca", "percentile"}
-        Bias-corrected and accelerated (jackknife acceleration), or plain percentiles.
+    - `columns` (n_units,) or (n_units, n_columns): One row per unit that is drawn: an item, or a cluster's sums.
+    - `statistic`: From means, shape (..., n_columns), to values, shape (...).
+    - `method`: Bias-corrected and accelerated (jackknife acceleration), or plain percentiles.
 
-    Returns
-    -------
-    Interval or None
-        None where no interval exists: fewer than two units, or the statistic undefined in more than 5 % of
-        the resamples (a ratio whose denominator is often zero). Undefined resamples up to 5 % are left out.
+    None where no interval exists: fewer than two units, or the statistic undefined in more than 5 % of the resamples (a
+    ratio whose denominator is often zero). Undefined resamples up to 5 % are left out.
 
-    References
-    ----------
-    Efron, "Better bootstrap confidence intervals", JASA 1987.
+    Source: Efron, "Better bootstrap confidence intervals", JASA 1987.
     """
     return stratified_bootstrap([columns], statistic, resamples=resamples, level=level, seed=seed, method=method)
 
@@ -126,16 +118,9 @@ def stratified_bootstrap(
 
     Each stratum (a task) is resampled by itself. Strata of one size share their draws, so that row i of each is drawn
     together: right for tasks that hold the same items in one order (prompt methods), and without effect in expectation
-    for unrelated ones.
-
-    - `strata`, each (n_units,) or (n_units, n_columns): One row per unit that is drawn in its stratum.
-    - `statistic`, `resamples`, `level`, `seed`, `method`: As in `bootstrap`; of a single stratum the interval is the
-      same.
+    for unrelated ones. All else is as in `bootstrap`, which is the same for a single stratum.
     """
-    if resamples < 100:
-        raise ConfigError("A bootstrap interval needs at least 100 resamples", got=resamples)
-    if not 0.0 < level < 1.0:
-        raise ConfigError("The confidence level must lie strictly between 0 and 1", got=level)
+    _check(resamples, level)
     raw = [np.asarray(columns, dtype=np.float64) for columns in strata]
     tables = [finite("bootstrap columns", r[:, None] if r.ndim == 1 else r, ndim=2) for r in raw]
     if any(len(x) < 2 for x in tables):
@@ -168,13 +153,11 @@ def stratified_bootstrap(
 
 
 def cluster_sums(columns: npt.ArrayLike, clusters: npt.ArrayLike) -> Float:
-    """Sum the columns within each cluster and append the cluster's size, for a cluster bootstrap.
+    """Return the columns' sums within each cluster, and its size, for a cluster bootstrap: shape (n_clusters, k + 1).
 
-    - `columns` (n,) or (n, k): Values per token or item.
-    - `clusters` (n,): Cluster (document, window, category) of each row.
-
-    Returns shape (n_clusters, k + 1): pass it to `bootstrap` with a statistic such as `ratio`: sum over size is the
-    mean over rows, and whole clusters are drawn, so that dependence within a cluster widens the interval as it should.
+    `columns`, shape (n,) or (n, k), has the values of tokens or items, `clusters`, shape (n,), the document, window or
+    category of each. Sum over size is the mean over rows; whole clusters are drawn, so that dependence within a cluster
+    widens the interval as it should.
     """
     raw = np.asarray(columns, dtype=np.float64)
     x = finite("cluster columns", raw[:, None] if raw.ndim == 1 else raw, ndim=2)
@@ -207,34 +190,18 @@ def studentized_interval(
     With ``r = sum(a)/sum(b)``, ``e_i = a_i - r b_i`` and ``se = sqrt(sum(e²))/sum(b)``, every resample has
     ``t* = (r* - r)/se*``, and the interval is ``[r - t*_(upper) se, r - t*_(lower) se]``: the lower end takes the
     quantile of t* that leaves ``(1 - level)/2`` above it, the upper end the one that leaves `UPPER_TAIL` times as much
-    below it.
+    below it. The lower end is not below 0 where no value is.
 
-    Parameters
-    ----------
-    values : array_like, shape (n,)
-        One value per item, or the sum ``a_i`` of each cluster.
-    sizes : array_like, shape (n,), optional
-        Number of values ``b_i`` in each cluster, whole clusters being drawn; without it every unit counts as one.
-    resamples, seed : int
-        Number of resamples and the generator's seed; equal inputs give equal intervals.
-    level : float
-        Nominal confidence level.
+    - `values` (n,): One value per item, or the sum ``a_i`` of each cluster.
+    - `sizes` (n,): Number of values ``b_i`` in each cluster; without it every unit counts as one.
 
-    Returns
-    -------
-    Interval or None
-        None for a single unit, and where so few values differ that a resample with nothing but equal values is not
-        rarer than the tail: its t* is infinite. The lower end is not below 0 where no value is.
+    None for a single unit, and where so few values differ that a resample with nothing but equal values is not rarer
+    than the tail: its t* is infinite.
 
-    References
-    ----------
-    Efron, "Nonparametric standard errors and confidence intervals", 1981; Hall, "Theoretical comparison of bootstrap
-    confidence intervals", Annals of Statistics 1988. `UPPER_TAIL` is this project's.
+    Source: Efron, "Nonparametric standard errors and confidence intervals", 1981; Hall, "Theoretical comparison of
+    bootstrap confidence intervals", Annals of Statistics 1988. `UPPER_TAIL` is this project's.
     """
-    if resamples < 100:
-        raise ConfigError("A bootstrap interval needs at least 100 resamples", got=resamples)
-    if not 0.0 < level < 1.0:
-        raise ConfigError("The confidence level must lie strictly between 0 and 1", got=level)
+    _check(resamples, level)
     a = finite("values", values)
     b = np.ones(len(a)) if sizes is None else finite("sizes", sizes)
     same_length(values=a, sizes=b)

@@ -29,15 +29,9 @@ _STAGES = (
 
 
 def network_argsort(values: Float) -> Int:
-    """Return the ascending order of each row as numpy's AVX-512 `argsort` gives it, ties included.
+    """Return the ascending order of each row, of at most 8 keys, as numpy's AVX-512 `argsort` gives it, ties included.
 
-    - `values` (n, k): Finite keys, k at most 8.
-
-    Raises `UnsupportedError`: for more than 8 keys a row.
-
-    References
-    ----------
-    intel/x86-simd-sort, the 64-bit key-index network; equal keys stay where they are.
+    Source: intel/x86-simd-sort, the 64-bit key-index network; equal keys stay where they are.
     """
     n, k = values.shape
     if k > LANES:
@@ -94,17 +88,11 @@ def conformity_scores(
 
 
 def conformal_quantile(scores: npt.ArrayLike, alpha: float = 0.1, *, mode: Mode = "textbook") -> float:
-    """Return the threshold on the non-conformity, ``math.inf`` where the calibration set is too small for `alpha`.
+    """Return the threshold on n calibration scores, infinite where they are too few for `alpha`: sets hold all options.
 
-    - `scores` (n,): Calibration scores.
-    - `mode`: "textbook": the ``k = ceil((n + 1)(1 - alpha))``-th smallest score. "reference": what
-      LLM-Uncertainty-Bench computes, ``np.quantile(scores, ceil((n + 1)(1 - alpha))/n, method="higher")``, which is the
-      score of rank k + 1 for many n (4,997 among them): slightly larger sets than asked for.
-
-    Notes
-    -----
-    The published script fails where the level exceeds 1; the threshold is infinite there, so that every set holds
-    all options.
+    "textbook": the ``k = ceil((n + 1)(1 - alpha))``-th smallest score. "reference": what LLM-Uncertainty-Bench has,
+    ``np.quantile(scores, ceil((n + 1)(1 - alpha))/n, method="higher")``, which is the score of rank k + 1 for many n
+    (4,997 among them): slightly larger sets than asked for. The published script fails where the level exceeds 1.
     """
     s = finite("conformity scores", scores)
     if not 0.0 < alpha < 1.0:
@@ -132,10 +120,7 @@ def prediction_sets(probabilities: npt.ArrayLike, threshold: float, score: Score
 
 
 def split(n: int, *, seed: int = 42, calibration_share: float = 0.5) -> tuple[Int, Int]:
-    """Return (calibration rows, test rows), both sorted: a seeded permutation cut at ``floor(n share)``.
-
-    Raises `DataError`: when either side would be empty.
-    """
+    """Return (calibration rows, test rows), both sorted: a seeded permutation cut at ``floor(n share)``."""
     cut = int(n * calibration_share)
     if cut < 1 or n - cut < 1:
         raise DataError("A conformal split needs at least one item on each side", got=f"{n} items")
@@ -187,15 +172,11 @@ def conformal(
 ) -> ConformalResult:
     """Calibrate on some rows and judge the sets on others.
 
-    - `probabilities` (n, n_options): Softmax over the options' logits only.
-    - `gold` (n,): Right option.
-    - `mode`: "reference" reproduces the published script: rank (`conformal_quantile`) and ties (`network_argsort`).
-    - `threshold`: A quantile to keep instead of calibrating: the baseline's, to see what a deployed threshold does to a
-      variant.
+    `probabilities` are the softmax over the options' logits only. The mode "reference" reproduces the published script:
+    rank (`conformal_quantile`) and ties (`network_argsort`). A given `threshold` is kept instead of calibrating: the
+    baseline's, to see what a deployed threshold does to a variant.
 
-    References
-    ----------
-    Ye et al., "Benchmarking LLMs via Uncertainty Quantification" (LLM-Uncertainty-Bench).
+    Source: Ye et al., "Benchmarking LLMs via Uncertainty Quantification" (LLM-Uncertainty-Bench).
     """
     p, y = _checked(probabilities), np.asarray(gold, dtype=np.int64)
     cal, held = np.asarray(calibration, dtype=np.int64), np.asarray(test, dtype=np.int64)
@@ -214,7 +195,7 @@ def conformal(
 
 
 def coverage_by_class(result: ConformalResult, gold: npt.ArrayLike) -> dict[int, float]:
-    """Return the coverage of the test items of each gold option; `gold` has the test items' shape (n_test,)."""
+    """Return the coverage of the test items of each gold option; `gold` has shape (n_test,)."""
     y = np.asarray(gold, dtype=np.int64)
     if y.shape != result.covered.shape:
         raise DataError("gold must give one option index a test item", got=f"{y.shape} and {result.covered.shape}")

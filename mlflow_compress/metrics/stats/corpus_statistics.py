@@ -86,19 +86,14 @@ def corpus_statistics(
     p_variant: npt.ArrayLike,
     same_top: npt.ArrayLike,
 ) -> CorpusStatistics:
-    """Reduce token records to every statistic of llama.cpp's KL report.
+    """Reduce token records, each of shape (n_tokens,), to every statistic of llama.cpp's KL report.
 
-    - `nll_baseline`, `nll_variant` (n_tokens,): Negative log-likelihood of the target in nats.
-    - `kl` (n_tokens,): ``KL(P_b || P_q)`` in nats.
-    - `p_baseline`, `p_variant` (n_tokens,): Probability of the target.
-    - `same_top` (n_tokens,): Both models have the same most probable token.
+    The negative log-likelihood and probability are those of the target; nats. `same_top` says whether both models have
+    the same most probable token. NaN or infinite values, unequal lengths or no tokens are a `DataError`.
 
-    Raises `DataError`: for NaN or infinite values, unequal lengths or no tokens.
-
-    References
-    ----------
-    llama.cpp, `tools/perplexity/perplexity.cpp`. Not copied: its 16-bit storage of the baseline's log-probabilities
-    (errors up to 1.22e-4 nat), the KL over tokens with ``ln p_b > -16`` only, which makes slightly negative KLs.
+    Source: llama.cpp, `tools/perplexity/perplexity.cpp`. Not copied: its 16-bit storage of the baseline's
+    log-probabilities (errors up to 1.22e-4 nat), the KL over tokens with ``ln p_b > -16`` only, which makes slightly
+    negative KLs.
     """
     nll_b, nll_q = finite("nll_baseline", nll_baseline), finite("nll_variant", nll_variant)
     p_b, p_q, divergence = finite("p_baseline", p_baseline), finite("p_variant", p_variant), finite("kl", kl)
@@ -155,15 +150,11 @@ class DifferenceShape:
 def difference_shape(
     nll_baseline: npt.ArrayLike, nll_variant: npt.ArrayLike, *, n_bins: int = 61, clip: float = 0.995
 ) -> DifferenceShape:
-    """Describe the log-likelihood differences of two models on the same tokens.
+    """Describe the log-likelihood differences of two models on the same tokens, in nats.
 
-    - `nll_baseline`, `nll_variant` (n,): Negative log-likelihoods in nats.
-    - `n_bins`: Odd number of bins, so that one is centred on 0.
-    - `clip`: Quantile of ``|d|`` at which the histogram ends.
+    The number of bins is odd, so that one is centred on 0; `clip` is the quantile of ``|d|`` at which they end.
 
-    References
-    ----------
-    Dutta et al., "Accuracy is Not All You Need", section 6: the differences are nearly symmetric about 0.
+    Source: Dutta et al., "Accuracy is Not All You Need", section 6: the differences are nearly symmetric about 0.
     """
     if n_bins < 3 or n_bins % 2 == 0:
         raise ConfigError("n_bins must be odd and at least 3", got=n_bins)

@@ -50,24 +50,19 @@ def _clean(value: float) -> float:
 
 
 def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> Correlation | None:
-    """Spearman's rank correlation with the interval of Bonett and Wright; ties share their mean rank.
+    """Spearman's rank correlation of paired values, with the interval of Bonett and Wright; ties share their mean rank.
 
-    ``tanh(atanh(rho) ± z sqrt((1 + rho²/2)/(n - 3)))``; at rho = ±1 the interval is that point.
+    ``tanh(atanh(rho) ± z sqrt((1 + rho²/2)/(n - 3)))``; at rho = ±1 the interval is that point. None for fewer than
+    three points or values that do not vary: no correlation exists.
 
-    - `x`, `y` (n,): Paired values.
-
-    None for fewer than three points or values that do not vary: no correlation exists.
-
-    References
-    ----------
-    Bonett and Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations",
+    Source: Bonett and Wright, "Sample size requirements for estimating Pearson, Kendall and Spearman correlations",
     Psychometrika 2000.
     """
     a, b, exists = _pairs(x, y)
     if not exists:
         return None
-    n, found = len(a), spearmanr(a, b)
-    rho = _clean(float(found.statistic))
+    n, test = len(a), spearmanr(a, b)
+    rho = _clean(float(test.statistic))
     interval = None
     if n >= _FEWEST_FOR_INTERVAL:
         if abs(rho) == 1.0:
@@ -75,16 +70,14 @@ def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> Corr
         else:
             half = z_value(level) * math.sqrt((1 + rho * rho / 2) / (n - 3))
             interval = Interval(math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
-    return Correlation(value=rho, interval=interval, p_value=float(found.pvalue), n=n)
+    return Correlation(value=rho, interval=interval, p_value=float(test.pvalue), n=n)
 
 
 def spearman_exact_p(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     """Return the two-sided p-value of Spearman's correlation over all orders of `y`, for up to eight points.
 
     It is the share of orders whose correlation is at least as far from 0. `spearman` has an approximation that is 0 for
-    a perfect correlation, however few the points.
-
-    Raises `DataError`: no correlation exists (see `spearman`), or there are more than eight points.
+    a perfect correlation, however few the points. More points, or none that vary, are a `DataError`.
 
     Examples
     --------
@@ -118,24 +111,20 @@ def pearson(
     seed: int = 0,
     method: Method = "bca",
 ) -> Correlation | None:
-    """Pearson's correlation ``cov(x, y)/(s_x s_y)`` with a bootstrap interval over the points.
+    """Pearson's correlation ``cov(x, y)/(s_x s_y)`` of paired values with a bootstrap interval over the points.
 
-    - `x`, `y` (n,): Paired values.
-    - `interval`: Whether the points are independent, so that an interval exists.
-
-    None for fewer than three points or values that do not vary.
+    Without `interval` the points are not independent. None for fewer than three points or values that do not vary.
     """
     a, b, exists = _pairs(x, y)
     if not exists:
         return None
-    found = pearsonr(a, b)
-    bounds = None
+    test, bounds = pearsonr(a, b), None
     if interval and len(a) >= _FEWEST_FOR_INTERVAL:
         # Standardised, so that the moments lose no digits.
         u, v = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
         moments = np.column_stack([u, v, u * u, v * v, u * v])
         bounds = bootstrap(moments, _from_moments, resamples=resamples, level=level, seed=seed, method=method)
-    return Correlation(value=_clean(float(found.statistic)), interval=bounds, p_value=float(found.pvalue), n=len(a))
+    return Correlation(value=_clean(float(test.statistic)), interval=bounds, p_value=float(test.pvalue), n=len(a))
 
 
 def correlate(

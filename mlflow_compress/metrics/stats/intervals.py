@@ -21,10 +21,15 @@ class Interval(NamedTuple):
     high: float
 
 
-def z_value(level: float) -> float:
-    """Return the two-sided standard normal quantile of a confidence level, 1.96 for 0.95."""
+def check_level(level: float) -> None:
+    """Refuse a confidence level that is not strictly between 0 and 1."""
     if not 0.0 < level < 1.0:
         raise ConfigError("The confidence level must lie strictly between 0 and 1", got=level)
+
+
+def z_value(level: float) -> float:
+    """Return the two-sided standard normal quantile of a confidence level, 1.96 for 0.95."""
+    check_level(level)
     return float(norm.ppf(0.5 + level / 2.0))
 
 
@@ -33,9 +38,7 @@ def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
 
     ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` with ``p = successes/n``; never empty at p = 0 or 1.
 
-    References
-    ----------
-    Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
 
     Examples
     --------
@@ -44,24 +47,19 @@ def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise DataError("A proportion needs 0 <= successes <= n and n >= 1", got=f"{successes} of {n}")
-    if not 0.0 < level < 1.0:
-        raise ConfigError("The confidence level must lie strictly between 0 and 1", got=level)
-    found = binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
-    return Interval(float(found.low), float(found.high))
+    check_level(level)
+    low, high = binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
+    return Interval(float(low), float(high))
 
 
 def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) -> Interval:
     """Tango's score interval of ``(gained - lost)/n``, the difference of two paired proportions.
 
     The set of `d` with ``|gained - lost - n d| <= z sqrt(n (2 q(d) + d (1 - d)))``, where `q(d)` is the
-    maximum-likelihood estimate of the lost share given `d`. Unlike the bootstrap it does not
-    collapse to a point when nothing changed.
+    maximum-likelihood estimate of the lost share given `d`. Unlike the bootstrap it does not collapse to a point when
+    nothing changed. Only the second model has the `gained` items right, only the first the `lost` ones.
 
-    - `gained`, `lost`: Items that only the second model, or only the first, has right.
-
-    References
-    ----------
-    Tango, "Equivalence test and confidence interval for the difference in proportions for the paired-sample
+    Source: Tango, "Equivalence test and confidence interval for the difference in proportions for the paired-sample
     design", Statistics in Medicine 1998.
     """
     if n < 1 or min(gained, lost) < 0 or gained + lost > n:
@@ -94,7 +92,7 @@ _STEPS = 40  # bisections: 1e-12 of the range
 
 
 def bounded_mean_interval(values: npt.ArrayLike, *, upper: float = 1.0, level: float = 0.95) -> Interval:
-    """Return an interval for the mean of independent values in ``[0, upper]``, by betting.
+    """Return an interval for the mean of n independent values in ``[0, upper]``, by betting.
 
     Against "the mean is at most m" somebody stakes the share ``c`` of his capital on every value, which becomes
     ``K_c(m) = prod(1 - c + c x_i/m)``. If the mean IS at most m, the expected capital is at most 1, also on average
@@ -102,18 +100,12 @@ def bounded_mean_interval(values: npt.ArrayLike, *, upper: float = 1.0, level: f
     ``(1 - level)/2``. The lower end is the largest m against which the average capital does; the upper end is the same
     for ``upper - x``. Nothing is assumed of the distribution, and the order of the values does not matter.
 
-    - `values` (n,): Within [0, upper]: KL per item clipped at `upper`, for one.
-    - `level`: Confidence level; each end misses with a probability of at most ``(1 - level)/2``.
-
-    References
-    ----------
-    Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 2024: hedged capital at a
-    fixed sample size, diversified over constant stakes ("dKelly"). The grid of stakes is this project's.
+    Source: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 2024: hedged
+    capital at a fixed sample size, diversified over constant stakes ("dKelly"). The grid of stakes is this project's.
     """
     if not upper > 0.0 or not math.isfinite(upper):
         raise ConfigError("The upper bound must be positive and finite", got=upper)
-    if not 0.0 < level < 1.0:
-        raise ConfigError("The confidence level must lie strictly between 0 and 1", got=level)
+    check_level(level)
     x = finite("values", values) / upper
     if x.min() < 0.0 or x.max() > 1.0:
         raise DataError(
@@ -152,9 +144,7 @@ def _lower_end(x: Float, stakes: Float, goal: float) -> float:
 def items_for_flips_gate(flips: float, limit: float, *, level: float = 0.95, power: float = 0.8) -> int:
     """Return the items after which a gate "upper end of the flips interval <= limit" passes with the wanted power.
 
-    Uses the normal approximation of the count and the Wilson interval that the gate itself uses.
-
-    - `flips`, `limit`: True share of flips and the gate's limit, ``0 <= flips < limit < 1``.
+    `flips` is the true share. The count is approximately normal; the interval is Wilson's, which the gate uses.
     """
     if not 0.0 <= flips < limit < 1.0:
         raise ConfigError("Need 0 <= flips < limit < 1", got=f"{flips}, {limit}")

@@ -52,14 +52,10 @@ def _direction(m: float, side: Side) -> tuple[float, float]:
 def log_wealth(x: Float, m: float, *, side: Side, alpha: float) -> Float:
     """Return the log-capital after each item of who bets that the mean is below, or above, `m`; shape (n,).
 
-    Nearly all of the capital is bet boldly, the rest carefully: the sum of two martingales is one.
+    `x` has values in [0, 1], in random order. Nearly all of the capital is bet boldly, the rest carefully: the sum of
+    two martingales is one. The careful bets aim at the level `alpha`; the capital is a martingale whatever it is.
 
-    - `x` (n,): Values in [0, 1], in random order.
-    - `alpha`: Level that the careful bets aim at. The capital is a martingale whatever it is.
-
-    References
-    ----------
-    Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 2024.
+    Source: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 2024.
     """
     sign, room = _direction(m, side)
     t = np.arange(1, len(x) + 1)
@@ -80,9 +76,8 @@ def random_order(ids: Iterable[object], *, seed: int = 0) -> Int:
     """Return the random order in which items are looked at: the rows, sorted by the SHA-256 of seed and id.
 
     It depends on the ids and the seed alone, not on the order in which the items are given: whoever repeats a decision
-    with the same items looks at them in the same order, and nobody can choose an order by sorting a file.
-
-    Raises `DataError`: when there is no id, or two items share one.
+    with the same items looks at them in the same order, and nobody can choose an order by sorting a file. No id, or one
+    that two items share, is a `DataError`.
     """
     names = [repr(tuple(map(str, i)) if isinstance(i, tuple) else str(i)) for i in ids]
     if not names:
@@ -129,10 +124,8 @@ class BoundedCheck:
 def p_values(check: BoundedCheck, values: npt.ArrayLike, *, error: float, n_checks: int) -> tuple[Float, Float]:
     """Return p-values of "the claim is wrong" and of "the claim is right", after each value; they hold at all times.
 
-    A p-value is 1/(largest capital so far) of who bets against the statement. It never rises.
-
-    - `values` (n,): In random order.
-    - `error`, `n_checks`: Level and number of all checks together; the bets aim at it.
+    A p-value is 1/(largest capital so far) of who bets against the statement. It never rises. The values are in random
+    order. The bets aim at the level `error` of all checks together.
     """
     x = check.as_shares(values)
     m = (check.limit - check.low) / (check.high - check.low)
@@ -167,15 +160,11 @@ def decide_checks(
 
     The probability that ANY verdict is wrong is at most `error`, however often one looks: a check that passes although
     its mean breaks the limit, or fails although it keeps to it. Passes are corrected over the checks by Holm's rule,
-    and have nine tenths of the level. Fails are corrected by Bonferroni's, and have the rest.
+    and have nine tenths of the level. Fails are corrected by Bonferroni's, and have the rest. Holm's rule may be
+    applied at any time, because ``1/max(capital)`` is a p-value that holds at every time at once (Ville).
 
-    - `values`: For each check its values, in the random order in which items are looked at; a longer look begins with
-      the values of a shorter one.
-
-    Notes
-    -----
-    ``1/max(capital)`` over the items so far is a p-value that holds at every time at once (Ville), so that Holm's rule
-    may be applied at any of them.
+    `values` has each check's values, in the random order in which items are looked at; a longer look begins with the
+    values of a shorter one.
     """
     if not 0.0 < error < 1.0:
         raise ConfigError("The error level must lie strictly between 0 and 1", got=error)

@@ -22,9 +22,7 @@ def mcnemar_exact(c2w: int, w2c: int) -> float:
 
     ``p = min(1, 2 P(X <= min(c2w, w2c)))`` with ``X ~ Binomial(c2w + w2c, 1/2)``; 1 where nothing changed.
 
-    References
-    ----------
-    McNemar, Psychometrika 1947.
+    Source: McNemar, Psychometrika 1947.
 
     Examples
     --------
@@ -45,9 +43,7 @@ def holm(p_values: npt.ArrayLike) -> Float:
     rate stays at the level under any dependence. The values are those of statsmodels' `multipletests`, which collects
     garbage in every call and so takes 25 ms to half a second.
 
-    References
-    ----------
-    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+    Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
     """
     p = finite("p-values", p_values)
     if (p < 0).any() or (p > 1).any():
@@ -61,28 +57,22 @@ def holm(p_values: npt.ArrayLike) -> Float:
 def adjusted_mcnemar(results: Mapping[str, Iterable[MetricResult]]) -> dict[tuple[str, str], float]:
     """Return the McNemar p-value of every (variant, task) after Holm's correction over all of them together.
 
-    - `results`: By variant, what `compute_all` returned; the pooled p-values, which repeat the tasks', are left out.
+    `results` has by variant what `compute_all` returned; the pooled p-values, which repeat the tasks', are left out.
     """
     raw = {
         (variant, r.task): r.value
-        for variant, found in results.items()
-        for r in found
+        for variant, of_variant in results.items()
+        for r in of_variant
         if r.name == "quality/mcnemar_p" and r.task is not None and r.category is None
     }
     return dict(zip(raw, map(float, holm(list(raw.values()))), strict=True)) if raw else {}
 
 
 def non_inferior(low: float, high: float, *, margin: float, direction: Literal["higher", "lower"]) -> bool:
-    """Return whether a difference to the baseline is shown to be no worse than `margin`.
+    """Return whether a difference to the baseline, or a distance, is shown to be no worse than an accepted harm.
 
-    - `low`, `high`: Confidence interval of (variant - baseline), or of a distance.
-    - `margin`: The largest harm that is accepted, not negative, in the same unit.
-    - `direction`: Which way is better. "lower" (a distance): ``high <= margin``. "higher" (accuracy): ``low >=
-      -margin``.
-
-    Notes
-    -----
-    The interval's bad end decides, never the point estimate, so a small sample fails instead of passing.
+    Where lower is better (a distance): ``high <= margin``; where higher is (accuracy): ``low >= -margin``. The
+    interval's bad end decides, never the point estimate, so a small sample fails instead of passing.
     """
     if margin < 0 or math.isnan(margin):
         raise ConfigError("A non-inferiority margin is the accepted harm and cannot be negative", got=margin)
@@ -161,18 +151,10 @@ def count_flips(
 ) -> Flips:
     """Count the transitions between two models' answers to the same items.
 
-    ``c2w = #(c_b & !c_q)``, ``w2c = #(!c_b & c_q)``, ``w2w = #(!c_b & !c_q & a_b != a_q)``.
+    ``c2w = #(c_b & !c_q)``, ``w2c = #(!c_b & c_q)``, ``w2w = #(!c_b & !c_q & a_b != a_q)``; without answers a, `w2w`
+    and `all_flips` are None. Every array has shape (n,).
 
-    Parameters
-    ----------
-    correct_baseline, correct_variant : array_like of bool, shape (n,)
-        Whether each model is right.
-    answer_baseline, answer_variant : array_like, shape (n,), optional
-        Each model's answer; without them `w2w` and `all_flips` are None.
-
-    References
-    ----------
-    Dutta et al., "Accuracy is Not All You Need", section 2 and table 2.
+    Source: Dutta et al., "Accuracy is Not All You Need", section 2 and table 2.
 
     Examples
     --------

@@ -7,8 +7,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from mlflow_compress.metrics.conscompf import ModelSimilarity
-from mlflow_compress.metrics.core.survival import kaplan_meier
-from mlflow_compress.metrics.greedy_answers import Forks
+from mlflow_compress.metrics.greedy_answers import Forks, kaplan_meier
 from mlflow_compress.reporting.plots.style import (
     BASELINE,
     GRID,
