@@ -26,7 +26,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.files import read_json
 from mlflow_compress.home import home
-from mlflow_compress.tracking.waiting import PatientClient, patiently
+from mlflow_compress.tracking.waiting import PatientClient
 
 LIMIT_VARIABLE = "MLFLOW_COMPRESS_CACHE_GB"
 _DEFAULT_GB = 20.0
@@ -173,7 +173,7 @@ def _checksums(folder: Path) -> dict[str, str]:
     return found
 
 
-def local_folder(client: PatientClient, uri: str, run_id: str, folder: str) -> Path:
+def local_folder(client: PatientClient, run_id: str, folder: str) -> Path:
     """Return the local path of an artifact folder of a run.
 
     Artifacts in a local folder are read in place. Others are downloaded once, into the cache below `home`. Those of an
@@ -181,8 +181,8 @@ def local_folder(client: PatientClient, uri: str, run_id: str, folder: str) -> P
     """
 
     def download(target: Path) -> None:
-        where = {"dst_path": str(target), "tracking_uri": uri}
-        patiently(lambda: mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, **where), uri)
+        where = {"dst_path": str(target), "tracking_uri": client.uri}
+        client.wait_for(lambda: mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, **where))
 
     try:
         info = client.get_run(run_id).info
@@ -197,7 +197,7 @@ def local_folder(client: PatientClient, uri: str, run_id: str, folder: str) -> P
             atexit.register(shutil.rmtree, scratch, ignore_errors=True)
             download(scratch)
             return scratch / folder
-        cache = Downloads(home(uri) / "downloads", limit_bytes())
+        cache = Downloads(home(client.uri) / "downloads", limit_bytes())
         return cache.get(f"{run_id}.{folder.replace('/', '.')}", download) / folder
     except (MlflowException, OSError) as error:
         raise TrackingError(
@@ -206,21 +206,13 @@ def local_folder(client: PatientClient, uri: str, run_id: str, folder: str) -> P
         ) from error
 
 
-def json_artifact(run_id: str, name: str) -> Any:
-    """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
+def json_artifact(client: PatientClient, run: Run, name: str) -> Any:
+    """Return a JSON artifact of a run, read in place where it lies in a local folder."""
     try:
-        return patiently(lambda: mlflow.artifacts.load_dict(f"runs:/{run_id}/{name}"), mlflow.get_tracking_uri())
-    except (MlflowException, OSError) as error:
-        raise TrackingError(f"Run {run_id} has no artifact {name!r} that can be read", got=str(error)) from error
-
-
-def json_of_found(run: Run, name: str) -> Any:
-    """Return a JSON artifact of a run that a search has found. This is faster than `json_artifact` for many runs."""
-    if not _is_local(run.info.artifact_uri):
-        return json_artifact(run.info.run_id, name)
-    try:
-        return read_json(Path(local_file_uri_to_path(run.info.artifact_uri)) / name, error=TrackingError)
-    except TrackingError as error:
+        if _is_local(run.info.artifact_uri):
+            return read_json(Path(local_file_uri_to_path(run.info.artifact_uri)) / name, error=TrackingError)
+        return client.wait_for(lambda: mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/{name}"))
+    except (MlflowException, OSError, TrackingError) as error:
         raise TrackingError(
             f"Run {run.info.run_id} has no artifact {name!r} that can be read", got=str(error)
         ) from error

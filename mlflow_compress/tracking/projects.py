@@ -29,7 +29,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import run_ended, scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.tracking.waiting import away, patiently
+from mlflow_compress.tracking.waiting import away
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id
     where = tracker.uri, tracker.experiment_id
     project = str(folder), "main", dict(parameters), None
     # What it tells the store comes before it starts the process.
-    return patiently(lambda: load_backend("local").run(*project, config, *where), tracker.uri)
+    return tracker.client.wait_for(lambda: load_backend("local").run(*project, config, *where))
 
 
 def _wait(submitted: SubmittedRun) -> int:

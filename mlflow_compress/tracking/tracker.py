@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.artifacts import json_artifact, json_of_found, local_folder
+from mlflow_compress.tracking.artifacts import json_artifact, local_folder
 from mlflow_compress.tracking.database import create_database
 from mlflow_compress.tracking.experiment import (
     AUTO,
@@ -353,11 +353,11 @@ class Tracker:
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        return local_folder(self.client, self.uri, run_id, folder)
+        return local_folder(self.client, run_id, folder)
 
     def fetch_json(self, run_id: str, name: str) -> Any:
-        return json_artifact(run_id, name)
+        return json_artifact(self.client, self.client.get_run(run_id), name)
 
     def json_of(self, run: Run, name: str) -> Any:
         """Return a JSON artifact of a run that was found; one in a local folder is read in place."""
-        return json_of_found(run, name)
+        return json_artifact(self.client, run, name)

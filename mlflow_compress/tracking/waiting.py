@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_given_up: set[str] = set()  # stores that this process has waited for in vain: nothing waits for them a second time
-
 
 def longest_wait() -> float:
     """Return for how many seconds a store is waited for: ``MLFLOW_COMPRESS_SERVER_WAIT``, 600 if it is not set."""
@@ -57,52 +55,6 @@ def outage(error: BaseException, uri: str) -> str | None:
     return None
 
 
-def patiently(call: Callable[[], T], uri: str, *, made: Callable[[], T | None] | None = None) -> T:
-    """Return what a call returns. While the store does not answer, the call is repeated, and the user is told.
-
-    A call that makes something new each time needs `made`, which returns what was made where the answer was lost (None
-    if nothing was). If the store does not answer for `longest_wait` seconds, this is a `StoreAwayError`. Whoever calls
-    next is told so at once, without another wait, until it answers again.
-    """
-    began: float | None = None
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            found = made() if made is not None and began is not None else None
-            answer = call() if found is None else found
-        except Exception as error:
-            reason = outage(error, uri)
-            if reason is None:
-                if isinstance(error, MlflowException) and error.error_code == _UNAVAILABLE:
-                    raise TrackingError(
-                        f"The tracking store cannot be used: {str(error).splitlines()[0]}",
-                        got=shown_store(uri),
-                        fix="See to it that this user may write there, and that the disk has room; then start the same "
-                        "command again",
-                    ) from None
-                raise
-            began = time.monotonic() if began is None else began
-            left = began + longest_wait() - time.monotonic()
-            if left <= 0 or uri in _given_up:
-                _given_up.add(uri)
-                raise away(uri, reason) from None
-            if pause == _FIRST_PAUSE_S:
-                logger.warning(
-                    "Waiting for the tracking server %s (%s), at most %.0f s", shown_store(uri), reason, left
-                )
-            try:
-                time.sleep(min(pause, left))
-            except BaseException:  # the user does not want to wait: the closing of runs must not wait again
-                _given_up.add(uri)
-                raise
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        else:
-            if began is not None:
-                logger.warning("The tracking server answers again, after %.0f s", time.monotonic() - began)
-            _given_up.discard(uri)
-            return answer
-
-
 def away(uri: str, reason: str) -> StoreAwayError:
     """Return the error of a store that was waited for in vain."""
     return StoreAwayError(
@@ -121,23 +73,69 @@ def shown_store(uri: str) -> str:
 
 
 class PatientClient:
-    """An MLflow client whose every call waits for a store that is away, see `patiently`. `impatient` is plain."""
+    """An MLflow client whose every call waits for a store that is away, see `wait_for`. `impatient` is plain."""
 
     def __init__(self, client: Any, uri: str) -> None:
         self.impatient, self.uri = client, uri
+        self._given_up = False  # it was waited for in vain: nothing waits for it a second time
 
     def __getattr__(self, name: str) -> Any:
         """Return the client's method of this name, made patient."""
         method = getattr(self.impatient, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return patiently(lambda: method(*args, **kwargs), self.uri)
+            return self.wait_for(lambda: method(*args, **kwargs))
 
         return call
+
+    def wait_for(self, call: Callable[[], T], *, made: Callable[[], T | None] | None = None) -> T:
+        """Return what a call returns. While the store does not answer, the call is repeated, and the user is told.
+
+        A call that makes something new each time needs `made`, which returns what was made where the answer was lost
+        (None if nothing was). If the store does not answer for `longest_wait` seconds, this is a `StoreAwayError`.
+        Whoever calls next is told so at once, without another wait, until it answers again.
+        """
+        began: float | None = None
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                found = made() if made is not None and began is not None else None
+                answer = call() if found is None else found
+            except Exception as error:
+                reason = outage(error, self.uri)
+                if reason is None:
+                    if isinstance(error, MlflowException) and error.error_code == _UNAVAILABLE:
+                        raise TrackingError(
+                            f"The tracking store cannot be used: {str(error).splitlines()[0]}",
+                            got=shown_store(self.uri),
+                            fix="See to it that this user may write there, and that the disk has room; then start the "
+                            "same command again",
+                        ) from None
+                    raise
+                began = time.monotonic() if began is None else began
+                left = began + longest_wait() - time.monotonic()
+                if left <= 0 or self._given_up:
+                    self._given_up = True
+                    raise away(self.uri, reason) from None
+                if pause == _FIRST_PAUSE_S:
+                    logger.warning(
+                        "Waiting for the tracking server %s (%s), at most %.0f s", shown_store(self.uri), reason, left
+                    )
+                try:
+                    time.sleep(min(pause, left))
+                except BaseException:  # the user does not want to wait: the closing of runs must not wait again
+                    self._given_up = True
+                    raise
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                if began is not None:
+                    logger.warning("The tracking server answers again, after %.0f s", time.monotonic() - began)
+                self._given_up = False
+                return answer
 
     def once(self, make: Callable[[Any], T], made: Callable[[Any], T | None]) -> T:
         """Return what `make` makes, which must not be made twice where the answer to the first call was lost.
 
         `made` finds what an earlier call has made, if anything. Both are called with the plain client.
         """
-        return patiently(lambda: make(self.impatient), self.uri, made=lambda: made(self.impatient))
+        return self.wait_for(lambda: make(self.impatient), made=lambda: made(self.impatient))

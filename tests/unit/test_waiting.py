@@ -13,7 +13,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST, T
 
 from mlflow_compress.errors import ConfigError, StoreAwayError
 from mlflow_compress.tracking import waiting
-from mlflow_compress.tracking.waiting import PatientClient, longest_wait, outage, patiently, shown_store
+from mlflow_compress.tracking.waiting import PatientClient, longest_wait, outage, shown_store
 
 SERVER = "http://someone:secret@127.0.0.1:1"
 
@@ -32,7 +32,11 @@ def unreachable() -> MlflowException:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(waiting, "_given_up", set())
+
+
+@pytest.fixture
+def client() -> PatientClient:
+    return PatientClient(None, SERVER)
 
 
 class Away:
@@ -48,20 +52,22 @@ class Away:
         return "answer"
 
 
-def test_a_server_that_comes_back_costs_a_wait(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_comes_back_costs_a_wait(client: PatientClient, caplog: pytest.LogCaptureFixture) -> None:
     call = Away(4)
     with caplog.at_level(logging.WARNING):
-        assert patiently(call, SERVER) == "answer"
+        assert client.wait_for(call) == "answer"
     assert call.calls == 5
     first, last = caplog.messages  # said once, not at every try; and without the password
     assert "Waiting for the tracking server http://127.0.0.1:1 (no connection)" in first
     assert "answers again" in last and "secret" not in caplog.text
 
 
-def test_the_wait_ends_with_one_error_and_nobody_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_ends_with_one_error_and_nobody_waits_again(
+    client: PatientClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(waiting.WAIT_VARIABLE, "0.1")
     with pytest.raises(StoreAwayError, match="does not answer") as raised:
-        patiently(Away(10**6), SERVER)
+        client.wait_for(Away(10**6))
     message = str(raised.value)
     assert "kept on this machine" in message and "mlflow-compress resume" in message and "secret" not in message
     assert raised.value.__cause__ is None and raised.value.__suppress_context__  # one error, no chain of tracebacks
@@ -69,22 +75,22 @@ def test_the_wait_ends_with_one_error_and_nobody_waits_again(monkeypatch: pytest
     monkeypatch.setenv(waiting.WAIT_VARIABLE, "600")
     began, again = time.monotonic(), Away(10**6)
     with pytest.raises(StoreAwayError):
-        patiently(again, SERVER)
+        client.wait_for(again)
     assert again.calls == 1 and time.monotonic() - began < 5
-    assert patiently(Away(0), SERVER) == "answer"
-    assert patiently(Away(2), SERVER) == "answer"  # it is back, and is waited for again
+    assert client.wait_for(Away(0)) == "answer"
+    assert client.wait_for(Away(2)) == "answer"  # it is back, and is waited for again
 
 
-def test_an_interrupt_during_the_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_during_the_wait_ends_it(client: PatientClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(waiting.time, "sleep", interrupted)
-        patiently(Away(10**6), SERVER)
+        client.wait_for(Away(10**6))
     closing = Away(10**6)
     with pytest.raises(StoreAwayError):
-        patiently(closing, SERVER)
+        client.wait_for(closing)
     assert closing.calls == 1  # the closing of runs does not wait after Ctrl-C
 
 
@@ -129,7 +135,7 @@ def test_what_is_an_outage(error: Exception, uri: str, away: bool) -> None:
     assert (outage(error, uri) is not None) == away
 
 
-def test_a_refusal_is_raised_at_once() -> None:
+def test_a_refusal_is_raised_at_once(client: PatientClient) -> None:
     calls: list[int] = []
 
     def refused() -> None:
@@ -137,7 +143,7 @@ def test_a_refusal_is_raised_at_once() -> None:
         raise MlflowException("no such run", error_code=RESOURCE_DOES_NOT_EXIST)
 
     with pytest.raises(MlflowException, match="no such run"):
-        patiently(refused, SERVER)
+        client.wait_for(refused)
     assert calls == [1]
 
 
