@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,20 @@ TOP_LADDER = (100, 20, 5)
 """Lengths of lists for which there is a bound; the longest that both models have is used."""
 
 
-_KEY = [pa.field("task", pa.string()), pa.field("item_id", pa.string())]
-_OPTION_KEY = [*_KEY, pa.field("permutation", pa.int16()), pa.field("option", pa.int16())]
-_DIVERGENCES = [pa.field(name, pa.float64()) for name in ("kl", "kl_reverse", "js", "tv")]
-_TOP_TEN = [pa.field(name, pa.float64()) for name in ("top10", "rbo10")]
+def _columns(kind: pa.DataType) -> Callable[..., list[pa.Field]]:
+    """Return what makes columns of one type, by their names."""
+    return lambda *names: [pa.field(name, kind) for name in names]
+
+
+_texts, _flags, _floats = _columns(pa.string()), _columns(pa.bool_()), _columns(pa.float64())
+_shorts, _ints, _longs = _columns(pa.int16()), _columns(pa.int32()), _columns(pa.int64())
+_token_lists = _columns(pa.list_(pa.int32()))
+
+_ITEM = _texts("task", "item_id")
+_OPTION = [*_ITEM, *_shorts("permutation", "option")]
+_TOKEN = [*_ITEM, *_ints("position")]
+_DIVERGENCES = _floats("kl", "kl_reverse", "js", "tv")
+_TOP_TEN = _floats("top10", "rbo10")
 
 
 class OptionBounds(Records):
@@ -34,16 +44,7 @@ class OptionBounds(Records):
 
     NAME = "option_bounds"
     KEY = ("task", "item_id", "permutation", "option")
-    SCHEMA = pa.schema(
-        [
-            *_OPTION_KEY,
-            pa.field("k", pa.int32()),
-            pa.field("kl", pa.float64()),
-            pa.field("kept_baseline", pa.float64()),
-            pa.field("kept_variant", pa.float64()),
-            pa.field("clipped", pa.int32()),
-        ]
-    )
+    SCHEMA = pa.schema([*_OPTION, *_ints("k"), *_floats("kl", "kept_baseline", "kept_variant"), *_ints("clipped")])
 
 
 class SwapDistances(Records):
@@ -57,15 +58,7 @@ class SwapDistances(Records):
     NAME = "swap_distances"
     KEY = ("task", "swap", "item_id", "position")
     SCHEMA = pa.schema(
-        [
-            pa.field("task", pa.string()),
-            pa.field("swap", pa.string()),
-            pa.field("item_id", pa.string()),
-            pa.field("position", pa.int32()),
-            pa.field("kl", pa.float64()),
-            pa.field("top", pa.int32()),
-            pa.field("same_top", pa.bool_()),
-        ]
+        [*_texts("task", "swap", "item_id"), *_ints("position"), *_floats("kl"), *_ints("top"), *_flags("same_top")]
     )
 
 
@@ -79,15 +72,7 @@ class Timings(Records):
 
     NAME = "timings"
     KEY = ("batch", "repeat", "step")
-    SCHEMA = pa.schema(
-        [
-            pa.field("batch", pa.int16()),
-            pa.field("repeat", pa.int16()),
-            pa.field("step", pa.int32()),
-            pa.field("prompt_tokens", pa.int32()),
-            pa.field("seconds", pa.float64()),
-        ]
-    )
+    SCHEMA = pa.schema([*_shorts("batch", "repeat"), *_ints("step", "prompt_tokens"), *_floats("seconds")])
 
 
 class ServingMemory(Records):
@@ -99,13 +84,7 @@ class ServingMemory(Records):
 
     NAME = "serving_memory"
     KEY = ("process",)
-    SCHEMA = pa.schema(
-        [
-            pa.field("process", pa.int16()),
-            pa.field("resident_bytes", pa.int64()),
-            pa.field("peak_bytes", pa.int64()),
-        ]
-    )
+    SCHEMA = pa.schema([*_shorts("process"), *_longs("resident_bytes", "peak_bytes")])
 
 
 class Items(Records):
@@ -127,14 +106,10 @@ class Items(Records):
     KEY = ("task", "item_id")
     SCHEMA = pa.schema(
         [
-            *_KEY,
-            pa.field("family", pa.string()),
-            pa.field("rule", pa.string()),
-            pa.field("category", pa.string()),
-            pa.field("question", pa.string()),
-            pa.field("prompt", pa.string()),
+            *_ITEM,
+            *_texts("family", "rule", "category", "question", "prompt"),
             pa.field("options", pa.list_(pa.string())),
-            pa.field("gold", pa.int32()),
+            *_ints("gold"),
             pa.field("answers", pa.list_(pa.string())),
         ]
     )
@@ -153,13 +128,11 @@ class OptionScores(Records):
     KEY = ("task", "item_id", "permutation", "option")
     SCHEMA = pa.schema(
         [
-            *_OPTION_KEY,
-            pa.field("content", pa.int16()),
-            pa.field("loglik", pa.float64()),
-            pa.field("n_tokens", pa.int32()),
-            pa.field("n_chars", pa.int32()),
-            pa.field("n_bytes", pa.int32()),
-            pa.field("greedy", pa.bool_()),
+            *_OPTION,
+            *_shorts("content"),
+            *_floats("loglik"),
+            *_ints("n_tokens", "n_chars", "n_bytes"),
+            *_flags("greedy"),
         ]
     )
 
@@ -174,7 +147,7 @@ class OptionDistances(Records):
 
     NAME = "option_distances"
     KEY = OptionScores.KEY
-    SCHEMA = pa.schema([*_OPTION_KEY, *_DIVERGENCES, pa.field("same_top", pa.float64()), *_TOP_TEN])
+    SCHEMA = pa.schema([*_OPTION, *_DIVERGENCES, *_floats("same_top"), *_TOP_TEN])
 
 
 class TokenScores(Records):
@@ -185,17 +158,7 @@ class TokenScores(Records):
 
     NAME = "token_scores"
     KEY = ("task", "item_id", "position")
-    SCHEMA = pa.schema(
-        [
-            *_KEY,
-            pa.field("position", pa.int32()),
-            pa.field("target", pa.int32()),
-            pa.field("nll", pa.float64()),
-            pa.field("p_target", pa.float64()),
-            pa.field("argmax", pa.int32()),
-            pa.field("entropy", pa.float64()),
-        ]
-    )
+    SCHEMA = pa.schema([*_TOKEN, *_ints("target"), *_floats("nll", "p_target"), *_ints("argmax"), *_floats("entropy")])
 
 
 class TokenDistances(Records):
@@ -203,9 +166,7 @@ class TokenDistances(Records):
 
     NAME = "token_distances"
     KEY = TokenScores.KEY
-    SCHEMA = pa.schema(
-        [*_KEY, pa.field("position", pa.int32()), *_DIVERGENCES, pa.field("same_top", pa.bool_()), *_TOP_TEN]
-    )
+    SCHEMA = pa.schema([*_TOKEN, *_DIVERGENCES, *_flags("same_top"), *_TOP_TEN])
 
 
 class Generations(Records):
@@ -217,15 +178,7 @@ class Generations(Records):
     NAME = "generations"
     KEY = ("task", "item_id", "turn", "sample")
     SCHEMA = pa.schema(
-        [
-            *_KEY,
-            pa.field("turn", pa.int16()),
-            pa.field("sample", pa.int16()),
-            pa.field("prompt", pa.string()),
-            pa.field("text", pa.string()),
-            pa.field("n_tokens", pa.int32()),
-            pa.field("correct", pa.bool_()),
-        ]
+        [*_ITEM, *_shorts("turn", "sample"), *_texts("prompt", "text"), *_ints("n_tokens"), *_flags("correct")]
     )
 
 
@@ -241,13 +194,11 @@ class TokenAnswers(Records):
     KEY = ("task", "item_id", "sample")
     SCHEMA = pa.schema(
         [
-            *_KEY,
-            pa.field("sample", pa.int16()),
-            pa.field("prompt_tokens", pa.list_(pa.int32())),
-            pa.field("tokens", pa.list_(pa.int32())),
-            pa.field("text", pa.string()),
-            pa.field("reasoning_begin", pa.int32()),
-            pa.field("reasoning_end", pa.int32()),
+            *_ITEM,
+            *_shorts("sample"),
+            *_token_lists("prompt_tokens", "tokens"),
+            *_texts("text"),
+            *_ints("reasoning_begin", "reasoning_end"),
         ]
     )
 
@@ -294,14 +245,11 @@ class Judgments(Records):
     KEY = ("task", "item_id", "turn", "repeat")
     SCHEMA = pa.schema(
         [
-            *_KEY,
-            pa.field("turn", pa.int16()),
-            pa.field("repeat", pa.int16()),
-            pa.field("category", pa.string()),
-            pa.field("score", pa.float64()),
-            pa.field("reason", pa.string()),
-            pa.field("judgment", pa.string()),
-            pa.field("judge", pa.string()),
+            *_ITEM,
+            *_shorts("turn", "repeat"),
+            *_texts("category"),
+            *_floats("score"),
+            *_texts("reason", "judgment", "judge"),
         ]
     )
 
@@ -339,7 +287,8 @@ class RunRecords:
     @classmethod
     def read(cls, folder: Path) -> RunRecords:
         """Read every table that exists; a folder without any is a `DataError`."""
-        tables: dict[str, Any] = {k.NAME: k.read(folder) for k in _KINDS if (folder / f"{k.NAME}.parquet").is_file()}
+        kinds = {name: get_args(hint)[0] for name, hint in get_type_hints(cls).items()}
+        tables = {name: kind.read(folder) for name, kind in kinds.items() if (folder / f"{name}.parquet").is_file()}
         if not tables:
             raise DataError("No records in the folder", got=str(folder))
         return cls(**tables)
@@ -348,24 +297,6 @@ class RunRecords:
         """Return these records together with the other's; a table that both have is the other's."""
         theirs = {f.name: getattr(other, f.name) for f in fields(other)}
         return replace(self, **{name: table for name, table in theirs.items() if table is not None})
-
-
-_KINDS: tuple[type[Records], ...] = (
-    Items,
-    OptionScores,
-    OptionDistances,
-    OptionBounds,
-    TokenScores,
-    TokenDistances,
-    Generations,
-    Judgments,
-    Traces,
-    GreedyAnswers,
-    GreedyScores,
-    GreedyDistances,
-    Timings,
-    ServingMemory,
-)
 
 
 class Embeddings(Records):
@@ -379,11 +310,9 @@ class Embeddings(Records):
     KEY = ("task", "item_id", "sample")
     SCHEMA = pa.schema(
         [
-            pa.field("task", pa.string()),
-            pa.field("item_id", pa.string()),
-            pa.field("sample", pa.int16()),
-            pa.field("encoder", pa.string()),
-            pa.field("encoder_id", pa.string()),
+            *_ITEM,
+            *_shorts("sample"),
+            *_texts("encoder", "encoder_id"),
             pa.field("vector", pa.list_(pa.float32())),
         ]
     )
@@ -395,15 +324,16 @@ class Embeddings(Records):
         """Return the records of an array of shape (n, k, d): k samples of each of n instructions."""
         n, k, d = vectors.shape
         flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
-        columns = {
-            "task": [task] * (n * k),
-            "item_id": [item for item in item_ids for _ in range(k)],
-            "sample": list(range(k)) * n,
-            "encoder": [encoder] * (n * k),
-            "encoder_id": [encoder_id] * (n * k),
-            "vector": pa.ListArray.from_arrays(np.arange(0, n * k * d + 1, d, dtype=np.int32), flat),
-        }
-        return cls.from_columns(columns)
+        return cls.from_columns(
+            {
+                "task": [task] * (n * k),
+                "item_id": [item for item in item_ids for _ in range(k)],
+                "sample": list(range(k)) * n,
+                "encoder": [encoder] * (n * k),
+                "encoder_id": [encoder_id] * (n * k),
+                "vector": pa.ListArray.from_arrays(np.arange(0, n * k * d + 1, d, dtype=np.int32), flat),
+            }
+        )
 
     def by_instruction(self) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Return the instructions in the order of their ids, and their vectors, shape (n, k, d).
@@ -420,5 +350,4 @@ class Embeddings(Records):
             raise DataError(
                 "These embeddings are not complete", got=f"{len(order)} vectors of {len(items)} instructions"
             )
-        vectors = np.array(values, dtype=np.float32).reshape(len(items), k, -1)
-        return items, vectors
+        return items, np.array(values, dtype=np.float32).reshape(len(items), k, -1)

@@ -12,12 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import AlignmentError, StoreError, UnsupportedError
 from mlflow_compress.files import read_json_object, read_typed
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
-from mlflow_compress.scoring.forward.head import Head, LanguageModelHead, rebuild_head
+from mlflow_compress.scoring.forward.head import Head, rebuild_head
 
 Keys = npt.NDArray[np.uint8]
 FORMAT = 3
@@ -69,17 +68,9 @@ class StoreManifest:
         """SHA-256 of everything that the manifest says."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
-    @property
-    def n_rows(self) -> int:
-        """Number of scored positions in the store."""
-        return sum(int(s["rows"]) for s in self.shards)
-
 
 def write_file(path: Path, data: bytes) -> str:
-    """Write a file atomically, and return its SHA-256.
-
-    Raises `StoreError` when the file cannot be written, for example because the disk is full; no partial file is left.
-    """
+    """Write a file atomically, and return its SHA-256; a full disk is a `StoreError` and leaves no partial file."""
     try:
         atomic.write(path, data)
     except OSError as error:
@@ -87,45 +78,46 @@ def write_file(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@runtime_checkable
-class ModelWithHead(Protocol):
-    """Interface of a model whose head is in this process: a `LoadedModel`, or one whose body another engine runs."""
+@dataclass(frozen=True)
+class CapturedRows:
+    """Consecutive rows of a pass, as they are stored."""
 
-    @property
-    def model(self) -> Any:
-        """The transformers model; its body needs no weights."""
+    row: int  # Number of the first row in the pass
+    rows: torch.Tensor  # States, or log-probabilities; on the CPU; shape (n, width)
+    keys: Keys  # Per row: digest of all tokens up to it, and its first target
+    targets: npt.NDArray[np.int32]
+    kind: str  # As in `StoreManifest`
+    reason: str | None
 
-    @property
-    def stored_config(self) -> dict[str, Any]:
-        """Its configuration, from which the head's own code is rebuilt."""
 
-
-class StoredRows:
-    """Turns a model's states into the rows that are stored.
+class CapturedStates:
+    """Turns a model's states into the rows that are stored, and collects them in `parts`.
 
     At the first rows the head is rebuilt from its weights, as a reader does it. If the rebuilt head does not give the
     model's own logits, float16 log-probabilities are stored instead of states.
-
-    `kind` is "states" or "log_probs" (None before the first rows); `reason` says why it is log-probabilities.
     """
 
-    def __init__(self, loaded: ModelWithHead) -> None:
-        self._loaded = loaded
-        self.kind: str | None = None
-        self.reason: str | None = None
+    def __init__(self, loaded: Any) -> None:
+        self.parts: list[CapturedRows] = []
+        self._loaded = loaded  # has `model`, of which the head is here, and `stored_config`
+        self._kind: str | None = None
+        self._reason: str | None = None
 
-    def rows(self, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Return the rows to store, on the CPU: shape (n, hidden_size), or (n, vocab_size) for log-probabilities.
+    def append(
+        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]
+    ) -> None:
+        """Add rows; `row` is the number of the first one in the pass.
 
-        `states` are the head's inputs, shape (n, hidden_size), `logits` the model's logits of them, (n, vocab_size).
+        `states` are the head's inputs, shape (n, hidden_size), `logits` the model's float32 logits of them,
+        (n, vocab_size). `keys` (n, 16) are digests of all tokens up to a row, `targets` (n,) its first target.
         """
-        if self.kind is None:
-            self.reason = self._reason_for_log_probs(states, logits)
-            self.kind = STATES if self.reason is None else LOG_PROBS
-            if self.reason is not None:
-                logger.warning("The baseline store holds float16 log-probabilities: %s", self.reason)
-        rows = states if self.kind == STATES else torch.log_softmax(logits, dim=1).half()
-        return rows.detach().cpu()
+        if self._kind is None:
+            self._reason = self._reason_for_log_probs(states, logits)
+            self._kind = STATES if self._reason is None else LOG_PROBS
+            if self._reason is not None:
+                logger.warning("The baseline store holds float16 log-probabilities: %s", self._reason)
+        rows = states if self._kind == STATES else torch.log_softmax(logits, dim=1).half()
+        self.parts.append(CapturedRows(row, rows.detach().cpu(), keys, targets, self._kind, self._reason))
 
     def _reason_for_log_probs(self, states: torch.Tensor, logits: torch.Tensor) -> str | None:
         """Return why a reader could not rebuild the head from its weights; None where it can."""
@@ -146,9 +138,9 @@ class StoredRows:
         return None
 
 
-def head_file(loaded: ModelWithHead) -> bytes:
+def head_file(model: Any) -> bytes:
     """Return the content of the file with the weights of a model's head, in safetensors format."""
-    return bytes(save(_head_weights(loaded.model.get_output_embeddings())))
+    return bytes(save(_head_weights(model.get_output_embeddings())))
 
 
 def _head_weights(module: Any) -> dict[str, torch.Tensor]:
@@ -167,22 +159,8 @@ class StoredModel(IdentifiedModel, Protocol):
         """What decides the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
 
 
-@dataclass(frozen=True)
-class CapturedRows:
-    """Consecutive rows of a pass, as they are stored."""
-
-    row: int  # Number of the first row in the pass
-    rows: torch.Tensor  # States, or log-probabilities; on the CPU; shape (n, width)
-    keys: Keys  # Per row: digest of all tokens up to it, and its first target
-    targets: npt.NDArray[np.int32]
-    kind: str  # As in `StoredRows`
-    reason: str | None
-
-
 class StateWriter:
     """Writes a baseline's states. Use it as a context manager: the store is readable once the block ends without error.
-
-    What is stored of each row, states or log-probabilities, is chosen at the first rows (see `StoredRows`).
 
     `folder` is new or empty; an unfinished store in it is overwritten. `shard_bytes` are bytes of states per shard.
 
@@ -196,10 +174,9 @@ class StateWriter:
         if (self.folder / MANIFEST).exists():
             raise StoreError("The folder holds a finished store", got=str(folder), fix="Give another, or delete it")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._stored = StoredRows(loaded) if isinstance(loaded, ModelWithHead) else None
-        self._pending: list[CapturedRows] = []
-        self._written: list[dict[str, Any]] = []
         self.shards: list[dict[str, Any]] = []
+        self._captured = CapturedStates(loaded)
+        self._written: list[dict[str, Any]] = []
         self._limits: dict[str, int] = {}
         self._passes: list[dict[str, str]] = []
         self._kind: str | None = None
@@ -225,16 +202,9 @@ class StateWriter:
     def append(
         self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]
     ) -> None:
-        """Add rows of the model in this process.
-
-        `row` is the number of the first one in the pass. `states` are the head's inputs, shape (n, hidden_size),
-        `logits` the model's float32 logits of them, (n, vocab_size). `keys` (n, 16) are digests of all tokens up to a
-        row, `targets` (n,) its first target.
-        """
-        assert self._stored is not None  # a model on workers captures there
-        rows = self._stored.rows(states, logits)
-        self._pending.append(CapturedRows(row, rows, keys, targets, str(self._stored.kind), self._stored.reason))
-        if sum(part.rows.nbytes for part in self._pending) >= self.shard_bytes:
+        """Add rows of the model in this process, as `CapturedStates.append` does."""
+        self._captured.append(row, states, logits, keys, targets)
+        if sum(part.rows.nbytes for part in self._captured.parts) >= self.shard_bytes:
             self._flush()
 
     def take(self) -> dict[str, Any]:
@@ -248,8 +218,7 @@ class StateWriter:
 
         `head` returns the head's file; it is asked for once per store.
         """
-        self._know(captured.kind, captured.reason, head)
-        self._write([captured])
+        self._write([captured], head)
         return self.take()
 
     def adopt(self, written: Sequence[Mapping[str, Any]]) -> None:
@@ -259,14 +228,13 @@ class StateWriter:
         """
         for part in written:
             for shard in part["shards"]:
-                path = self.folder / str(shard["file"])
+                path = self.folder / shard["file"]
                 if not path.is_file() or path.stat().st_size != shard["bytes"]:
                     raise StoreError(
                         f"{path.name} of the interrupted store is missing or cut short", got=str(self.folder)
                     )
-            if self._kind is None:
-                self._kind, self._reason, self._head_hash = part["kind"], part["reason"], part["head"]
-            self._check_kind(part["kind"], part["reason"])
+            self._agree_on(part["kind"], part["reason"])
+            self._head_hash = self._head_hash or part["head"]
             self.shards += part["shards"]
 
     def close(self) -> None:
@@ -274,7 +242,7 @@ class StateWriter:
         dtypes, widths = {s["dtype"] for s in self.shards}, {s["width"] for s in self.shards}
         if len(dtypes) != 1 or len(widths) != 1:
             raise StoreError("A store holds rows of one dtype and width", got=f"{sorted(dtypes)}, {sorted(widths)}")
-        files = {str(shard["file"]) for shard in self.shards}
+        files = {shard["file"] for shard in self.shards}
         for path in self.folder.glob("states-*.safetensors"):
             if path.name not in files:
                 path.unlink()
@@ -286,7 +254,7 @@ class StateWriter:
             tokenizer=tokenizer_hash(self.loaded.tokenizer),
             head=self._head_hash,
             dtype=dtypes.pop(),
-            model_dtype=str(self.loaded.dtype).removeprefix("torch."),
+            model_dtype=_name(self.loaded.dtype),
             width=widths.pop(),
             vocab_size=self.loaded.vocab_size,
             model_config=self.loaded.stored_config,
@@ -298,22 +266,34 @@ class StateWriter:
         write_file(self.folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
 
     def _flush(self) -> None:
-        if self._pending:
-            first = self._pending[0]
-            assert isinstance(self.loaded, ModelWithHead)
-            self._know(first.kind, first.reason, partial(head_file, self.loaded))
-            self._write(self._pending)
-            self._pending = []
+        parts = self._captured.parts
+        if parts:
+            self._write(parts, lambda: head_file(self.loaded.model))  # type: ignore[attr-defined]
+            parts.clear()
 
-    def _know(self, kind: str, reason: str | None, head: Callable[[], bytes]) -> None:
-        """Take over, or check, what is stored of each row; write the head's weights once."""
+    def _write(self, parts: Sequence[CapturedRows], head: Callable[[], bytes]) -> None:
+        """Write rows as one shard, and the head's file once."""
+        self._agree_on(parts[0].kind, parts[0].reason)
+        if self._kind == STATES and self._head_hash is None:
+            self._head_hash = write_file(self.folder / HEAD_FILE, head())
+        rows = torch.cat([part.rows for part in parts])
+        keys, targets = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "targets"))
+        data = save({"rows": rows, "keys": torch.from_numpy(keys), "targets": torch.from_numpy(targets)})
+        name = f"states-{len(self._passes)}-{parts[0].row:09d}.safetensors"
+        shard = {
+            "file": name,
+            "rows": len(rows),
+            "bytes": len(data),
+            "sha256": write_file(self.folder / name, data),
+            "dtype": _name(rows.dtype),
+            "width": rows.shape[1],
+        }
+        self._written.append(shard)
+
+    def _agree_on(self, kind: str, reason: str | None) -> None:
+        """Take over what is stored of each row from the first part, and refuse later ones that store something else."""
         if self._kind is None:
             self._kind, self._reason = kind, reason
-        self._check_kind(kind, reason)
-        if kind == STATES and self._head_hash is None:
-            self._head_hash = write_file(self.folder / HEAD_FILE, head())
-
-    def _check_kind(self, kind: str, reason: str | None) -> None:
         if kind != self._kind:
             raise StoreError(
                 f"Parts of one pass could not agree on what to store: {self._reason or reason}",
@@ -322,19 +302,6 @@ class StateWriter:
                 fix="Evaluate the baseline in one process, with engine=local",
             )
 
-    def _write(self, parts: Sequence[CapturedRows]) -> None:
-        tensors = {
-            "rows": torch.cat([part.rows for part in parts]),
-            "keys": torch.from_numpy(np.concatenate([part.keys for part in parts])),
-            "targets": torch.from_numpy(np.concatenate([part.targets for part in parts])),
-        }
-        data = save(tensors)
-        name = f"states-{len(self._passes)}-{parts[0].row:09d}.safetensors"
-        digest = write_file(self.folder / name, data)
-        dtype = str(tensors["rows"].dtype).removeprefix("torch.")
-        shard = {"file": name, "rows": len(tensors["rows"]), "bytes": len(data), "sha256": digest, "dtype": dtype}
-        self._written.append({**shard, "width": int(tensors["rows"].shape[1])})
-
 
 class StateStore:
     """A finished store, opened for reading. Every file is checked against its SHA-256 when it is first read."""
@@ -342,30 +309,27 @@ class StateStore:
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._open: OrderedDict[int, torch.Tensor] = OrderedDict()
-        self._index: tuple[npt.NDArray[np.uint64], Keys, npt.NDArray[np.int64]] | None = None
-        self._head: Head | None = None
+        self._starts = np.cumsum([0, *(shard["rows"] for shard in manifest.shards)])
+        self._open: dict[int, torch.Tensor] = {}  # rows by shard, those that were used last at the end
 
     @classmethod
     def open(cls, folder: Path, *, baseline: IdentifiedModel | None = None) -> StateStore:
-        """Open a store.
-
-        With a `baseline`, the store must belong to this model, tokenizer and dtype.
+        """Open a store. With a `baseline`, it must belong to this model, tokenizer and dtype.
 
         Raises `StoreError` when the store is missing, unfinished, truncated, of another format, or of another model.
         """
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
             raise StoreError("No finished baseline store", got=str(folder), fix="Evaluate the baseline first")
-        found = read_json_object(folder / MANIFEST, error=StoreError).get("format")
-        if found != FORMAT:
-            raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=found)
+        version = read_json_object(folder / MANIFEST, error=StoreError).get("format")
+        if version != FORMAT:
+            raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=version)
         manifest = read_typed(folder / MANIFEST, StoreManifest, error=StoreError, fix="Evaluate the baseline again")
         kinds = {"file": str, "rows": int, "bytes": int, "sha256": str}
         for shard in manifest.shards:
             if not all(isinstance(shard.get(name), kind) for name, kind in kinds.items()):
                 raise StoreError("The store's manifest is broken: a shard lacks its file, rows, bytes or sha256")
-            path = folder / str(shard["file"])
+            path = folder / shard["file"]
             size = path.stat().st_size if path.is_file() else 0
             if size != shard["bytes"]:
                 raise StoreError(
@@ -381,7 +345,7 @@ class StateStore:
     @property
     def n_rows(self) -> int:
         """Number of scored positions in the store."""
-        return self.manifest.n_rows
+        return int(self._starts[-1])
 
     def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
         """Return the baseline's float32 logits at store rows, shape (n, vocab_size).
@@ -389,73 +353,72 @@ class StateStore:
         A store of log-probabilities returns these: they are normalised logits, rounded to float16.
         """
         states = self.states(rows).to(device)
-        return states.float() if self.manifest.kind == LOG_PROBS else self.head(device).logits(states)
+        return states.float() if self.manifest.kind == LOG_PROBS else self._head.to(device).logits(states)
 
-    def head(self, device: torch.device) -> LanguageModelHead:
-        """Return the baseline's head, rebuilt from the stored weights and configuration."""
-        if self._head is None:
-            self._head = rebuild_head(self.manifest.model_config, self.head_weights())
-        return self._head.to(device)
+    @cached_property
+    def _head(self) -> Head:
+        return rebuild_head(self.manifest.model_config, self.head_weights())
 
     def head_weights(self) -> dict[str, torch.Tensor]:
         """Return the stored weights of the baseline's head; none where log-probabilities are stored."""
         return self._read(HEAD_FILE, self.manifest.head) if self.manifest.head is not None else {}
 
-    def find(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Return the store's row of each key, shape (n,); -1 where the baseline was not scored on those tokens.
+    def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """Return the store's row of each key, shape (n,).
 
         A key may occur in several rows, whose states differ by rounding because their batches had other lengths. If the
         store holds all keys in the given order, those rows are returned, so that the same plan finds the states of the
         same batches. Otherwise the first row of each key is returned.
+
+        Raises `AlignmentError` when the baseline was not scored on some of those tokens.
         """
-        if self._index is None:
-            parts = [self._keys(str(shard["file"])) for shard in self.manifest.shards]
-            stored = np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
-            short = np.ascontiguousarray(stored[:, :8]).view(np.uint64)[:, 0]
-            order = np.argsort(short, kind="stable")
-            self._index = (short[order], stored, order)
         short, stored, order = self._index
         start = _find_sequence(stored, keys)
         if start is not None:
             return np.arange(start, start + len(keys))
-        wanted = np.ascontiguousarray(keys[:, :8]).view(np.uint64)[:, 0]
-        place = np.searchsorted(short, wanted).clip(max=max(len(short) - 1, 0))
-        if not len(short):
-            return np.full(len(keys), -1, np.int64)
-        rows = order[place]
-        return np.where((stored[rows] == keys).all(axis=1), rows, -1)
-
-    def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Return the store's row of each key, as `find` does.
-
-        Raises `AlignmentError` when the baseline was not scored on some of those tokens.
-        """
-        rows = self.find(keys)
-        if (rows < 0).any():
+        rows = np.zeros(len(keys), np.int64)
+        missing = len(keys)
+        if len(short):
+            rows = order[np.searchsorted(short, _beginnings(keys)).clip(max=len(short) - 1)]
+            missing = int((stored[rows] != keys).any(axis=1).sum())
+        if missing:
             raise AlignmentError(
-                f"The baseline store lacks {int((rows < 0).sum())} of the {len(rows)} scored positions",
+                f"The baseline store lacks {missing} of the {len(rows)} scored positions",
                 fix="Evaluate baseline and variant on the same tasks, limit and seed, with the same tokenizer",
             )
         return rows
 
+    @cached_property
+    def _index(self) -> tuple[npt.NDArray[np.uint64], Keys, npt.NDArray[np.int64]]:
+        """The beginnings of all keys in ascending order, all keys by row, and the row of each beginning."""
+        stored = np.concatenate([np.zeros((0, 16), np.uint8), *(self._keys(s["file"]) for s in self.manifest.shards)])
+        short = _beginnings(stored)
+        order = np.argsort(short, kind="stable")
+        return short[order], stored, order
+
     def states(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         """Return the stored states (or log-probabilities) at store rows, shape (n, width), in a new tensor."""
-        starts = np.cumsum([0, *(int(s["rows"]) for s in self.manifest.shards)])
-        shard_of = np.searchsorted(starts, rows, side="right") - 1
+        shard_of = np.searchsorted(self._starts, rows, side="right") - 1
         dtype = getattr(torch, self.manifest.dtype)
         out = torch.empty((len(rows), self.manifest.width), dtype=dtype)
         for number in np.unique(shard_of).tolist():
             here = np.flatnonzero(shard_of == number)
-            out[torch.from_numpy(here)] = self._shard_states(number)[torch.from_numpy(rows[here] - starts[number])]
+            within = torch.from_numpy(rows[here] - self._starts[number])
+            out[torch.from_numpy(here)] = self._shard_states(number)[within]
         return out
 
     def _shard_states(self, number: int) -> torch.Tensor:
-        if number not in self._open:
-            self._open[number] = self._load_shard(number)["rows"]
-            while len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return self._open[number]
+        states = self._open.pop(number, None)
+        if states is None:
+            shard = self.manifest.shards[number]
+            tensors = self._read(shard["file"], shard["sha256"])
+            if set(tensors) != {"rows", "keys", "targets"} or len(tensors["rows"]) != shard["rows"]:
+                raise StoreError("A shard does not match the manifest", got=shard["file"])
+            states = tensors["rows"]
+        self._open[number] = states
+        if len(self._open) > _OPEN_SHARDS:
+            del self._open[next(iter(self._open))]
+        return states
 
     def _keys(self, name: str) -> Keys:
         """Return the digests of one shard. Its SHA-256 is checked later, when its states are read."""
@@ -464,13 +427,6 @@ class StateStore:
                 return np.asarray(shard.get_tensor("keys"), dtype=np.uint8)
         except (SafetensorError, OSError) as error:
             raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
-
-    def _load_shard(self, number: int) -> dict[str, torch.Tensor]:
-        shard = self.manifest.shards[number]
-        tensors = self._read(str(shard["file"]), str(shard["sha256"]))
-        if set(tensors) != {"rows", "keys", "targets"} or len(tensors["rows"]) != shard["rows"]:
-            raise StoreError("A shard does not match the manifest", got=str(shard["file"]))
-        return tensors
 
     def _read(self, name: str, sha256: str) -> dict[str, torch.Tensor]:
         try:
@@ -488,6 +444,11 @@ class StateStore:
             raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
 
 
+def _beginnings(keys: Keys) -> npt.NDArray[np.uint64]:
+    """Return the first half of each key as a number."""
+    return np.ascontiguousarray(keys[:, :8]).view(np.uint64)[:, 0]
+
+
 def _find_sequence(stored: Keys, keys: Keys) -> int | None:
     """Return where `stored` first holds all `keys`, in order and without a gap; None where it does not."""
     n = len(keys)
@@ -500,12 +461,11 @@ def _find_sequence(stored: Keys, keys: Keys) -> int | None:
 
 
 def _check_owner(manifest: StoreManifest, baseline: IdentifiedModel) -> None:
-    wanted: Sequence[tuple[str, str, str]] = (
+    for what, stored, now in (
         ("weights", manifest.weights, baseline.weights),
         ("tokenizer", manifest.tokenizer, tokenizer_hash(baseline.tokenizer)),
-        ("dtype", manifest.model_dtype, str(baseline.dtype).removeprefix("torch.")),
-    )
-    for what, stored, now in wanted:
+        ("dtype", manifest.model_dtype, _name(baseline.dtype)),
+    ):
         if stored != now:
             raise StoreError(
                 f"The baseline store was written with other {what}",
@@ -517,35 +477,23 @@ def _check_owner(manifest: StoreManifest, baseline: IdentifiedModel) -> None:
 
 @dataclass(frozen=True)
 class SentHead:
-    """What the baseline's head is rebuilt from: its weights as bytes, and the model's configuration."""
+    """What the baseline's head is rebuilt from, as a process sends it to others."""
 
-    digest: str  # Of the store's manifest
-    kind: str  # "states" or "log_probs", see `StoreManifest`. There is no head for log-probabilities.
-    dtype: str  # Dtype of the stored rows
-    weights: Mapping[str, tuple[npt.NDArray[np.uint8], str, tuple[int, ...]]]  # Each with the tensor's dtype and shape
-    model_config: dict[str, Any]
+    manifest: StoreManifest
+    # By name its bytes, dtype and shape. There is no head for log-probabilities.
+    weights: Mapping[str, tuple[npt.NDArray[np.uint8], str, tuple[int, ...]]]
 
     @classmethod
     def of(cls, store: StateStore) -> SentHead:
         """Return the head of a store."""
-        weights = {
-            name: (as_bytes(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in store.head_weights().items()
-        }
-        manifest = store.manifest
-        return cls(
-            digest=manifest.digest,
-            kind=manifest.kind,
-            dtype=manifest.dtype,
-            weights=weights,
-            model_config=manifest.model_config,
-        )
+        weights = {name: (as_bytes(w), _name(w.dtype), tuple(w.shape)) for name, w in store.head_weights().items()}
+        return cls(store.manifest, weights)
 
     @cached_property
     def rebuilt(self) -> Head:
-        """The head, as `StateStore.head` rebuilds it."""
+        """The head, as a `StateStore` rebuilds it."""
         weights = {name: from_bytes(*parts) for name, parts in self.weights.items()}
-        return rebuild_head(self.model_config, weights)
+        return rebuild_head(self.manifest.model_config, weights)
 
 
 @dataclass(frozen=True)
@@ -561,8 +509,9 @@ class SentStates:
 
     def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
         """Return the baseline's float32 logits, as `StateStore.logits` does."""
-        states = from_bytes(self.rows[rows], self.head.dtype, (len(rows), -1)).to(device)
-        return states.float() if self.head.kind == LOG_PROBS else self.head.rebuilt.to(device).logits(states)
+        manifest = self.head.manifest
+        states = from_bytes(self.rows[rows], manifest.dtype, (len(rows), -1)).to(device)
+        return states.float() if manifest.kind == LOG_PROBS else self.head.rebuilt.to(device).logits(states)
 
 
 def as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -574,3 +523,7 @@ def as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 def from_bytes(raw: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """Return the tensor of these bytes, in memory of its own."""
     return torch.from_numpy(np.array(raw).reshape(-1)).view(getattr(torch, dtype)).reshape(shape)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -11,14 +11,13 @@ from typing import Protocol
 import numpy as np
 from tqdm.auto import tqdm
 
-from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
+from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, StoredModel
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
-from mlflow_compress.scoring.journal import Arrays, PassParts
+from mlflow_compress.scoring.journal import Arrays, PassParts, joined_arrays
 from mlflow_compress.scoring.plan.packing import Plan, group_units
-from mlflow_compress.scoring.scoring_pass import DISTANCES, ModelRunner, ScoringPass, Targets, joined_arrays
+from mlflow_compress.scoring.scoring_pass import DISTANCES, ModelRunner, ScoringPass, Targets
 
 Baseline = StateStore | LoadedModel | None
 
@@ -74,12 +73,8 @@ class Execution(Protocol):
         """Run what an interrupted run has not finished. Return all results, and how often memory ran out."""
 
 
-class RunsElsewhere(IdentifiedModel, RemoteCausalLM, Protocol):
+class RunsElsewhere(StoredModel, RemoteCausalLM, Protocol):
     """Interface of a model that is not in this process."""
-
-    @property
-    def rounding(self) -> dict[str, str]:
-        """What decides the last bits of its numbers."""
 
     @property
     def execution(self) -> Execution:
@@ -90,24 +85,20 @@ class InThisProcess:
     """Runs passes with a loaded model."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._body, self._head, self._whole_model_reason = split_body_and_head(loaded.model)
-
-    @property
-    def whole_model_reason(self) -> str | None:
-        """Why the whole model runs instead of its body."""
-        return self._whole_model_reason
+        self._body, self._head, self.whole_model_reason = split_body_and_head(loaded.model)
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         """Return why sequences of this length cannot share their prefixes; None where they can."""
-        bodies = [self._body]
-        if isinstance(baseline, LoadedModel):
-            bodies.append(split_body_and_head(baseline.model)[0])
-        return next((r for r in (reason_not_to_pack(body, max_length) for body in bodies) if r is not None), None)
+        reason = reason_not_to_pack(self._body, max_length)
+        if reason is None and isinstance(baseline, LoadedModel):
+            reason = reason_not_to_pack(split_body_and_head(baseline.model)[0], max_length)
+        return reason
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         """Run what an interrupted run has not finished; write the results down as they come."""
-        baseline = _runner(work.baseline) if isinstance(work.baseline, LoadedModel) else work.baseline
-        return run_pass(work, ModelRunner(self._body, self._head), baseline)
+        base = work.baseline
+        compared = ModelRunner(*split_body_and_head(base.model)[:2]) if isinstance(base, LoadedModel) else base
+        return run_pass(work, ModelRunner(self._body, self._head), compared)
 
 
 def run_pass(work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRunner | None) -> tuple[Arrays, int]:
@@ -135,8 +126,3 @@ def run_pass(work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRu
                 parts.add(number + 1 - len(fresh), number + 1, joined_arrays(fresh), captured)
                 fresh, written = [], time.monotonic()
     return parts.joined(), scoring.n_splits
-
-
-def _runner(loaded: LoadedModel) -> ModelRunner:
-    body, head, _ = split_body_and_head(loaded.model)
-    return ModelRunner(body, head)

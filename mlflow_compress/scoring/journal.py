@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,23 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from mlflow_compress.errors import StoreError
-from mlflow_compress.files import parse_json
+from mlflow_compress.files import read_json_object, read_typed
 from mlflow_compress.scoring.baseline_store import StateWriter, write_file
 
 Arrays = dict[str, npt.NDArray[Any]]
 IDENTITY = "identity.json"
+_FIX = "Delete the folder to start again"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Label:
+    """What the JSON file of a part says of its arrays."""
+
+    groups: int
+    sha256: str
+    note: dict[str, Any]
 
 
 class Journal:
@@ -36,7 +48,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / IDENTITY
         if path.is_file():
-            stored = _json(path.read_bytes(), path)
+            stored = read_json_object(path, error=StoreError)
             differ = sorted(k for k in stored.keys() | identity.keys() if stored.get(k) != identity.get(k))
             if differ:
                 raise StoreError(
@@ -51,22 +63,14 @@ class Journal:
     def load(self) -> list[tuple[int, Arrays, dict[str, Any]]]:
         """Return (number of groups done, arrays, note) of every part; a damaged part is a `StoreError`."""
         parts: list[tuple[int, Arrays, dict[str, Any]]] = []
-        while (self.folder / f"part-{self._n_parts:05d}.json").is_file():
-            label = self.folder / f"part-{self._n_parts:05d}.json"
-            note = _json(label.read_bytes(), label)
-            kinds = {"groups": int, "sha256": str, "note": dict}
-            if not all(isinstance(note.get(name), kind) for name, kind in kinds.items()):
-                raise StoreError(f"{label.name} is no note of finished work", fix="Delete the folder to start again")
-            path = label.with_suffix(".safetensors")
+        while (path := self._path(".json")).is_file():
+            label = read_typed(path, _Label, error=StoreError, fix=_FIX)
+            path = self._path(".safetensors")
             data = path.read_bytes() if path.is_file() else b""
-            if hashlib.sha256(data).hexdigest() != note.get("sha256"):
-                raise StoreError(
-                    f"{path.name} was changed after it was written",
-                    got=str(self.folder),
-                    fix="Delete the folder to start again",
-                )
+            if hashlib.sha256(data).hexdigest() != label.sha256:
+                raise StoreError(f"{path.name} was changed after it was written", got=str(self.folder), fix=_FIX)
             try:
-                parts.append((int(note["groups"]), load(data), dict(note["note"])))
+                parts.append((label.groups, load(data), label.note))
             except SafetensorError as error:
                 raise StoreError(f"{path.name} is not a safetensors file: {error}", got=str(self.folder)) from error
             self._n_parts += 1
@@ -77,29 +81,13 @@ class Journal:
 
         The JSON file is written last, and makes the part valid.
         """
-        name = f"part-{self._n_parts:05d}"
         data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
-        digest = write_file(self.folder / f"{name}.safetensors", data)
-        label = {"groups": groups, "sha256": digest, "note": dict(note)}
-        write_file(self.folder / f"{name}.json", json.dumps(label).encode())
+        label = _Label(groups, write_file(self._path(".safetensors"), data), dict(note))
+        write_file(self._path(".json"), json.dumps(asdict(label)).encode())
         self._n_parts += 1
 
-
-def _json(data: bytes, path: Path) -> dict[str, Any]:
-    value = parse_json(data, source=path, error=StoreError)
-    if not isinstance(value, dict):
-        raise StoreError(f"{path.name} holds no object", got=str(path), fix="Delete the folder to start again")
-    return value
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Part:
-    stop: int
-    arrays: Arrays
-    captured: Mapping[str, Any] | None
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"part-{self._n_parts:05d}{suffix}"
 
 
 class PassParts:
@@ -119,30 +107,37 @@ class PassParts:
         *,
         label: str,
     ) -> None:
-        self._n_groups = n_groups
         self._capture = capture
         self._journal = Journal(*resume) if resume is not None else None
-        self._parts: dict[int, _Part] = {}
+        self._missing = set(range(n_groups))
+        self._parts: dict[int, tuple[Arrays, Mapping[str, Any] | None]] = {}  # by their first groups
         for stop, arrays, note in self._journal.load() if self._journal is not None else []:
-            self._parts[int(note["first"])] = _Part(stop, arrays, note["captured"])
+            self._keep(int(note["first"]), stop, arrays, note["captured"])
         if self._parts:
-            n_done = n_groups - len(self.missing())
-            logger.info("%s resumes: %d of %d groups are finished", label, n_done, n_groups)
+            logger.info("%s resumes: %d of %d groups are finished", label, n_groups - len(self._missing), n_groups)
 
     def missing(self) -> list[int]:
         """Return the numbers of the groups that no part holds, in ascending order."""
-        done = {number for first, part in self._parts.items() for number in range(first, part.stop)}
-        return [number for number in range(self._n_groups) if number not in done]
+        return sorted(self._missing)
 
     def add(self, first: int, stop: int, arrays: Arrays, captured: Mapping[str, Any] | None) -> None:
         """Add the results of the groups `first` to `stop` - 1, and what was written of their states."""
-        self._parts[first] = _Part(stop, arrays, captured)
+        self._keep(first, stop, arrays, captured)
         if self._journal is not None:
             self._journal.append(stop, arrays, {"first": first, "captured": captured})
+
+    def _keep(self, first: int, stop: int, arrays: Arrays, captured: Mapping[str, Any] | None) -> None:
+        self._parts[first] = arrays, captured
+        self._missing.difference_update(range(first, stop))
 
     def joined(self) -> Arrays:
         """Return the results of all groups, of which there is at least one, and add their states to the store."""
         parts = [part for _, part in sorted(self._parts.items())]
         if self._capture is not None:
-            self._capture.adopt([part.captured for part in parts if part.captured is not None])
-        return {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+            self._capture.adopt([captured for _, captured in parts if captured is not None])
+        return joined_arrays([arrays for arrays, _ in parts])
+
+
+def joined_arrays(parts: Sequence[Arrays]) -> Arrays:
+    """Return the results of several groups, one after the other."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.scoring.baseline_store import Keys
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
-from mlflow_compress.scoring.journal import Arrays
+from mlflow_compress.scoring.journal import Arrays, joined_arrays
 from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
 from mlflow_compress.scoring.kernels.row_stats import DIVERGENCES
 from mlflow_compress.scoring.plan.packing import (
@@ -228,11 +228,6 @@ class ScoringPass:
         if self.baseline is not None and baseline_rows is not None:
             return self.baseline.logits(baseline_rows[rows], device)
         return None
-
-
-def joined_arrays(parts: Sequence[Arrays]) -> Arrays:
-    """Return the results of several groups, one after the other."""
-    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
 def _can_split(unit: PackedBatch | PaddedBatch) -> bool:

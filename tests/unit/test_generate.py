@@ -197,7 +197,7 @@ def test_without_a_chat_template_turns_are_labelled_and_it_is_logged(
 
 def test_the_chat_format_finds_how_an_answer_ends(demo: LoadedModel, llama: LoadedModel) -> None:
     assert chat_format(demo.tokenizer).end_tokens == {demo.tokenizer.convert_tokens_to_ids("<|end|>")}
-    assert chat_format(llama.tokenizer).until == "\nUser:"
+    assert chat_format(llama.tokenizer).until == ("\nUser:",)
     broken = load_random("llama").tokenizer
     broken.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(CheckpointError, match="no system role"):

@@ -37,9 +37,9 @@ from mlflow_compress.scoring.baseline_store import (
 )
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.body import split_body_and_head
-from mlflow_compress.scoring.journal import PassParts
+from mlflow_compress.scoring.journal import PassParts, joined_arrays
 from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, Plan, group_units, plan_batches, plan_packs
-from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets, joined_arrays
+from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
 from tests.unit.scoring_models import VOCAB, load_random, mixed_requests
 from tests.unit.test_scoring_plan import tries
 

@@ -104,8 +104,8 @@ def test_documents_that_begin_alike_meet_their_own_states(tmp_path: Path, monkey
         for name, documents in passes.items():
             Scorer(loaded, config).score_corpus(name, documents, capture=writer)
     found = []
-    find = StateStore.find
-    monkeypatch.setattr(StateStore, "find", lambda self, keys: found.append(find(self, keys)) or found[-1])
+    find = StateStore.rows_of
+    monkeypatch.setattr(StateStore, "rows_of", lambda self, keys: found.append(find(self, keys)) or found[-1])
     store = StateStore.open(tmp_path / "store")
     for name, documents in passes.items():
         _, apart = Scorer(loaded, config).score_corpus(name, documents, baseline=store)

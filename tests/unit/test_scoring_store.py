@@ -118,11 +118,12 @@ def test_the_noise_floor_with_another_plan_is_small_and_found_by_content(stored:
 def test_a_store_holds_little_more_than_the_states(tmp_path: Path) -> None:
     loaded = load_random("llama", path=tmp_path / "model")
     capture(loaded, tmp_path / "store")
-    manifest = StateStore.open(tmp_path / "store").manifest
+    store = StateStore.open(tmp_path / "store")
+    manifest = store.manifest
     assert manifest.dtype == "float32"
-    assert manifest.n_rows == sum(s["rows"] for s in manifest.shards)
+    assert store.n_rows == sum(s["rows"] for s in manifest.shards)
     size = sum(f.stat().st_size for f in (tmp_path / "store").glob("states-*"))
-    assert size < manifest.n_rows * (48 * 4 + 16 + 4) + 400 * len(manifest.shards)
+    assert size < store.n_rows * (48 * 4 + 16 + 4) + 400 * len(manifest.shards)
 
 
 def test_tokens_the_baseline_never_scored_are_refused(stored: tuple[LoadedModel, Path]) -> None:

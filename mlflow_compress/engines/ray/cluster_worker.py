@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,9 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.baseline_store import (
     CapturedRows,
-    Keys,
+    CapturedStates,
     SentHead,
     SentStates,
-    StoredRows,
     as_bytes,
     from_bytes,
     head_file,
@@ -30,8 +29,8 @@ from mlflow_compress.scoring.engine_identity import code_identity, package_hash
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
-from mlflow_compress.scoring.journal import Arrays
-from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, joined_arrays
+from mlflow_compress.scoring.journal import Arrays, joined_arrays
+from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass
 
 _OF_TARGETS = "logprob"  # the only result with one value per target; all others have one per row
 
@@ -124,20 +123,6 @@ class ShardTask:
     captures: bool
 
 
-@dataclass
-class _Collector:
-    """Keeps the rows of a shard that are to be stored."""
-
-    stored: StoredRows
-    parts: list[CapturedRows] = field(default_factory=list)
-
-    def append(
-        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]
-    ) -> None:
-        rows = self.stored.rows(states, logits)
-        self.parts.append(CapturedRows(row, rows, keys, targets, str(self.stored.kind), self.stored.reason))
-
-
 class ClusterWorker:
     """Holds the model that was asked for last, and computes with it.
 
@@ -176,7 +161,7 @@ class ClusterWorker:
 
     def head_file(self, ref: ModelRef) -> bytes:
         """Return the file with the weights of the model's head."""
-        return head_file(self._model(ref))
+        return head_file(self._model(ref).model)
 
     def score(
         self, ref: ModelRef, task: ShardTask, head: SentHead | None, rows: npt.NDArray[np.uint8] | None
@@ -184,16 +169,16 @@ class ClusterWorker:
         """Score a shard, and compare it with the baseline whose head and rows are given."""
         loaded = self._model(ref)
         body, model_head, _ = split_body_and_head(loaded.model)
-        collector = _Collector(StoredRows(loaded)) if task.captures else None
+        captured = CapturedStates(loaded) if task.captures else None
         scoring = ScoringPass(
             runner=ModelRunner(body, model_head),
             head_rows=task.head_rows,
-            capture=collector,
+            capture=captured,
             baseline=SentStates(self._kept(head), rows) if head is not None and rows is not None else None,
             entropy=task.entropy,
         )
         results = joined_arrays([arrays for _, arrays in scoring.run(task.shard.plan, task.shard.targets)])
-        return ShardResult.of(results, collector.parts if collector is not None else [], scoring.n_splits)
+        return ShardResult.of(results, captured.parts if captured is not None else [], scoring.n_splits)
 
     def decode(
         self,
@@ -232,6 +217,6 @@ class ClusterWorker:
 
     def _kept(self, head: SentHead) -> SentHead:
         """Return the head that is rebuilt already, if it is the same."""
-        if self._head is None or self._head.digest != head.digest:
+        if self._head is None or self._head.manifest.digest != head.manifest.digest:
             self._head = head
         return self._head

@@ -9,12 +9,11 @@ from typing import Any
 
 from mlflow_compress.errors import CheckpointError
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PLAIN = "plain"
 _MARK = "mark-of-an-answer"
-PLAIN_UNTIL = "\nUser:"
-"""Ends an answer in the plain format: here the model begins to write the user's next turn."""
+PLAIN_UNTIL = "\nUser:"  # ends an answer in the plain format: here the model begins the user's next turn
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class ChatFormat:
     end_tokens: frozenset[int]  # Special tokens with which the template closes an answer
 
     @property
-    def until(self) -> str | None:
-        """Text at which an answer is cut; None where an end token ends it."""
-        return PLAIN_UNTIL if self.name == PLAIN else None
+    def until(self) -> tuple[str, ...]:
+        """Texts at which an answer is cut; none where an end token ends it."""
+        return (PLAIN_UNTIL,) if self.name == PLAIN else ()
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -37,7 +36,7 @@ class ChatFormat:
 
     def messages(self, turns: Sequence[str], *, system: str = "") -> tuple[dict[str, str], ...]:
         """Return the conversation that `prompt` renders; nothing in the plain format, which no server knows."""
-        return () if self.name == PLAIN else _messages(turns, system)
+        return () if self.name == PLAIN else tuple(_messages(turns, system))
 
     def prompt(self, turns: Sequence[str], *, system: str = "") -> str:
         """Return the prompt for alternating user and assistant turns; the last turn is the user's.
@@ -55,14 +54,14 @@ class ChatFormat:
 
 
 def chat_format(tokenizer: Any) -> ChatFormat:
-    """Return the format that fits a tokenizer.
-
-    A tokenizer without a chat template gets ``User: ...`` and ``Assistant:`` lines, and a warning is logged.
+    """Return the format that fits a tokenizer: plain ``User: ...`` and ``Assistant:`` lines without a chat template.
 
     Raises `CheckpointError` when the template cannot render a plain conversation.
     """
     if not getattr(tokenizer, "chat_template", None):
-        _LOG.warning("The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines")
+        logger.warning(
+            "The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines"
+        )
         return ChatFormat(PLAIN, tokenizer, frozenset())
     rendered = _render(tokenizer, ["question", _MARK], add_generation_prompt=False)
     if rendered.count(_MARK) != 1:
@@ -77,13 +76,13 @@ def chat_format(tokenizer: Any) -> ChatFormat:
 def _render(tokenizer: Any, turns: Sequence[str], *, system: str = "", add_generation_prompt: bool) -> str:
     from jinja2 import TemplateError
 
-    messages = list(_messages(turns, system))
+    messages = _messages(turns, system)
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
     except (TemplateError, ValueError) as error:
         raise CheckpointError(f"The tokenizer's chat template fails: {error}") from error
 
 
-def _messages(turns: Sequence[str], system: str) -> tuple[dict[str, str], ...]:
+def _messages(turns: Sequence[str], system: str) -> list[dict[str, str]]:
     first = [{"role": "system", "content": system}] if system else []
-    return (*first, *({"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(turns)))
+    return first + [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(turns)]

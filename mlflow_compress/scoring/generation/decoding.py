@@ -15,19 +15,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import DynamicCache, GenerationMixin
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from mlflow_compress.models.identity import IdentifiedModel
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.scoring.forward.body import scaled_positions
 from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generation_rows import (
-    AnsweringModel,
-    CausalLM,
     Ending,
     GenerationConfig,
     GenerationRow,
@@ -36,19 +35,22 @@ from mlflow_compress.scoring.generation.generation_rows import (
 
 Tensor = torch.Tensor
 _SPARE = 64  # positions; how much room a cache gets when it is full
+_SHARD = 2  # batches; at most so many answers are lost when a run is killed
+_LEAVE = 4  # rows leave when one in so many is done: rows that are done cost time, and so does a removal
+_FIRST_STAGE = 32  # tokens of the first stage, where transformers decodes
 _LONGROPE_ONLY = ("Phi3ForCausalLM",)  # what these prepare in their own way is for scaled positions alone
+
+logger = logging.getLogger(__name__)
 
 
 class CachedBatch:
-    """Rows that grow by one token a step.
+    """Rows that grow by one token a step, with a model for which `reason_not_to_cache` is None.
 
     Rows are right-aligned, as in transformers' `generate`. A mask hides what is before a row's beginning. So a row's
     logits depend on the other rows by rounding only.
-
-    The model is one for which `reason_not_to_cache` is None.
     """
 
-    def __init__(self, loaded: CausalLM, config: GenerationConfig, ending: Ending) -> None:
+    def __init__(self, loaded: LoadedModel, config: GenerationConfig, ending: Ending) -> None:
         self.rows: list[GenerationRow] = []
         self._loaded, self._config, self._ending = loaded, config, ending
         self._accepted = inspect.signature(loaded.model.forward).parameters
@@ -66,7 +68,8 @@ class CachedBatch:
             layers, logits = self._read(prompts)
             parts.append((layers, which))
             self._add(fresh, logits.index_select(0, which.to(logits.device)))
-        self._layers = [_joined(layers, length) for layers in _by_layer(parts)]
+        n_layers = len(parts[0][0])
+        self._layers = [_joined([(layers[i], rows) for layers, rows in parts], length) for i in range(n_layers)]
         self.rows = [*(self.rows[i] for i in kept), *fresh]
 
     def step(self) -> None:
@@ -155,14 +158,6 @@ def _with_spare(cached: Tensor, stop: int) -> Tensor:
     return room
 
 
-def _by_layer(parts: Sequence[tuple[list[Any], Tensor]]) -> list[list[tuple[Any, Tensor]]]:
-    """Turn (layers, rows) of each part into (layer, rows) of each part, by layer."""
-    return [
-        [(layer, rows) for layer, (_, rows) in zip(layers, parts, strict=True)]
-        for layers in zip(*(layers for layers, _ in parts), strict=True)
-    ]
-
-
 def _joined(parts: Sequence[tuple[Any, Tensor]], length: int) -> Any:
     """Return one layer with the given rows of each part, all of them `length` tokens long."""
     layer = parts[0][0]
@@ -205,15 +200,8 @@ def reason_not_to_cache(model: Any) -> str | None:
     return None
 
 
-logger = logging.getLogger(__name__)
-
-_SHARD = 2  # batches; at most so many answers are lost when a run is killed
-_LEAVE = 4  # rows leave when one in so many is done: rows that are done cost time, and so does a removal
-_FIRST_STAGE = 32  # tokens of the first stage, where transformers decodes
-
-
 def decode(
-    loaded: CausalLM,
+    loaded: LoadedModel,
     rows: Sequence[GenerationRow],
     config: GenerationConfig,
     *,
@@ -226,8 +214,8 @@ def decode(
     """Generate tokens for every row until it is done, in place. A shard whose rows are all done stays as it is.
 
     A row is done at an end token (the checkpoint's, the tokenizer's, or one of `end_tokens`), when its text holds
-    one of `until`, or at `config.max_new_tokens`. `label` names the progress bar. `after_shard` is called after each
-    shard. Only then its rows have their texts. `speed` is added to.
+    one of `until`, or at `config.max_new_tokens`. After each shard its rows have their texts, and `after_shard` is
+    called. `speed` is added to.
     """
     from tqdm import tqdm
 
@@ -273,7 +261,7 @@ def _by_prompt(rows: Sequence[GenerationRow], most: int) -> list[list[Generation
     return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
 
 
-def _with_cache(loaded: CausalLM, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending) -> None:
+def _with_cache(loaded: LoadedModel, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending) -> None:
     """Generate every row of a shard; a row is computed once, and the rows of one prompt share its prompt."""
     waiting = _by_prompt(rows, config.batch_rows)
     batch = CachedBatch(loaded, config, ending)
@@ -289,7 +277,7 @@ def _with_cache(loaded: CausalLM, rows: Sequence[GenerationRow], config: Generat
 
 
 def _with_transformers(
-    loaded: CausalLM, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending
+    loaded: LoadedModel, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending
 ) -> None:
     """Generate every row of a shard with transformers' greedy search, with our sampler in place of its own.
 
@@ -308,7 +296,7 @@ def _with_transformers(
 
 
 def _grow(
-    loaded: CausalLM, batch: Sequence[GenerationRow], config: GenerationConfig, ending: Ending, step: int
+    loaded: LoadedModel, batch: Sequence[GenerationRow], config: GenerationConfig, ending: Ending, step: int
 ) -> None:
     """Add up to `step` tokens to every row of one left-padded batch."""
     length = max(row.length for row in batch)
@@ -319,70 +307,46 @@ def _grow(
         mask[i, length - row.length :] = 1
     extra: dict[str, Any] = {}
     if any(row.temperature > 0 for row in batch):
-        u = np.zeros((len(batch), config.max_new_tokens))
-        for i, row in enumerate(batch):
-            u[i, : len(row.u)] = row.u
-        sampler = RowSampler(
-            u,
-            [row.temperature for row in batch],
-            [len(row.tokens) for row in batch],
-            prompt_length=length,
-            config=config,
-            device=loaded.device,
-        )
-        extra["logits_processor"] = [sampler]
+        extra["logits_processor"] = [_RowSampler(batch, config, prompt_length=length, device=loaded.device)]
+
+    def ended(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """Add each new token to its row, and say which rows are done."""
+        for row, token in zip(batch, input_ids[:, -1].tolist(), strict=True):
+            if not row.done:
+                ending.add(row, token)
+        return torch.tensor([row.done for row in batch], device=input_ids.device)
+
     loaded.model.generate(
         input_ids=ids.to(loaded.device),
         attention_mask=mask.to(loaded.device),
         max_new_tokens=step,
-        stopping_criteria=[_Ended(batch, ending)],
+        stopping_criteria=[ended],
         **extra,
     )
 
 
-class RowSampler:
+class _RowSampler:
     """Logits processor that leaves only the drawn token, so that transformers' greedy search takes it.
 
-    `u` has shape (rows, max_new_tokens). `offset` is the number of tokens that each row already has; its next random
-    number is ``u[row, offset]``. `prompt_length` is the padded length of the batch's input.
+    A row's next random number is that of the number of tokens which it already has. `prompt_length` is the padded
+    length of the batch's input.
     """
 
     def __init__(
-        self,
-        u: npt.NDArray[np.float64],
-        temperatures: Sequence[float],
-        offset: Sequence[int],
-        *,
-        prompt_length: int,
-        config: GenerationConfig,
-        device: Any,
+        self, batch: Sequence[GenerationRow], config: GenerationConfig, *, prompt_length: int, device: Any
     ) -> None:
+        u = np.zeros((len(batch), config.max_new_tokens))
+        for i, row in enumerate(batch):
+            u[i, : len(row.u)] = row.u
         self._u = torch.from_numpy(u).to(device)
-        self._temperature = torch.tensor(temperatures, dtype=torch.float32, device=device)
-        self._offset = torch.tensor(offset, device=device)
-        self._prompt_length = prompt_length
+        self._temperature = torch.tensor([row.temperature for row in batch], dtype=torch.float32, device=device)
+        self._offset = torch.tensor([len(row.tokens) - prompt_length for row in batch], device=device)
         self._config = config
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores of shape (rows, vocab) that are 0 at the drawn tokens and -inf elsewhere."""
-        step = (self._offset + input_ids.shape[1] - self._prompt_length)[:, None]
-        u = self._u.gather(1, step)[:, 0]
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        u = self._u.gather(1, (self._offset + input_ids.shape[1])[:, None])[:, 0]
         chosen = draw(scores, u, self._temperature, top_k=self._config.top_k, top_p=self._config.top_p)
-        only = torch.full_like(scores, float("-inf"))
-        return only.scatter_(1, chosen[:, None], 0.0)
-
-
-class _Ended:
-    """Stopping criterion that adds each new token to its row, and says which rows are done."""
-
-    def __init__(self, batch: Sequence[GenerationRow], ending: Ending) -> None:
-        self._batch, self._ending = batch, ending
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        for row, token in zip(self._batch, input_ids[:, -1].tolist(), strict=True):
-            if not row.done:
-                self._ending.add(row, token)
-        return torch.tensor([row.done for row in self._batch], device=input_ids.device)
+        return torch.full_like(scores, float("-inf")).scatter_(1, chosen[:, None], 0.0)
 
 
 def end_tokens_of(settings: Any, tokenizer: Any) -> set[int]:
@@ -395,7 +359,7 @@ def end_tokens_of(settings: Any, tokenizer: Any) -> set[int]:
 
 
 @contextmanager
-def _own_settings(loaded: CausalLM, ends: Collection[int]) -> Iterator[None]:
+def _own_settings(loaded: LoadedModel, ends: Collection[int]) -> Iterator[None]:
     """Within this block, replace the checkpoint's generation settings, which `generate` would merge into ours."""
     from transformers import GenerationConfig as Settings
 
@@ -408,7 +372,7 @@ def _own_settings(loaded: CausalLM, ends: Collection[int]) -> Iterator[None]:
         loaded.model.generation_config = original
 
 
-class RemoteCausalLM(AnsweringModel, Protocol):
+class RemoteCausalLM(IdentifiedModel, Protocol):
     """Interface of a model that is not in this process, and decodes where it is (`engines.ray.remote_model`)."""
 
     def decode(
@@ -425,10 +389,9 @@ class RemoteCausalLM(AnsweringModel, Protocol):
         """Generate the answers of all rows in place, as `decoding.decode` does."""
 
 
-AnyCausalLM = CausalLM | RemoteCausalLM
+AnyCausalLM = LoadedModel | RemoteCausalLM
 
 
 def decoder(loaded: AnyCausalLM) -> Callable[..., None]:
     """Return what decodes with this model: the model itself where it is elsewhere, `decode` in this process."""
-    elsewhere = getattr(type(loaded), "decode", None)
-    return partial(decode, cast(CausalLM, loaded)) if elsewhere is None else partial(elsewhere, loaded)
+    return partial(decode, loaded) if isinstance(loaded, LoadedModel) else loaded.decode

@@ -10,20 +10,9 @@ _HEAD = 1024  # candidates that are sorted at first
 def draw(logits: torch.Tensor, u: torch.Tensor, temperature: torch.Tensor, *, top_k: int, top_p: float) -> torch.Tensor:
     """Return one token per row, drawn by inverting the cumulative distribution; the most probable token comes first.
 
-    Parameters
-    ----------
-    logits : torch.Tensor, shape (rows, vocab)
-        Any float dtype; computed in float32, the cumulative sum in float64.
-    u : torch.Tensor of float64, shape (rows,)
-        One number in [0, 1) per row.
-    temperature : torch.Tensor of float32, shape (rows,)
-        0 takes the argmax of that row.
-    top_k, top_p : int, float
-        Truncation, first by k, then by p on the renormalised rest, as in transformers.
-
-    Returns
-    -------
-    torch.Tensor of int64, shape (rows,)
+    Logits, shape (rows, vocab), are computed with in float32, their cumulative sum in float64. `u` has a float64 number
+    in [0, 1) per row, `temperature` a float32 number; where it is 0 the row's argmax is taken. The distribution is
+    truncated first by `top_k`, then by `top_p` on the renormalised rest, as in transformers.
     """
     logits = logits.float()
     chosen = logits.argmax(dim=-1)

@@ -19,11 +19,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.records import Generations, TokenAnswers
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.decoding import AnyCausalLM, decoder
 from mlflow_compress.scoring.generation.generation_rows import (
-    AnsweringModel,
     GenerationConfig,
     GenerationRow,
     Speed,
@@ -33,6 +33,9 @@ from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.plan.encoding import Encoder
 
 OPEN, CLOSE = "<think>", "</think>"
+_SECONDS = 60.0  # between two writings of finished answers; those not yet written are lost with the process
+
+logger = logging.getLogger(__name__)
 
 
 def reasoning_span(tokenizer: Any, prompt: str, tokens: Sequence[int]) -> tuple[int, int] | None:
@@ -61,39 +64,35 @@ def reasoning_span(tokenizer: Any, prompt: str, tokens: Sequence[int]) -> tuple[
     return (begin, end) if begin < end else None
 
 
-logger = logging.getLogger(__name__)
-
-
 class GenerationCheckpoint:
     """Restores the rows that an earlier run has finished, and saves the rows that this run finishes.
 
-    `folder` serves this generation only; delete it when the answers are saved. Finished rows are saved every `seconds`;
-    those that are not yet saved are lost when the process is killed.
-
-    Raises `StoreError` when the folder belongs to another generation, or is damaged.
+    `folder` serves this generation only; delete it when the answers are saved. Raises `StoreError` when it belongs to
+    another generation, or is damaged.
     """
 
     def __init__(
         self,
         folder: Path,
-        loaded: AnsweringModel,
+        loaded: IdentifiedModel,
         rows: Sequence[GenerationRow],
         config: GenerationConfig,
         *,
         until: Sequence[str],
         end_tokens: Collection[int],
-        seconds: float = 60.0,
     ) -> None:
+        prompts = hashlib.sha256()
+        for row in rows:
+            prompts.update(f"{row.prompt} {row.temperature} ".encode() + row.u.tobytes())
         identity = {
             "weights": loaded.weights,
             "dtype": str(loaded.dtype),
-            "prompts": _digest(rows),
+            "prompts": prompts.hexdigest(),
             "settings": json.dumps(asdict(config)),
             "ends": json.dumps([list(until), sorted(end_tokens)]),
         }
         self._rows = rows
         self._journal = Journal(folder, identity)
-        self._seconds = seconds
         for _, arrays, _ in self._journal.load():
             _fill(rows, arrays)
         self._unwritten = [number for number, row in enumerate(rows) if not row.done]
@@ -102,8 +101,8 @@ class GenerationCheckpoint:
             logger.info("%d of %d answers were already finished", n_done, len(rows))
 
     def write(self, *, now: bool = False) -> None:
-        """Save the rows finished since the last call, if `seconds` have passed since then, or if `now`."""
-        if not now and time.monotonic() - self._written < self._seconds:
+        """Save the rows finished since the last call, if it was long ago, or if `now`."""
+        if not now and time.monotonic() - self._written < _SECONDS:
             return
         fresh = [number for number in self._unwritten if self._rows[number].done]
         if fresh:
@@ -112,36 +111,30 @@ class GenerationCheckpoint:
         self._written = time.monotonic()
 
 
-def _digest(rows: Sequence[GenerationRow]) -> str:
-    total = hashlib.sha256()
-    for row in rows:
-        total.update(f"{row.prompt} {row.temperature} ".encode())
-        total.update(row.u.tobytes())
-    return total.hexdigest()
-
-
 def _arrays(rows: Sequence[GenerationRow], numbers: Sequence[int]) -> Arrays:
-    texts = [rows[number].text.encode() for number in numbers]
+    """Return the answers of some rows: values one after the other, and how many of them each row has."""
+    chosen = [rows[number] for number in numbers]
+    texts = [row.text.encode() for row in chosen]
     return {
         "row": np.asarray(numbers, dtype=np.int64),
-        "n_tokens": np.asarray([len(rows[number].tokens) for number in numbers], dtype=np.int64),
-        "tokens": np.asarray([token for number in numbers for token in rows[number].tokens], dtype=np.int64),
-        "n_ends": np.asarray([len(rows[number].end) for number in numbers], dtype=np.int64),
-        "ends": np.asarray([token for number in numbers for token in rows[number].end], dtype=np.int64),
+        "n_tokens": np.asarray([len(row.tokens) for row in chosen], dtype=np.int64),
+        "tokens": np.asarray([token for row in chosen for token in row.tokens], dtype=np.int64),
+        "n_ends": np.asarray([len(row.end) for row in chosen], dtype=np.int64),
+        "ends": np.asarray([token for row in chosen for token in row.end], dtype=np.int64),
         "n_bytes": np.asarray([len(text) for text in texts], dtype=np.int64),
         "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
     }
 
 
 def _fill(rows: Sequence[GenerationRow], arrays: Arrays) -> None:
-    tokens, ends, texts = (
+    """Take over the answers that `_arrays` has returned."""
+    parts = (
         np.split(arrays[values], np.cumsum(arrays[counts])[:-1])
         for values, counts in (("tokens", "n_tokens"), ("ends", "n_ends"), ("text", "n_bytes"))
     )
-    for number, its_tokens, end, text in zip(arrays["row"].tolist(), tokens, ends, texts, strict=True):
+    for number, tokens, end, text in zip(arrays["row"].tolist(), *parts, strict=True):
         row = rows[number]
-        row.tokens, row.end, row.text = its_tokens.tolist(), end.tolist(), text.tobytes().decode()
-        row.done = True
+        row.tokens, row.end, row.text, row.done = tokens.tolist(), end.tolist(), text.tobytes().decode(), True
 
 
 class MultiTurnInstruction(Protocol):
@@ -210,9 +203,7 @@ def generate_two_turns(
     resume: Path | None = None,
     speed: Speed | None = None,
 ) -> Generations:
-    """Return the answers to the first one or two turns of every instruction.
-
-    In the second turn the model sees its own first answer.
+    """Return the answers to the first one or two turns of every instruction; the second sees the first answer.
 
     The tokenizer's chat template renders the conversation. Categories that `temperatures` does not name use
     `config.temperature`. An interrupted call resumes from the folder `resume`; delete it when the records are saved.
@@ -220,38 +211,34 @@ def generate_two_turns(
     """
     by_category = temperatures or {}
     style = chat_format(loaded.tokenizer)
-    units = [(item, sample) for item in instructions for sample in range(config.samples)]
-    conversations: list[list[str]] = [[] for _ in units]
+    conversations: list[tuple[MultiTurnInstruction, int, list[str]]] = [
+        (item, sample, []) for item in instructions for sample in range(config.samples)
+    ]
     records: list[dict[str, Any]] = []
     for turn in range(turns):
-        open_units = [i for i, (item, _) in enumerate(units) if len(item.turns) > turn]
-        prompts = []
-        for i in open_units:
-            conversations[i].append(units[i][0].turns[turn])
-            prompts.append(style.prompt(conversations[i], system=system))
-        draws = [
-            (prompt, units[i][1], by_category.get(units[i][0].category, config.temperature))
-            for prompt, i in zip(prompts, open_units, strict=True)
-        ]
+        open_ones = [conversation for conversation in conversations if len(conversation[0].turns) > turn]
+        draws = []
+        for item, sample, said in open_ones:
+            said.append(item.turns[turn])
+            temperature = by_category.get(item.category, config.temperature)
+            draws.append((style.prompt(said, system=system), sample, temperature))
         rows = _rows(loaded, draws, config, special=style.adds_special_tokens)
-        for row, i in zip(rows, open_units, strict=True):
-            row.messages = style.messages(conversations[i], system=system)
+        for row, (_, _, said) in zip(rows, open_ones, strict=True):
+            row.messages = style.messages(said, system=system)
         _decode(
             loaded,
             rows,
             config,
-            until=(style.until,) if style.until else (),
+            until=style.until,
             end_tokens=style.end_tokens,
             label=f"turn {turn + 1}",
             resume=resume / f"turn-{turn + 1}" if resume else None,
             speed=speed,
         )
-        for i, prompt, row in zip(open_units, prompts, rows, strict=True):
-            item, sample = units[i]
-            answer = row.text.strip()
-            conversations[i].append(answer)
+        for (item, sample, said), (prompt, _, _), row in zip(open_ones, draws, rows, strict=True):
+            said.append(row.text.strip())
             key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
-            records.append({**key, "prompt": prompt, "text": answer, "n_tokens": len(row.tokens)})
+            records.append({**key, "prompt": prompt, "text": said[-1], "n_tokens": len(row.tokens)})
     return Generations.from_rows(records)
 
 
@@ -264,17 +251,13 @@ def generate_answers(
     system: str = "",
     resume: Path | None = None,
 ) -> TokenAnswers:
-    """Return the answers to the first turn of every instruction, as tokens.
-
-    `system`, `resume` as in `generate_two_turns`.
-    """
+    """Return the answers to the first turn of every instruction, as tokens; otherwise as `generate_two_turns`."""
     style = chat_format(loaded.tokenizer)
     units = [(item, sample) for item in instructions for sample in range(config.samples)]
     prompts = [style.prompt([item.turns[0]], system=system) for item, _ in units]
     draws = [(prompt, sample, config.temperature) for prompt, (_, sample) in zip(prompts, units, strict=True)]
     rows = _rows(loaded, draws, config, special=style.adds_special_tokens)
-    until = (style.until,) if style.until else ()
-    _decode(loaded, rows, config, until=until, end_tokens=style.end_tokens, label=task, resume=resume)
+    _decode(loaded, rows, config, until=style.until, end_tokens=style.end_tokens, label=task, resume=resume)
     records = []
     for (item, sample), prompt, row in zip(units, prompts, rows, strict=True):
         written = row.tokens + row.end

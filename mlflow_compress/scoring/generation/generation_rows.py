@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,60 +33,21 @@ class GenerationConfig:
             raise ConfigError("temperature must be 0 or larger, and finite", got=self.temperature)
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError("top_p must lie in (0, 1]", got=self.top_p)
-        if self.greedy and self.samples > 1:
+        if self.temperature == 0.0 and self.samples > 1:
             raise ConfigError(
                 "Greedy decoding gives one answer per prompt",
                 got=self.samples,
                 fix="Set samples=1 or a temperature above 0",
             )
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
-        return self.temperature == 0.0
-
 
 def uniforms(seed: int, prompt: str, sample: int, n: int) -> npt.NDArray[np.float64]:
-    """Return the random numbers of one row, a function of (seed, prompt, sample) and of nothing else.
+    """Return one number in [0, 1) per token of a row: a function of (seed, prompt, sample) and of nothing else.
 
     So the order of the prompts, the batch size and the other rows cannot change them.
-
-    Numbers in [0, 1), one per token.
     """
     digest = hashlib.sha256(f"{seed}\n{sample}\n{prompt}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little"))).random(n)
-
-
-class AnsweringModel(Protocol):
-    """What generation needs to know of a model, wherever it is."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-
-    @property
-    def max_length(self) -> int:
-        """Context length in tokens."""
-
-    @property
-    def weights(self) -> str:
-        """Hash of its weights."""
-
-    @property
-    def dtype(self) -> Any:
-        """torch.dtype of its weights."""
-
-
-class CausalLM(AnsweringModel, Protocol):
-    """Interface of a loaded model (`models.loading.LoadedModel`), as far as generation uses it."""
-
-    @property
-    def model(self) -> Any:
-        """The transformers model."""
-
-    @property
-    def device(self) -> Any:
-        """Device of the embeddings."""
 
 
 @dataclass(eq=False)
@@ -132,12 +93,10 @@ class Speed:
 
 
 class Ending:
-    """Adds tokens to rows, and says when an answer is complete.
+    """Adds tokens to rows, and completes answers; `finished` is called for each.
 
-    It is at an end token, which is left out; when its text holds one of `until`, at which the text is cut; or at
-    `limit` tokens.
-
-    `finished` is called for each answer that is complete.
+    An answer is complete at an end token, which is left out; when its text holds one of `until`, at which the text is
+    cut; or at `limit` tokens.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -74,17 +74,6 @@ class Plan:
     def n_tokens(self) -> int:
         """Number of tokens that the model computes."""
         return sum(u.n_tokens for u in self.units)
-
-    @property
-    def max_length(self) -> int:
-        """Length of the longest sequence."""
-        longest = 0
-        for unit in self.units:
-            lengths = (
-                [len(s) for s in unit.sequences] if isinstance(unit, PaddedBatch) else [int(unit.positions.max()) + 1]
-            )
-            longest = max(longest, *lengths)
-        return longest
 
     @cached_property
     def digest(self) -> str:
@@ -202,6 +191,11 @@ class Node:
     parent: int
     children: list[int]
 
+    @property
+    def length(self) -> int:
+        """Number of its tokens."""
+        return self.end - self.start
+
 
 @dataclass(frozen=True)
 class Trie:
@@ -211,25 +205,18 @@ class Trie:
     nodes: list[Node]  # Node 0 is the root and has no tokens
     terminal: list[int]  # Per sequence, the node with which it ends
 
-    def tokens(self, node: int) -> Ids:
-        """Return the tokens of `node`."""
-        n = self.nodes[node]
-        return self.sequences[n.seq][n.start : n.end]
-
-    def preorder(self) -> list[int]:
-        """Return all nodes but the root, parents before children, children in token order."""
-        order: list[int] = []
-        stack = list(reversed(self.nodes[0].children))
+    def preorder(self, node: int) -> list[int]:
+        """Return a node and all nodes below it, parents before children, children in token order."""
+        order, stack = [], [node]
         while stack:
-            node = stack.pop()
-            order.append(node)
-            stack.extend(reversed(self.nodes[node].children))
+            order.append(stack.pop())
+            stack.extend(reversed(self.nodes[order[-1]].children))
         return order
 
     def subtree_sizes(self) -> list[int]:
         """Return, per node, the number of tokens of it and of all nodes below it."""
-        sizes = [n.end - n.start for n in self.nodes]
-        for node in reversed(self.preorder()):
+        sizes = [node.length for node in self.nodes]
+        for node in reversed(self.preorder(0)[1:]):
             sizes[self.nodes[node].parent] += sizes[node]
         return sizes
 
@@ -240,10 +227,7 @@ def sequence_key(ids: Ids) -> bytes:
 
 
 def build_trie(sequences: Sequence[Ids]) -> Trie:
-    """Return the compressed trie of sequences.
-
-    Each is an int32 array of length >= 1; any order, repetitions allowed.
-    """
+    """Return the compressed trie of sequences of one token or more, in any order, which may be repeated."""
     distinct = {sequence_key(ids): ids for ids in sequences}
     ordered = [distinct[key] for key in sorted(distinct)]
     nodes = [Node(0, 0, 0, 0, [])]
@@ -276,60 +260,42 @@ def _common_prefix(a: Ids, b: Ids) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-@dataclass
-class _Layout:
-    """Scored positions of a trie, by node and by sequence, as offsets from the start of the sequence."""
+class _ScoredRows:
+    """The scored positions of a trie, each as (node, depth), numbered in the order in which the units yield them."""
 
-    trie: Trie
-    of_node: dict[int, set[int]] = field(default_factory=dict)
-    of_sequence: list[list[tuple[int, int]]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, sequences: Sequence[Ids], n_scored: Sequence[int]) -> _Layout:
-        trie = build_trie(sequences)
-        number = {sequence_key(ids): n for n, ids in enumerate(trie.sequences)}
-        layout = cls(trie)
-        known: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for ids, count in zip(sequences, n_scored, strict=True):
-            which = number[sequence_key(ids)]
-            places = known.get((which, count))
-            if places is None:
-                places = known[which, count] = layout._places(which, count)
-            layout.of_sequence.append(places)
-        return layout
+    def __init__(self, sequences: Sequence[Ids], n_scored: Sequence[int]) -> None:
+        self.trie = build_trie(sequences)
+        self._depths: dict[int, set[int]] = {}  # by node
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._keys: list[bytes] = []
+        numbers = {sequence_key(ids): n for n, ids in enumerate(self.trie.sequences)}
+        places = cache(self._places)  # many requests have one context
+        self._of_sequence = [
+            places(numbers[sequence_key(ids)], count) for ids, count in zip(sequences, n_scored, strict=True)
+        ]
 
     def _places(self, sequence: int, count: int) -> list[tuple[int, int]]:
-        node, places = self.trie.terminal[sequence], []
-        for depth in range(len(self.trie.sequences[sequence]) - 1, len(self.trie.sequences[sequence]) - 1 - count, -1):
+        node, length = self.trie.terminal[sequence], len(self.trie.sequences[sequence])
+        places = []
+        for depth in range(length - 1, length - 1 - count, -1):
             while self.trie.nodes[node].start > depth:
                 node = self.trie.nodes[node].parent
             places.append((node, depth))
-            self.of_node.setdefault(node, set()).add(depth)
+            self._depths.setdefault(node, set()).add(depth)
         return places[::-1]
-
-
-class _Output:
-    """Numbers the scored positions in the order in which the units yield them."""
-
-    def __init__(self, layout: _Layout) -> None:
-        self.layout = layout
-        self.row: dict[tuple[int, int], int] = {}
-        self.keys: list[bytes] = []
 
     def add(self, node: int) -> list[int]:
         """Number the scored positions of `node`, and return their depths; none if they have numbers already."""
-        depths = sorted(self.layout.of_node.get(node, ()))
-        if not depths or (node, depths[0]) in self.row:
-            return []
+        depths = sorted(self._depths.pop(node, ()))
         for depth in depths:
-            self.row[node, depth] = len(self.row)
-        sequence = self.layout.trie.sequences[self.layout.trie.nodes[node].seq]
-        self.keys += prefix_keys(sequence, np.asarray(depths, dtype=np.int64))
+            self._numbers[node, depth] = len(self._numbers)
+        sequence = self.trie.sequences[self.trie.nodes[node].seq]
+        self._keys += prefix_keys(sequence, np.asarray(depths, dtype=np.int64)) if depths else []
         return depths
 
     def plan(self, units: Sequence[PackedBatch | PaddedBatch]) -> Plan:
-        keys = np.frombuffer(b"".join(self.keys), dtype=np.uint8).reshape(-1, 16)
-        rows = [np.asarray([self.row[p] for p in places], dtype=np.int64) for places in self.layout.of_sequence]
+        keys = np.frombuffer(b"".join(self._keys), dtype=np.uint8).reshape(-1, 16)
+        rows = [np.asarray([self._numbers[p] for p in places], dtype=np.int64) for places in self._of_sequence]
         return Plan(units, keys, rows)
 
 
@@ -339,8 +305,8 @@ def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tok
     `n_scored` counts the scored positions at the end of each sequence. `batch_tokens` is the most tokens per batch,
     padding included; a single longer sequence is a batch of its own.
     """
-    layout = _Layout.of(sequences, n_scored)
-    trie, out = layout.trie, _Output(layout)
+    scored = _ScoredRows(sequences, n_scored)
+    trie = scored.trie
     ends = [(s, node) for s, node in enumerate(trie.terminal) if not trie.nodes[node].children]
     ends.sort(key=lambda end: (-len(trie.sequences[end[0]]), end[0]))
     units: list[PaddedBatch] = []
@@ -348,14 +314,14 @@ def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tok
         n_rows = max(1, batch_tokens // len(trie.sequences[ends[0][0]]))
         taken, ends = ends[:n_rows], ends[n_rows:]
         rows = []
-        for _, end in taken:
-            path, node = [], end
+        for _, node in taken:
+            path = []
             while node:
                 path.append(node)
                 node = trie.nodes[node].parent
-            rows.append(np.asarray([d for n in reversed(path) for d in out.add(n)], dtype=np.int64))
+            rows.append(np.asarray([d for n in reversed(path) for d in scored.add(n)], dtype=np.int64))
         units.append(PaddedBatch([trie.sequences[s] for s, _ in taken], rows))
-    return out.plan(units)
+    return scored.plan(units)
 
 
 def plan_packs(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int, min_shared: int = 16) -> Plan:
@@ -366,99 +332,78 @@ def plan_packs(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_token
 
     A single path longer than `batch_tokens` is a pack of its own.
     """
-    layout = _Layout.of(sequences, n_scored)
-    return _Packer(layout, batch_tokens, min_shared).plan()
+    packer = _Packer(_ScoredRows(sequences, n_scored), batch_tokens)
+    nodes = packer.nodes
+    # The trie is visited in preorder; the stack holds nodes to visit and prefixes to close.
+    closing = -1
+    stack: list[tuple[int, int, tuple[int, ...]]] = [(child, NO_PREFIX, ()) for child in reversed(nodes[0].children)]
+    while stack:
+        node, prefix, stem = stack.pop()
+        if node == closing:
+            packer.flush(prefix)
+            continue
+        stem_size = sum(nodes[n].length for n in stem)
+        if not nodes[node].children or packer.sizes[node] + stem_size <= batch_tokens:
+            packer.gather(node, prefix, stem)
+            continue
+        stem = (*stem, node)
+        if stem_size + nodes[node].length >= min_shared:
+            prefix, stem = packer.cache(stem, prefix), ()
+            stack.append((closing, prefix, ()))
+        stack.extend((child, prefix, stem) for child in reversed(nodes[node].children))
+    packer.flush(NO_PREFIX)
+    return packer.scored.plan(packer.units)
 
 
 class _Packer:
-    def __init__(self, layout: _Layout, batch_tokens: int, min_shared: int) -> None:
-        self.trie = layout.trie
-        self.out = _Output(layout)
-        self.sizes = self.trie.subtree_sizes()
-        self.limit, self.min_shared = batch_tokens, min_shared
+    """Collects nodes behind each prefix in use, and makes packs of them."""
+
+    def __init__(self, scored: _ScoredRows, limit: int) -> None:
+        self.scored, self.nodes, self.sizes = scored, scored.trie.nodes, scored.trie.subtree_sizes()
         self.units: list[PackedBatch] = []
-        self.n_prefixes = 0
-        # Per prefix in use, the nodes collected for its next pack, in preorder.
-        self.open: dict[int, dict[int, None]] = {NO_PREFIX: {}}
-        self.filled: dict[int, int] = {NO_PREFIX: 0}
+        self._limit = limit
+        self._n_prefixes = 0
+        self._open: dict[int, dict[int, None]] = {NO_PREFIX: {}}  # by prefix, the nodes of its next pack in preorder
+        self._filled = {NO_PREFIX: 0}  # by prefix, the tokens of these nodes
 
-    def plan(self) -> Plan:
-        """Visit the trie in preorder; the stack holds nodes to visit and prefixes to close."""
-        stack: list[tuple[int, int, tuple[int, ...]]] = [
-            (child, NO_PREFIX, ()) for child in reversed(self.trie.nodes[0].children)
-        ]
-        closing = -1
-        while stack:
-            node, prefix, stem = stack.pop()
-            if node == closing:
-                self._flush(prefix)
-                continue
-            children = self.trie.nodes[node].children
-            stem_size = sum(self._length(n) for n in stem)
-            if not children or self.sizes[node] + stem_size <= self.limit:
-                self._gather(node, prefix, stem)
-                continue
-            stem = (*stem, node)
-            stem_size += self._length(node)
-            if stem_size >= self.min_shared:
-                prefix, stem = self._cache(stem, prefix), ()
-                stack.append((closing, prefix, ()))
-            stack.extend((child, prefix, stem) for child in reversed(children))
-        self._flush(NO_PREFIX)
-        return self.out.plan(self.units)
+    def gather(self, node: int, prefix: int, stem: tuple[int, ...]) -> None:
+        """Add a subtree behind its stem to the next pack of a prefix, or to a new one where it does not fit."""
+        nodes = self._open[prefix]
+        new = self.sizes[node] + sum(self.nodes[n].length for n in stem if n not in nodes)
+        if nodes and self._filled[prefix] + new > self._limit:
+            self.flush(prefix)
+            new = self.sizes[node] + sum(self.nodes[n].length for n in stem)
+        self._filled[prefix] += new
+        self._open[prefix].update(dict.fromkeys((*stem, *self.scored.trie.preorder(node))))
 
-    def _length(self, node: int) -> int:
-        return self.trie.nodes[node].end - self.trie.nodes[node].start
+    def cache(self, path: tuple[int, ...], prefix: int) -> int:
+        """Make a pack whose keys and values are kept, and return the number of this new prefix."""
+        self._n_prefixes += 1
+        self._open[self._n_prefixes], self._filled[self._n_prefixes] = {}, 0
+        self._pack(list(path), prefix, self._n_prefixes)
+        return self._n_prefixes
 
-    def _subtree(self, node: int) -> list[int]:
-        nodes, stack = [], [node]
-        while stack:
-            n = stack.pop()
-            nodes.append(n)
-            stack.extend(reversed(self.trie.nodes[n].children))
-        return nodes
+    def flush(self, prefix: int) -> None:
+        """Make a pack of what was collected behind a prefix."""
+        if self._open[prefix]:
+            self._pack(list(self._open[prefix]), prefix, NO_PREFIX)
+        self._open[prefix], self._filled[prefix] = {}, 0
 
-    def _gather(self, node: int, prefix: int, stem: tuple[int, ...]) -> None:
-        nodes = self.open[prefix]
-        new = self.sizes[node] + sum(self._length(n) for n in stem if n not in nodes)
-        if nodes and self.filled[prefix] + new > self.limit:
-            self._flush(prefix)
-            new = self.sizes[node] + sum(self._length(n) for n in stem)
-        self.open[prefix].update(dict.fromkeys((*stem, *self._subtree(node))))
-        self.filled[prefix] += new
-
-    def _cache(self, path: tuple[int, ...], prefix: int) -> int:
-        self.n_prefixes += 1
-        self.units.append(self._pack(list(path), prefix, self.n_prefixes))
-        self.open[self.n_prefixes], self.filled[self.n_prefixes] = {}, 0
-        return self.n_prefixes
-
-    def _flush(self, prefix: int) -> None:
-        if self.open[prefix]:
-            self.units.append(self._pack(list(self.open[prefix]), prefix, NO_PREFIX))
-        self.open[prefix], self.filled[prefix] = {}, 0
-
-    def _pack(self, nodes: list[int], prefix: int, keep: int) -> PackedBatch:
-        starts: dict[int, int] = {}
-        rows: list[int] = []
-        size = 0
-        for node in nodes:
-            starts[node] = size
-            rows += [size + depth - self.trie.nodes[node].start for depth in self.out.add(node)]
-            size += self._length(node)
-        ends = {node: starts[node] + self._length(node) for node in nodes}
-        for node in reversed(nodes):
-            parent = self.trie.nodes[node].parent
-            if parent in ends:
-                ends[parent] = max(ends[parent], ends[node])
-        lengths = [self._length(n) for n in nodes]
-        return PackedBatch(
-            ids=np.concatenate([self.trie.tokens(n) for n in nodes]),
-            positions=np.concatenate(
-                [np.arange(self.trie.nodes[n].start, self.trie.nodes[n].end, dtype=np.int32) for n in nodes]
-            ),
-            ends=np.repeat(np.asarray([ends[n] for n in nodes], dtype=np.int32), lengths),
+    def _pack(self, numbers: list[int], prefix: int, keep: int) -> None:
+        nodes = [self.nodes[number] for number in numbers]
+        lengths = [node.length for node in nodes]
+        ends = dict(zip(numbers, np.cumsum(lengths).tolist(), strict=True))
+        # A position is as far before the node's end in the pack as it is in the sequence.
+        rows = [ends[n] - self.nodes[n].end + depth for n in numbers for depth in self.scored.add(n)]
+        for number, node in zip(reversed(numbers), reversed(nodes), strict=True):
+            if node.parent in ends:
+                ends[node.parent] = max(ends[node.parent], ends[number])
+        pack = PackedBatch(
+            ids=np.concatenate([self.scored.trie.sequences[node.seq][node.start : node.end] for node in nodes]),
+            positions=np.concatenate([np.arange(node.start, node.end, dtype=np.int32) for node in nodes]),
+            ends=np.repeat(np.asarray(list(ends.values()), dtype=np.int32), lengths),
             rows=np.asarray(rows, dtype=np.int64),
             prefix=prefix,
             keep=keep,
         )
+        self.units.append(pack)
