@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -25,8 +24,12 @@ from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from mlflow_compress.scoring.plan.packing import Plan, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import DISTANCES, Targets
 
+__all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
+
 PATHS = ("auto", "packed", "plain")
 _HEAD_BYTES = 64 << 20  # of float32 logits per product with the head
+
+logger = logging.getLogger(__name__)
 
 
 def default_limits(vocabulary: int, *, on_gpu: bool) -> dict[str, int]:
@@ -105,22 +108,19 @@ def option_scores(
         result["is_argmax"][place] if elsewhere else result["argmax"][targets.row[place]] == targets.token[place]
     )
     starts = _starts(encoded)
-    fits = np.asarray([e.fits for e in encoded], dtype=bool)
     loglik: list[float | None] = [None] * len(requests)
     greedy: list[bool | None] = [None] * len(requests)
     if len(starts):
+        fitting = (i for i, e in enumerate(encoded) if e.fits)
         sums, hits = np.add.reduceat(logprob, starts), np.logical_and.reduceat(is_argmax, starts)
-        for i, total, every in zip(np.flatnonzero(fits).tolist(), sums.tolist(), hits.tolist(), strict=True):
+        for i, total, every in zip(fitting, sums.tolist(), hits.tolist(), strict=True):
             if not (elsewhere and np.isnan(total)):
                 loglik[i], greedy[i] = total, every
     return OptionScores.from_columns(
         {
-            **_keys(requests),
-            "content": [r.content for r in requests],
+            **_columns(requests, *OptionScores.KEY, "content", "n_chars", "n_bytes"),
             "loglik": loglik,
             "n_tokens": [len(e.targets) for e in encoded],
-            "n_chars": [r.n_chars for r in requests],
-            "n_bytes": [r.n_bytes for r in requests],
             "greedy": greedy,
         }
     )
@@ -138,7 +138,7 @@ def option_distances(
         return None
     rows, starts = targets.row[place], _starts(encoded)
     counts = np.diff([*starts, len(rows)])
-    columns: dict[str, Any] = dict(_keys(requests))
+    columns: dict[str, Any] = _columns(requests, *OptionDistances.KEY)
     for kind in DISTANCES:
         values = result[kind].astype(np.float64)[rows]
         means = iter((np.add.reduceat(values, starts) / counts).tolist() if len(starts) else ())
@@ -167,8 +167,7 @@ def token_distances(task: str, windows: Windows, result: Arrays) -> TokenDistanc
     return TokenDistances.from_columns({**_token_keys(task, windows), **{k: result[k] for k in DISTANCES}})
 
 
-def _keys(requests: Sequence[Request]) -> dict[str, list[Any]]:
-    names = ("task", "item_id", "permutation", "option")
+def _columns(requests: Sequence[Request], *names: str) -> dict[str, list[Any]]:
     return {name: [getattr(r, name) for r in requests] for name in names}
 
 
@@ -187,24 +186,10 @@ def _starts(encoded: Sequence[Encoded]) -> npt.NDArray[np.int64]:
     return np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0, np.int64)
 
 
-__all__ = ["Scorer", "ScoringConfig", "ScoringReport"]
-
-logger = logging.getLogger(__name__)
-
-
 class Scorer:
-    """Scores requests and corpora with one model.
+    """Scores requests and corpora with one model: in this process, or on the workers of a cluster.
 
-    Parameters
-    ----------
-    loaded : LoadedModel or RunsElsewhere
-        A model in this process, or one on the workers of a cluster.
-    config : ScoringConfig
-
-    Attributes
-    ----------
-    report : ScoringReport or None
-        Describes the last pass; None before the first.
+    `report` describes the last pass; None before the first.
     """
 
     def __init__(self, loaded: LoadedModel | RunsElsewhere, config: ScoringConfig | None = None) -> None:
@@ -222,47 +207,28 @@ class Scorer:
         baseline: Baseline = None,
         resume: Path | None = None,
     ) -> tuple[OptionScores, OptionDistances | None]:
-        """Score continuations, and measure their distance from a baseline.
+        """Score the requests of all tasks together, since shared prefixes are computed once; one row each, in order.
 
-        Parameters
-        ----------
-        requests : sequence of Request
-            The requests of all tasks together: shared prefixes are computed once.
-        capture : StateWriter, optional
-            Stores this model's states, so that variants can be compared with it later.
-        baseline : StateStore or LoadedModel, optional
-            Stored states of the baseline on the same requests, or the baseline model itself. The model runs on the same
-            batches as this one, and nothing is stored.
-        resume : Path, optional
-            Folder of unfinished results, from which a killed run resumes. Delete it when the records are saved.
+        `capture` stores this model's states, so that variants can be compared with it later. `baseline` are stored
+        states on the same requests, or the baseline model itself: it runs on the same batches as this one, and nothing
+        is stored. From the folder `resume` a killed run goes on; delete it when the records are saved. `loglik`,
+        `greedy` and the distances are null where the option alone is longer than the model's context.
 
-        Returns
-        -------
-        OptionScores, OptionDistances or None
-            One row per request, in the order given. `loglik`, `greedy` and the distances are null where the option
-            alone is longer than the model's context.
-
-        Raises
-        ------
-        AlignmentError
-            When the baseline was scored on other tokens, or has another vocabulary.
-        DataError
-            When a continuation has no token of its own.
-        StoreError
-            When the folder to resume from belongs to another pass, or is damaged.
+        Raises `AlignmentError` when the baseline was scored on other tokens, or has another vocabulary; `DataError`
+        when a continuation has no token of its own; `StoreError` when the folder to resume from belongs to another
+        pass, or is damaged.
         """
         began = time.monotonic()
         encoded = self.encoder.encode(requests)
-        fits = [i for i, e in enumerate(encoded) if e.fits]
-        sequences = [encoded[i].inputs for i in fits]
-        counts = [len(encoded[i].targets) for i in fits]
+        fitting = [e for e in encoded if e.fits]
+        sequences = [e.inputs for e in fitting]
         limits = self._limits(baseline)
         path, reason = self._path(max(map(len, sequences), default=0), baseline)
         make_plan = plan_packs if path == "packed" else plan_batches
-        plan = make_plan(sequences, counts, batch_tokens=limits["batch_tokens"])
-        rows = np.concatenate(plan.sequence_rows) if fits else np.zeros(0, np.int64)
-        tokens = np.concatenate([encoded[i].targets for i in fits]) if fits else np.zeros(0, np.int32)
-        targets, place = Targets.of(rows, tokens.astype(np.int64))
+        plan = make_plan(sequences, [len(e.targets) for e in fitting], batch_tokens=limits["batch_tokens"])
+        rows = np.concatenate([np.zeros(0, np.int64), *plan.sequence_rows])
+        tokens = np.concatenate([np.zeros(0, np.int64), *(e.targets for e in fitting)])
+        targets, place = Targets.of(rows, tokens)
         work = self._work(plan, targets, limits, path, "options", capture, baseline, resume)
         result, n_splits = self._execution.run(work)
         self._record_report(work, n_splits, path, reason, began, sum(map(len, sequences)), encoded)
@@ -288,12 +254,8 @@ class Scorer:
         Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`). Of answers
         the tokens behind the prompt are scored, as they were written (see `corpus_windows.cut_answers`).
 
-        Raises
-        ------
-        DataError
-            When the text is too short.
-        ConfigError
-            When the window exceeds the model's context, or the stride the window.
+        Raises `DataError` when the text is too short; `ConfigError` when the window exceeds the model's context, or the
+        stride the window.
         """
         began = time.monotonic()
         windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
@@ -317,22 +279,20 @@ class Scorer:
         *,
         entropy: bool = False,
     ) -> PassWork:
-        unfinished = None
         if capture is not None:
             capture.begin(limits, label=label, path=path, plan=plan.digest)
+        identity = None
         if resume is not None:
-            target_digest = hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest()
             identity = {
                 "weights": self.loaded.weights,
                 "dtype": str(self.loaded.dtype),
                 "plan": plan.digest,
-                "targets": target_digest,
+                "targets": targets.digest,
                 "limits": json.dumps(limits),
                 "baseline": _baseline_identity(baseline),
                 "capture": str(capture is not None),
                 "rounding": json.dumps(self.loaded.rounding),
             }
-            unfinished = Path(resume) / label, identity
         return PassWork(
             plan=plan,
             targets=targets,
@@ -341,7 +301,7 @@ class Scorer:
             label=label,
             baseline=baseline,
             capture=capture,
-            resume=unfinished,
+            resume=(Path(resume) / label, identity) if resume is not None and identity is not None else None,
             seconds=self.config.shard_seconds,
             progress=self.config.progress,
         )
@@ -355,10 +315,7 @@ class Scorer:
         elif isinstance(baseline, LoadedModel):
             check_same_tokenizer(baseline, self.loaded)
         automatic = default_limits(self.loaded.vocab_size, on_gpu=self.loaded.device.type == "cuda")
-        return {
-            "batch_tokens": self.config.batch_tokens or stored.get("batch_tokens") or automatic["batch_tokens"],
-            "head_rows": self.config.head_rows or stored.get("head_rows") or automatic["head_rows"],
-        }
+        return {name: getattr(self.config, name) or stored.get(name) or size for name, size in automatic.items()}
 
     def _path(self, max_length: int, baseline: Baseline) -> tuple[str, str | None]:
         """Return "packed" or "plain", and the reason for "plain"."""
@@ -430,8 +387,6 @@ class Scorer:
 
 def _baseline_identity(baseline: Baseline) -> str:
     """Return what identifies the baseline in a journal."""
-    if baseline is None:
-        return "none"
     if isinstance(baseline, LoadedModel):
         return f"resident {baseline.model.config.name_or_path}"
-    return baseline.manifest.digest
+    return "none" if baseline is None else baseline.manifest.digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -50,6 +51,11 @@ class Targets:
         """Return the distinct (row, token) pairs sorted by row, and the index of each given pair among them."""
         pairs, place = np.unique(np.stack([row, token]), axis=1, return_inverse=True)
         return cls(pairs[0], pairs[1]), place.reshape(-1).astype(np.int64)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of rows and tokens."""
+        return hashlib.sha256(self.row.tobytes() + self.token.tobytes()).hexdigest()
 
     def first_tokens(self) -> npt.NDArray[np.int32]:
         """Return the first target of every row."""

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -36,7 +36,11 @@ from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.plan.packing import PaddedBatch
 from mlflow_compress.scoring.scoring_pass import ModelRunner
 
-_TOKENS = 4
+Tensor = torch.Tensor
+NO_SWAP, ALL, WHOLE = "none", "all", "whole variant"
+STATE_BYTES = 1 << 30
+_TOKENS = 4  # of the pass that shows the order of calls
+_CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -57,30 +61,64 @@ class _Call:
     output: Any = None
 
 
-@dataclass(frozen=True)
 class CallOrder:
-    """What one short pass has shown."""
+    """The order in which a body's modules are called, as one pass over a few tokens shows it.
 
-    layers: str  # Name of the list of decoder layers
-    parts: tuple[tuple[str, ...], ...]  # By layer, its direct parts that hold matrices: ("self_attn", "mlp")
-    tails: Mapping[tuple[int, str], str]  # By layer and part, the module whose output is the part's output
-    width: float  # Values per token that are kept at all borders together
-    layer_width: float  # Values per token of one layer's output
-    _calls: Mapping[str, _Call] = field(repr=False)
+    `layers` names the list of decoder layers.
+    """
+
+    def __init__(self, body: Body, layers: str, n_layers: int) -> None:
+        self._layers = layers
+        self._calls: dict[str, _Call] = {}
+        self.parts: list[tuple[str, ...]] = []  # By layer, its direct parts that hold matrices: ("self_attn", "mlp")
+        self.tails: dict[tuple[int, str], str] = {}  # By layer and part, the module whose output is the part's output
+        self._note_calls(body)
+        self.layer_width = _width(self._calls[f"{layers}.0"].output)  # Values per token of one layer's output
+        self.width = 0.0  # Values per token that are kept at all borders together
+        for number in range(n_layers):
+            layer = f"{layers}.{number}"
+            parts = tuple(
+                name
+                for name, module in body.model.get_submodule(layer).named_children()
+                if any(p.ndim > 1 for p in module.parameters()) and f"{layer}.{name}" in self._calls
+            )
+            self.parts.append(parts)
+            self.width += _width(self._calls[layer].output)
+            for part in parts:
+                self.width += _width(self._calls[f"{layer}.{part}"].output)
+                if (leaf := self._tail(f"{layer}.{part}")) is not None:
+                    self.tails[number, part] = leaf
+                    self.width += _width(self._calls[f"{layer}.{part}.{leaf}"].inputs)
 
     def border(self, modules: Sequence[str]) -> Border:
         """Return the last border before all of these modules."""
-        begin = min(self._begin(name) for name in modules) if modules else 0.0
-        done = sum(self._end(f"{self.layers}.{number}") < begin for number in range(len(self.parts)))
+        begin = min((self._begin(name) for name in modules), default=0.0)
+        done = sum(self._end(f"{self._layers}.{number}") < begin for number in range(len(self.parts)))
         if done == len(self.parts):
             return Border(done)
-        layer = f"{self.layers}.{done}"
+        layer = f"{self._layers}.{done}"
         parts = tuple(part for part in self.parts[done] if self._end(f"{layer}.{part}") < begin)
         for part in self.parts[done]:
             leaf = self.tails.get((done, part))
             if leaf is not None and self._begin(f"{layer}.{part}.{leaf}") == begin:
                 return Border(done, parts, (part, leaf))
         return Border(done, parts)
+
+    def _note_calls(self, body: Body) -> None:
+        clock = iter(range(1 << 30))
+
+        def begins(name: str, _module: Any, inputs: Any) -> None:
+            self._calls.setdefault(name, _Call(next(clock), inputs=inputs))
+
+        def ends(name: str, _module: Any, _inputs: Any, output: Any) -> None:
+            self._calls[name].end, self._calls[name].output = next(clock), output
+
+        with ExitStack() as hooks:
+            for name, module in body.model.named_modules():
+                if name:
+                    hooks.callback(module.register_forward_pre_hook(partial(begins, name)).remove)
+                    hooks.callback(module.register_forward_hook(partial(ends, name)).remove)
+            body.run(PaddedBatch([np.arange(_TOKENS, dtype=np.int32)], [np.arange(_TOKENS)]))
 
     def _end(self, name: str) -> float:
         return self._calls[name].end if name in self._calls else math.inf
@@ -93,77 +131,28 @@ class CallOrder:
         parent = name.rpartition(".")[0]
         return self._begin(parent) if parent else math.inf
 
-
-def call_order(body: Body, layers: str, n_layers: int) -> CallOrder:
-    """Return the order in which a body's modules are called, from a pass over a few tokens."""
-    calls: dict[str, _Call] = {}
-    clock = iter(range(1 << 30))
-    with ExitStack() as hooks:
-        for name, module in body.model.named_modules():
-            if name:
-                hooks.enter_context(_noted(name, module, calls, clock))
-        body.run(PaddedBatch([np.arange(_TOKENS, dtype=np.int32)], [np.arange(_TOKENS)]))
-    parts, tails, width = [], {}, 0.0
-    for number in range(n_layers):
-        layer = f"{layers}.{number}"
-        held = tuple(
-            name
-            for name, module in body.model.get_submodule(layer).named_children()
-            if any(p.ndim > 1 for p in module.parameters()) and f"{layer}.{name}" in calls
-        )
-        parts.append(held)
-        width += _width(calls[layer].output)
-        for part in held:
-            width += _width(calls[f"{layer}.{part}"].output)
-            if (leaf := _tail(calls, f"{layer}.{part}")) is not None:
-                tails[number, part] = leaf
-                width += _width(calls[f"{layer}.{part}.{leaf}"].inputs)
-    layer_width = _width(calls[f"{layers}.0"].output)
-    return CallOrder(layers, tuple(parts), tails, width, layer_width, calls)
+    def _tail(self, part: str) -> str | None:
+        """Return the innermost module in a part whose output is the part's output; None where something follows it."""
+        output = _first_tensor(self._calls[part].output)
+        for name in reversed(list(self._calls)):
+            last = _first_tensor(self._calls[name].output)
+            if name.startswith(f"{part}.") and last is not None and output is not None:
+                same = last.data_ptr() == output.data_ptr() and last.shape == output.shape
+                if same and len(self._calls[name].inputs) == 1:
+                    return name.removeprefix(f"{part}.")
+        return None
 
 
-def first_tensor(value: Any) -> torch.Tensor | None:
+def _first_tensor(value: Any) -> Tensor | None:
     """Return a tensor, or the first member of a tuple of which it is one."""
     if isinstance(value, tuple | list) and value:
         value = value[0]
-    return value if isinstance(value, torch.Tensor) else None
+    return value if isinstance(value, Tensor) else None
 
 
 def _width(value: Any) -> float:
-    tensor = first_tensor(value)
+    tensor = _first_tensor(value)
     return 0.0 if tensor is None else tensor.numel() / _TOKENS
-
-
-def _tail(calls: Mapping[str, _Call], part: str) -> str | None:
-    """Return the innermost module in a part whose output is the part's output; None where something follows it."""
-    output = first_tensor(calls[part].output)
-    for name in reversed(list(calls)):
-        last = first_tensor(calls[name].output)
-        if name.startswith(f"{part}.") and last is not None and output is not None:
-            same = last.data_ptr() == output.data_ptr() and last.shape == output.shape
-            if same and len(calls[name].inputs) == 1:
-                return str(name.removeprefix(f"{part}."))
-    return None
-
-
-@contextmanager
-def _noted(name: str, module: torch.nn.Module, calls: dict[str, _Call], clock: Iterator[int]) -> Iterator[None]:
-    def begins(_module: Any, inputs: Any) -> None:
-        calls.setdefault(name, _Call(next(clock), inputs=inputs))
-
-    def ends(_module: Any, _inputs: Any, output: Any) -> None:
-        calls[name].end, calls[name].output = next(clock), output
-
-    handles = module.register_forward_pre_hook(begins), module.register_forward_hook(ends)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-Tensor = torch.Tensor
-_CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 
 
 class KeptOutputs:
@@ -189,7 +178,7 @@ class KeptOutputs:
             return
         name, self._layers = found
         try:
-            self._order = call_order(body, name, len(self._layers))
+            self._order = CallOrder(body, name, len(self._layers))
             self.whole_model_reason = self._check()
         except _CANNOT as error:
             self.whole_model_reason = f"its layers cannot be run one by one ({type(error).__name__}: {error})"
@@ -224,12 +213,12 @@ class KeptOutputs:
         with ExitStack() as hooks:
             for number, layer in enumerate(self._layers):
                 if (number + 1) % self.every == 0 or number + 1 == len(self._layers):
-                    hooks.enter_context(self._keeping(layer, (number, "")))
+                    hooks.callback(self._keep(layer, (number, "")))
                 for part in self._order.parts[number] if self.inside else ():
-                    hooks.enter_context(self._keeping(layer.get_submodule(part), (number, part)))
+                    hooks.callback(self._keep(layer.get_submodule(part), (number, part)))
                     if leaf := self._order.tails.get((number, part)):
                         path = f"{part}.{leaf}"
-                        hooks.enter_context(self._keeping(layer.get_submodule(path), (number, path), inputs=True))
+                        hooks.callback(self._keep(layer.get_submodule(path), (number, path), inputs=True))
             return self._body.run(unit)
 
     def run_from(self, border: Border, unit: PaddedBatch) -> Tensor:
@@ -257,15 +246,15 @@ class KeptOutputs:
         computed = module.get_submodule(leaf)(*self._kept[number, f"{part}.{leaf}"])
         return (computed, *before[1:]) if isinstance(before, tuple) else computed
 
-    def _keeping(
-        self, module: torch.nn.Module, key: tuple[int, str], *, inputs: bool = False
-    ) -> AbstractContextManager[None]:
-        def keep(_module: Any, given: Any, output: Any) -> None:
+    def _keep(self, module: torch.nn.Module, key: tuple[int, str], *, inputs: bool = False) -> Callable[[], None]:
+        """Keep a module's output, or its inputs, at every call; return what ends that."""
+
+        def keep(_module: Any, arguments: Any, output: Any) -> None:
             # Of a tuple only the states: attention weights would grow with the square of the length.
             states = (output[0], *(None for _ in output[1:])) if isinstance(output, tuple) else output
-            self._kept[key] = given if inputs else states
+            self._kept[key] = arguments if inputs else states
 
-        return _hooked(module, keep)
+        return module.register_forward_hook(keep).remove
 
     def _check(self) -> str | None:
         """Return why passes from a border differ from whole ones; None where they give the same bits."""
@@ -286,15 +275,6 @@ class KeptOutputs:
 
 
 @contextmanager
-def _hooked(module: torch.nn.Module, keep: Callable[[Any, Any, Any], None]) -> Iterator[None]:
-    handle = module.register_forward_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
 def _answers(module: torch.nn.Module, answer: Callable[[], Any]) -> Iterator[None]:
     """Within this block the module returns an answer, whatever it is given."""
     before = vars(module).get("forward")  # accelerate's hooks are such functions
@@ -305,9 +285,6 @@ def _answers(module: torch.nn.Module, answer: Callable[[], Any]) -> Iterator[Non
         del module.forward
         if before is not None:
             module.forward = before
-
-
-NO_SWAP, ALL = "none", "all"
 
 
 @dataclass(frozen=True)
@@ -389,10 +366,6 @@ def _with_noise(weight: Tensor, size: Tensor, key: str) -> Tensor:
     return noisy.to(weight.dtype)
 
 
-STATE_BYTES = 1 << 30
-WHOLE = "whole variant"
-
-
 class SwapMeter:
     """Measures swaps in one baseline, text by text.
 
@@ -415,10 +388,7 @@ class SwapMeter:
         progress: bool = True,
     ) -> None:
         self.baseline = baseline
-        self._runner = _runner(baseline)
-        body = self._runner.body
-        assert isinstance(body, Body)  # of a model in this process
-        self._body = body
+        self._body, self._baseline_head, _ = split_body_and_head(baseline.model)
         self.whole_model_reason: str | None = None
         self._state_bytes, self._suffix_only, self._progress = state_bytes, suffix_only, progress
         limits = default_limits(baseline.vocab_size, on_gpu=baseline.device.type == "cuda")
@@ -434,20 +404,17 @@ class SwapMeter:
         resume: Path | None = None,
         identity: Mapping[str, str] | None = None,
     ) -> SwapDistances:
-        """Return the distance of every swap from the baseline, at every scored token.
+        """Return the distance of every swap from the baseline, at every scored token of the corpus `task`.
 
         A swap of nothing, `NO_SWAP`, is measured beside them: from another layer in every batch, and its distance must
-        be exactly 0.
+        be exactly 0. A `variant` is measured as a whole model too, as `WHOLE`. A pass that was interrupted resumes from
+        the folder `resume`, and loses the batch that it was at; delete the folder when the records are saved.
+        `identity` is what the replaced modules are (hashes of checkpoints, seeds).
 
-        `task` names the corpus in the records; `windows` come from `corpus_windows.cut`. A `variant` is measured as a
-        whole model too, as `WHOLE`. A pass that was interrupted resumes from the folder `resume`, and loses the batch
-        that it was at; delete the folder when the records are saved. `identity` is what the replaced modules are
-        (hashes of checkpoints, seeds).
-
-        Raises `ConfigError`: two swaps have one name, or the memory for kept outputs is too small. Raises `DataError`:
-        there is no text. Raises `AlignmentError`: the swap of nothing has moved the model: nothing that was measured
-        here could be trusted. Or the variant has another tokenizer. Raises `StoreError`: the folder to resume from
-        belongs to another pass, or is damaged.
+        Raises `ConfigError`: two swaps have one name, or the memory for kept outputs is too small. `DataError`: there
+        is no text. `AlignmentError`: the variant has another tokenizer, or the swap of nothing has moved the model, so
+        that nothing that was measured here could be trusted. `StoreError`: the folder to resume from belongs to another
+        pass, or is damaged.
         """
         names = [NO_SWAP, *(swap.name for swap in swaps), *([WHOLE] if variant is not None else [])]
         if len(set(names)) < len(names):
@@ -457,7 +424,7 @@ class SwapMeter:
         whole = None
         if variant is not None:
             check_same_tokenizer(self.baseline, variant)
-            whole = _runner(variant)
+            whole = ModelRunner(*split_body_and_head(variant.model)[:2])
         plan, targets = windows.plan(self._batch_tokens)
         units = [unit for unit in plan.units if isinstance(unit, PaddedBatch)]
         longest = max(len(unit.sequences) * max(map(len, unit.sequences)) for unit in units)
@@ -469,7 +436,7 @@ class SwapMeter:
             "weights": self.baseline.weights if resume is not None else "",
             "dtype": str(self.baseline.dtype),
             "plan": plan.digest,
-            "targets": hashlib.sha256(targets.row.tobytes() + targets.token.tobytes()).hexdigest(),
+            "targets": targets.digest,
             "swaps": json.dumps(names),
             "rounding": json.dumps(self.baseline.rounding),
             **(identity or {}),
@@ -502,7 +469,7 @@ class SwapMeter:
     ) -> Arrays:
         """Return KL and most probable token of every scored token of a batch, each shape (n_rows, n_swaps)."""
         states = kept.compute(unit)
-        logits = [KlBaseline(chunk.clone()) for chunk in self._logits(self._runner.head, states)]
+        logits = [KlBaseline(chunk.clone()) for chunk in self._logits(self._baseline_head, states)]
         columns = []
         for swap, start in zip(swaps, starts, strict=True):
             with swapped(self._body.model, swap):
@@ -521,18 +488,13 @@ class SwapMeter:
 
     def _head(self, swap: Swap) -> LanguageModelHead:
         """Return the baseline's head, or the one that a swap brings along."""
-        head = self._runner.head
+        head = self._baseline_head
         return Head(self._body.model) if isinstance(head, Head) and head.name in swap.modules else head
 
     def _logits(self, head: LanguageModelHead, states: Tensor) -> Iterator[Tensor]:
         # Cloned, because a product's rounding may depend on where its input is in memory.
         for begin in range(0, len(states), self._head_rows):
             yield head.logits(states[begin : begin + self._head_rows].clone())
-
-
-def _runner(loaded: LoadedModel) -> ModelRunner:
-    body, head, _ = split_body_and_head(loaded.model)
-    return ModelRunner(body, head)
 
 
 def _compared(moved: Iterator[Tensor], baseline: Sequence[KlBaseline]) -> Arrays:
@@ -546,7 +508,7 @@ def _records(task: str, windows: Windows, names: Sequence[str], found: Arrays) -
     n_rows, n = sum(counts), len(names)
     texts = windows.names or [str(number) for number in range(len(counts))]
     columns = {
-        "task": np.full(n_rows * n, task, dtype=object),
+        "task": [task] * (n_rows * n),
         "swap": np.repeat(np.asarray(names, dtype=object), n_rows),
         "item_id": np.tile(np.repeat(np.asarray(texts, dtype=object), counts), n),
         "position": np.tile(np.concatenate(windows.scored), n),
