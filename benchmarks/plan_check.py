@@ -81,7 +81,7 @@ def score(model: str, folder: str, data: str, items: str, store: str) -> dict[st
     return_freed_memory()
     warm, known, asked = (suite_of(model, spec, data) for spec in specs)
     loaded = load_model(LoadConfig(path=folder, device="cpu", dtype="float32"))
-    shape = model_shape(loaded.model.config, max_length=loaded.max_length)
+    shape = model_shape(loaded.model.config)
     limits, scoring = default_limits(shape.vocabulary, on_gpu=False), ScoringConfig(progress=False)
     scorer = Scorer(loaded, scoring)
     run_model(scorer, warm, generations=False)  # compiles the kernels

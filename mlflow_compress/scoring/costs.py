@@ -9,7 +9,7 @@ part runs at scored positions only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
 
@@ -48,7 +48,6 @@ class ModelShape:
     # values
     attention_width: int
     cache_width: int  # Numbers that the cache of keys and values holds, per token and layer
-    max_length: int  # Context in tokens
     # Sum of in_features squared over the linear layers that one token goes through (what the Hessians cost it)
     square_inputs: float
     # Sums of in_features cubed, and of out_features times in_features squared (what solving with the Hessian costs)
@@ -61,7 +60,7 @@ class ModelShape:
         return self.dense + self.experts * self.expert_share
 
 
-def model_shape(config: Any, *, max_length: int, trust_remote_code: bool = False) -> ModelShape:
+def model_shape(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
     """Return the shape of the model that a configuration describes.
 
     Layers whose attention looks at a window only are counted as if it saw everything, so that the cost is an upper
@@ -98,7 +97,6 @@ def model_shape(config: Any, *, max_length: int, trust_remote_code: bool = False
         layers=int(text.num_hidden_layers),
         attention_width=heads * (queries + values),
         cache_width=cached * (queries + values),
-        max_length=max_length,
         square_inputs=squares,
         cube_inputs=sum(n * cols**3 for n, _, cols in shapes),
         solve=sum(n * rows * cols**2 for n, rows, cols in shapes),
@@ -136,14 +134,7 @@ class Workload:
 
     def __add__(self, other: Workload) -> Workload:
         """Return the work of both, one after the other."""
-        return Workload(
-            tokens=self.tokens + other.tokens,
-            tokens_unshared=self.tokens_unshared + other.tokens_unshared,
-            pairs=self.pairs + other.pairs,
-            rows=self.rows + other.rows,
-            units=self.units + other.units,
-            groups=self.groups + other.groups,
-        )
+        return Workload(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
 def workload(plan: Plan, tokens_unshared: int, head_rows: int) -> Workload:

@@ -33,31 +33,18 @@ FORMAT_PACKAGES = {
 
 
 def engine_identity(folder: Path) -> dict[str, str]:
-    """Return what decides the numbers of the model in a folder, apart from its weights and the tasks.
+    """Return what decides the numbers of the model in a local folder, apart from its weights and the tasks.
 
-    Two evaluations with equal identities, on machines of the same kind, may share their results.
-
-    Parameters
-    ----------
-    folder : Path
-        A local model folder (see `loading.resolve_folder`).
-
-    Returns
-    -------
-    dict of str to str
-        ``scoring``: `SCORING_VERSION`. One entry per library: its version, or "not installed".
-        ``attention``: the requested implementation, or "auto" where transformers chooses. ``model code``: SHA-256 of
-        the Python files in the folder, if there are any.
+    Two evaluations with equal identities, on machines of the same kind, may share their results. ``scoring`` is
+    `SCORING_VERSION`, a library's entry its version. ``attention`` is the requested implementation, or "auto" where
+    transformers chooses, and ``model code`` the SHA-256 of the Python files in the folder, if there are any.
     """
     folder = Path(folder)
-    packages: set[str] = set()
-    method = architectures.quant_method(folder)
-    if method in FORMAT_PACKAGES:
-        packages.add(FORMAT_PACKAGES[method])
+    identity = {**code_identity(), "attention": architectures.attention(folder) or "auto"}
+    packages = {FORMAT_PACKAGES.get(architectures.quant_method(folder) or "")}
     if architectures.is_native_gguf(folder):
         packages.add("llama-cpp-python")
-    identity = {**code_identity(), "attention": architectures.attention(folder) or "auto"}
-    identity.update({package: _version(package) for package in sorted(packages)})
+    identity |= {package: _version(package) for package in sorted(filter(None, packages))}
     code = sorted(folder.glob("*.py"))
     return {**identity, "model code": _hash(code, folder)} if code else identity
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.scoring.baseline_store import Keys
+from mlflow_compress.scoring.baseline_store import CapturedStates, SentStates, StateStore, StateWriter
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.journal import Arrays, joined_arrays
@@ -87,25 +87,6 @@ class ModelRunner:
     head: LanguageModelHead
 
 
-class BaselineStates(Protocol):
-    """Interface of a baseline's stored states: a `StateStore`, or the part of one that a worker was sent."""
-
-    def rows_of(self, keys: Keys) -> Ints:
-        """Return the row of each key."""
-
-    def logits(self, rows: Ints, device: torch.device) -> torch.Tensor:
-        """Return the baseline's float32 logits at some rows, shape (n, vocab_size)."""
-
-
-class Capture(Protocol):
-    """Interface of what receives a model's states."""
-
-    def append(
-        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]
-    ) -> None:
-        """Add rows; `row` is the number of the first one in the pass."""
-
-
 @dataclass
 class ScoringPass:
     """Runs groups of one plan. The results of a group are arrays by name, in the plan's row order.
@@ -119,9 +100,9 @@ class ScoringPass:
     # Most rows per product with the head. It depends on the settings, never on free memory, so that equal states give
     # equal bits.
     head_rows: int
-    capture: Capture | None = None  # Receives the head's inputs
+    capture: StateWriter | CapturedStates | None = None  # Receives the head's inputs
     # Stored states, or a model that runs on the same batches as this one
-    baseline: BaselineStates | ModelRunner | None = None
+    baseline: StateStore | SentStates | ModelRunner | None = None
     entropy: bool = False  # Whether to compute the entropy of each row
     n_splits: int = field(default=0, init=False)  # How often memory ran out, after which smaller batches were used
     _most_tokens: int | None = field(default=None, init=False)
@@ -141,9 +122,9 @@ class ScoringPass:
         try:
             with install_tree_attention() as attention:
                 for number in range(len(cut)) if numbers is None else numbers:
-                    results = self._group(
-                        plan, cut[number], attention, prefix_units, last_use, targets, baseline_rows, first
-                    )
+                    states = self._states_of(plan, cut[number], attention, prefix_units, last_use)
+                    results = self._reduce(plan, cut[number].rows, states, targets, baseline_rows, first)
+                    states.clear()  # they are not kept while the results are used
                     yield number, results
         finally:
             for runner in self._runners():
@@ -152,17 +133,15 @@ class ScoringPass:
     def _runners(self) -> list[ModelRunner]:
         return [self.runner, *([self.baseline] if isinstance(self.baseline, ModelRunner) else [])]
 
-    def _group(
+    def _states_of(
         self,
         plan: Plan,
         group: UnitGroup,
         attention: TreeAttention,
         prefix_units: dict[int, PackedBatch],
         last_use: dict[int, list[int]],
-        targets: Targets,
-        baseline_rows: Ints | None,
-        first: npt.NDArray[np.int32],
-    ) -> Arrays:
+    ) -> list[torch.Tensor]:
+        """Return the head's inputs at the scored positions of a group, of each runner."""
         per_runner: list[list[torch.Tensor]] = [[] for _ in self._runners()]
         for number in range(group.units.start, group.units.stop):
             unit = plan.units[number]
@@ -170,20 +149,30 @@ class ScoringPass:
                 states += self._states(runner.body, unit, attention, prefix_units)
                 for prefix in last_use.get(number, ()):
                     runner.body.forget(prefix)
-        all_states = [torch.cat(states) for states in per_runner]
+        return [torch.cat(states) for states in per_runner]
+
+    def _reduce(
+        self,
+        plan: Plan,
+        group_rows: slice,
+        all_states: list[torch.Tensor],
+        targets: Targets,
+        baseline_rows: Ints | None,
+        first: npt.NDArray[np.int32],
+    ) -> Arrays:
+        """Return the results of a group from its states, at most `head_rows` rows at once."""
         parts = []
         for begin in range(0, len(all_states[0]), self.head_rows):
             # Cloned, because a product's rounding may depend on where its input is in memory.
             chunk = [states[begin : begin + self.head_rows].clone() for states in all_states]
-            rows = slice(group.rows.start + begin, group.rows.start + begin + len(chunk[0]))
+            rows = slice(group_rows.start + begin, group_rows.start + begin + len(chunk[0]))
             logits = self.runner.head.logits(chunk[0])
             if self.capture is not None:
                 self.capture.append(rows.start, chunk[0], logits, plan.keys[rows], first[rows])
             stats = compute_logit_stats(logits, self._baseline_logits(chunk, rows, baseline_rows, logits.device))
             start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
-            row, token = (
-                torch.from_numpy(x) for x in (targets.row[start:stop] - rows.start, targets.token[start:stop])
-            )
+            row = torch.from_numpy(targets.row[start:stop] - rows.start)
+            token = torch.from_numpy(targets.token[start:stop])
             chosen = logits[row.to(logits.device), token.to(logits.device)].double().cpu()
             results = {"logprob": chosen - stats.log_normaliser[row], "argmax": stats.argmax, **stats.distances}
             if self.entropy:

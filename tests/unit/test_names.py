@@ -48,7 +48,6 @@ FUNCTIONS = {
     "expand": "what each packed format does to its layers",
     "loading_options": "what each packed format gives to transformers",
     "import_libraries": "one of the three runtimes that are timed",
-    "open_model": "one of the three runtimes that are timed",
     "header": "a prompt style's header",
     "question": "a row as a question of its prompt style, or of its task",
     "rows": "the rows of a generated table",

@@ -48,7 +48,7 @@ def tiny(**more: object) -> ModelShape:
         num_key_value_heads=1,
         **more,
     )
-    return model_shape(config, max_length=32)
+    return model_shape(config)
 
 
 def sequences(*texts: list[int]) -> list[np.ndarray]:
@@ -75,7 +75,7 @@ def test_a_mixture_uses_some_of_its_experts() -> None:
         num_local_experts=4,
         num_experts_per_tok=2,
     )
-    shape = model_shape(config, max_length=32)
+    shape = model_shape(config)
     assert shape.experts == 4 * 3 * 8 * 16
     assert shape.dense == 4 * 64 + 4 * 8  # attention, and the router
     assert shape.active == shape.dense + shape.experts / 2
@@ -83,12 +83,12 @@ def test_a_mixture_uses_some_of_its_experts() -> None:
 
 @pytest.mark.parametrize(("model", "parameters"), [("llama-3-70b", 70_553_706_496), ("deepseek-v3", 671_026_404_352)])
 def test_published_sizes(model: str, parameters: int) -> None:
-    shape = model_shape(AutoConfig.from_pretrained(SCALE / model), max_length=8192)
+    shape = model_shape(AutoConfig.from_pretrained(SCALE / model))
     assert shape.parameters == parameters
 
 
 def test_deepseek_reads_37_billion_weights_a_token() -> None:
-    shape = model_shape(AutoConfig.from_pretrained(SCALE / "deepseek-v3"), max_length=8192)
+    shape = model_shape(AutoConfig.from_pretrained(SCALE / "deepseek-v3"))
     assert round((shape.active + 2 * shape.head) / 1e9) in (37, 38)  # its report says 37, embedding and head included
 
 

@@ -295,7 +295,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
     """
     model_config, tokenizer = _opened(config)
     length = max_length(model_config, tokenizer)
-    shape = model_shape(model_config, max_length=length, trust_remote_code=config.source.trust_remote_code)
+    shape = model_shape(model_config, trust_remote_code=config.source.trust_remote_code)
     suite = suite_of(EvaluateConfig(source=config.source, evaluation=config.evaluation, inference=config.inference))
     if any(task.chat for task in suite.tasks):
         chat, system = chat_format(tokenizer), config.inference.system_prompt or ""

@@ -33,20 +33,15 @@ Tensor = torch.Tensor
 DIVERGENCES = ("kl", "kl_reverse", "js", "tv")
 UPPER_BOUNDS = (math.inf, math.inf, math.log(2), 1.0)  # of each divergence, in the same order
 MAX_LOG_RATIO = 60.0  # above this ln(q/p), p is near the smallest float32
+TOP = 10  # most probable tokens that are compared
+PERSISTENCE = 0.9  # parameter p of the rank-biased overlap; the first ten ranks then have 86 % of the weight
+BLOCK = 128  # tokens per block; the highest logit of each block is stored
+_TILE = 1 << 24  # logits that are computed with at once
 
 
-def divergence_sums(logp: Tensor, logq: Tensor, spare: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Return the sums from which `distances_from_sums` computes the divergences; `logp` and `logq` are overwritten.
+def divergence_sums(logp: Tensor, logq: Tensor) -> tuple[Tensor, ...]:
+    """Return the sums from which `distances_from_sums` computes the divergences, of the rows' log-softmax.
 
-    Parameters
-    ----------
-    logp, logq : Tensor of float32, shape (n, vocab_size)
-        Log-softmax of baseline and variant.
-    spare : three Tensors of the same shape
-        Working memory, which is overwritten.
-
-    Notes
-    -----
     With ``d = ln q - ln p``, ``e = e^d - 1`` and ``l = ln(m/p) = ln(1 + e/2)`` the distances are written as::
 
         kl = sum p (e - d)    kl_reverse = sum p (e d - (e - d))
@@ -55,20 +50,15 @@ def divergence_sums(logp: Tensor, logq: Tensor, spare: tuple[Tensor, Tensor, Ten
     For normalised distributions they equal the textbook formulas. They have no negative terms, so the rounding of the
     normalisation (1e-7) does not hide small distances. Equal rows give exactly 0.
     """
-    one, two, three = spare
-    d = logq.sub_(logp)
-    p = logp.exp_()
+    d, p = logq - logp, logp.exp()
     far = d.amax(dim=1) > MAX_LOG_RATIO
-    e = torch.expm1(d, out=one)
-    pe = torch.mul(p, e, out=two)
-    pe_d = torch.mul(pe, d, out=three)
-    abs_difference = pe.abs_().sum(dim=1)
-    kl_terms = torch.sub(e, d, out=two).mul_(p)
-    kl, kl_reverse = kl_terms.sum(dim=1), pe_d.sub_(kl_terms).sum(dim=1)
-    ln_m = torch.mul(e, 0.5, out=two).log1p_()
+    e = torch.expm1(d)
+    pe, kl_terms = p * e, (e - d).mul_(p)
+    kl_reverse = (pe * d).sub_(kl_terms).sum(dim=1)
+    ln_m = torch.mul(e, 0.5).log1p_()
     rest = d.sub_(ln_m)
-    js = torch.addcmul(rest, rest, e, out=three).sub_(ln_m).mul_(p).sum(dim=1)
-    return kl, kl_reverse, js, abs_difference, far
+    js = torch.addcmul(rest, rest, e).sub_(ln_m).mul_(p).sum(dim=1)
+    return kl_terms.sum(dim=1), kl_reverse, js, pe.abs_().sum(dim=1), far
 
 
 def distances_from_sums(kl: Tensor, kl_reverse: Tensor, js: Tensor, abs_difference: Tensor, far: Tensor) -> Tensor:
@@ -113,14 +103,6 @@ def _kl_sum(p: Tensor, d: Tensor, diff: Tensor) -> Tensor:
     return torch.where(d == small, p * (torch.expm1(small) - small), diff - p * d).sum(dim=1)
 
 
-TOP = 10
-"""Number of most probable tokens that are compared."""
-PERSISTENCE = 0.9
-"""Parameter p of the rank-biased overlap; the first ten ranks then have 86 % of the weight."""
-BLOCK = 128
-"""Tokens per block; the highest logit of each block is stored."""
-
-
 def n_blocks(width: int) -> int:
     """Return the number of blocks of a vocabulary."""
     return -(-width // BLOCK)
@@ -153,11 +135,8 @@ def top_tokens(logits: Tensor, maxima: Tensor, k: int = TOP) -> Tensor:
 def top_token_overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the share of common tokens and the extrapolated rank-biased overlap of two rankings of shape (n, k).
 
-    ``RBO = (X_k/k) p^k + (1 - p)/p sum_{d=1..k} (X_d/d) p^d``, where `X_d` counts the common tokens among the first d.
-
-    References
-    ----------
-    Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, equation 30.
+    ``RBO = (X_k/k) p^k + (1 - p)/p sum_{d=1..k} (X_d/d) p^d``, where `X_d` counts the common tokens among the first d
+    (Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, equation 30).
     """
     k = a.shape[1]
     rank = torch.arange(k)
@@ -181,56 +160,39 @@ def _values(logits: Tensor, columns: Tensor) -> Tensor:
     return logits.gather(1, columns.masked_fill(beyond, 0)).masked_fill_(beyond, -torch.inf)
 
 
-# Elements per tile. On a CPU its five float32 buffers fit into the cache; a GPU needs work for all its cores.
-_TILE_CPU, _TILE_GPU = 1 << 17, 1 << 24
-
-
 def compute_row_stats(logits: Tensor, baseline: Tensor | None) -> RowStats:
     """Return the statistics of float32 rows, shape (n, vocab_size)."""
     n, width = logits.shape
-    rows = max(1, (_TILE_CPU if logits.device.type == "cpu" else _TILE_GPU) // width)
-    buffers = [torch.empty((min(rows, n), width), device=logits.device) for _ in range(2 if baseline is None else 5)]
-    variant, base = _Normaliser(), _Normaliser()
-    sums: list[tuple[Tensor, ...]] = []
+    rows = max(1, _TILE // width)
+    variants, bases, sums = [], [], []
     for start in range(0, n, rows):
-        part = slice(start, min(start + rows, n))
-        logq, work, *more = (b[: part.stop - start] for b in buffers)
-        variant.run(logits[part], logq, work)
+        logq, *of_variant = _normalised(logits[start : start + rows])
+        variants.append(of_variant)
         if baseline is not None:
-            base.run(baseline[part], more[0], work)
-            sums.append(divergence_sums(more[0], logq, (work, more[1], more[2])))
-    maxima, log_normaliser, entropy = variant.joined()
+            logp, *of_base = _normalised(baseline[start : start + rows])
+            bases.append(of_base)
+            sums.append(divergence_sums(logp, logq))
+    maxima, log_normaliser, entropy = _joined(variants)
     if baseline is None:
         return RowStats(maxima, log_normaliser, entropy)
-    base_maxima, base_log_normaliser, _ = base.joined()
+    base_maxima, base_log_normaliser, _ = _joined(bases)
     distances = distances_from_sums(*(torch.cat(column) for column in zip(*sums, strict=True)))
     return RowStats(maxima, log_normaliser, entropy, base_maxima, base_log_normaliser, distances)
 
 
-class _Normaliser:
-    """Computes the log-softmax tile by tile, and collects the sums that the row statistics need."""
+def _normalised(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return log-softmax, block maxima, highest logit, and the sums of z and of z ln z, with z = e^(x - highest)."""
+    maxima = block_maxima(logits)
+    highest = maxima.amax(dim=1, keepdim=True)
+    ln_z = logits - highest
+    z = torch.exp(ln_z)
+    total = z.sum(dim=1, keepdim=True)
+    mean = z.mul_(ln_z).sum(dim=1, keepdim=True)
+    return ln_z.sub_(total.log()), maxima, highest, total, mean
 
-    def __init__(self) -> None:
-        self._maxima: list[Tensor] = []
-        self._highest: list[Tensor] = []
-        self._totals: list[Tensor] = []
-        self._means: list[Tensor] = []
 
-    def run(self, logits: Tensor, out: Tensor, work: Tensor) -> None:
-        """Write the log-softmax to `out`, and collect the sums of z and of z ln z, with z = e^(x - highest)."""
-        maxima = block_maxima(logits)
-        highest = maxima.amax(dim=1, keepdim=True)
-        torch.sub(logits, highest, out=out)
-        total = torch.exp(out, out=work).sum(dim=1, keepdim=True)
-        mean = work.mul_(out).sum(dim=1, keepdim=True)
-        out.sub_(total.log())
-        lists = (self._maxima, self._highest, self._totals, self._means)
-        for values, value in zip(lists, (maxima, highest, total, mean), strict=True):
-            values.append(value)
-
-    def joined(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return block maxima, log-normaliser and entropy of all rows; the last two in float64 on the CPU."""
-        highest, total, mean = (
-            torch.cat(values)[:, 0].double().cpu() for values in (self._highest, self._totals, self._means)
-        )
-        return torch.cat(self._maxima), highest + total.log(), total.log() - mean / total
+def _joined(tiles: list[list[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return block maxima, log-normaliser and entropy of all rows; the last two in float64 on the CPU."""
+    maxima, *columns = (torch.cat(values) for values in zip(*tiles, strict=True))
+    highest, total, mean = (column[:, 0].double().cpu() for column in columns)
+    return maxima, highest + total.log(), total.log() - mean / total

@@ -66,22 +66,17 @@ def cut(
         return cut_answers(corpus)
     if not isinstance(corpus, str):
         return cut_documents(encoder, corpus)
-    return (
-        cut_windows(encoder, corpus, window, max_tokens)
-        if stride is None
-        else cut_strided(encoder, corpus, window, stride)
-    )
+    if stride is None:
+        return cut_windows(encoder, corpus, window, max_tokens)
+    return cut_strided(encoder, corpus, window, stride)
 
 
 def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None = None) -> Windows:
     """Return llama.cpp's windows.
 
-    The text is tokenized as one string, with the special tokens that the tokenizer prepends. Where `max_tokens` is
-    given, only so many tokens are used. The tail after ``n_tokens // window`` windows is dropped. Where the tokenizer
-    adds BOS, it replaces the first token of every window. The positions ``window/2 + 1 .. window - 1`` are scored.
-
-    Raises `ConfigError` when the window is odd, below 4, or longer than the model's context. Raises `DataError` when
-    there are fewer than ``2 * window`` tokens.
+    The text, or its first `max_tokens` tokens, is one string with the special tokens that the tokenizer prepends. The
+    tail after ``n_tokens // window`` windows is dropped. Where the tokenizer adds BOS, it replaces the first token of
+    every window. The positions ``window/2 + 1 .. window - 1`` are scored.
     """
     if window < 4 or window % 2 or window > encoder.max_length:
         allowed = f"an even number from 4 to {encoder.max_length}"
@@ -101,9 +96,6 @@ def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Window
     Window i holds the tokens ``i * stride .. i * stride + window - 1``, and scores those that no earlier window holds.
     The last window ends with the text. So each token after the first window is predicted from at least
     ``window - stride`` tokens. This is the convention of Hugging Face's guide to the perplexity of fixed-length models.
-
-    Raises `ConfigError` when the window is below 2 or longer than the model's context, or the stride not in ``1 ..
-    window - 1``. Raises `DataError` when there are fewer than two tokens.
     """
     if not 2 <= window <= encoder.max_length:
         raise ConfigError("The corpus window does not fit", allowed=f"2 to {encoder.max_length}", got=window)
@@ -139,8 +131,6 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
     A document's first token is predicted from the prefix token (BOS, or EOS where there is none). Windows of the
     full context length follow each other without overlap. The last window begins earlier, so that it is full too where
     the document is long enough. The windows of document i are named "i.0", "i.1" ...
-
-    Raises `DataError` when a document has no token, or the tokenizer has no prefix token.
     """
     if encoder.prefix_token is None:
         raise DataError(
@@ -168,17 +158,14 @@ def cut_answers(answers: TokenAnswers) -> DocumentWindows:
     """Return one window per answer, the longest first: its prompt, then its tokens, of which each is scored.
 
     The token ids are taken as they are. A text that is tokenized again may become other tokens than the model wrote.
-
-    Raises `DataError` when there are no answers, or an answer has no token.
     """
     rows = answers.table.select(["prompt_tokens", "tokens"]).to_pylist()
     sizes = [len(row["prompt_tokens"]) + len(row["tokens"]) for row in rows]
     if not rows or not all(row["tokens"] and row["prompt_tokens"] for row in rows):
         raise DataError("Answers without tokens cannot be scored", got=f"{len(rows)} answers")
-    names, windows = answers.windows(), DocumentWindows([], [], [])
-    for row in np.argsort([-size for size in sizes], kind="stable"):
-        prompt = rows[row]["prompt_tokens"]
-        windows.ids.append(np.asarray(prompt + rows[row]["tokens"], dtype=np.int32))
-        windows.scored.append(np.arange(len(prompt), sizes[row]))
-        windows.names.append(names[row])
-    return windows
+    names, order = answers.windows(), np.argsort([-size for size in sizes], kind="stable").tolist()
+    return DocumentWindows(
+        [np.asarray(rows[row]["prompt_tokens"] + rows[row]["tokens"], dtype=np.int32) for row in order],
+        [np.arange(len(rows[row]["prompt_tokens"]), sizes[row]) for row in order],
+        [names[row] for row in order],
+    )

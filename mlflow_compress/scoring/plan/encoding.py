@@ -55,30 +55,23 @@ class Encoder:
 
         `special` adds the special tokens that the tokenizer prepends, unless the string already begins with them.
         """
-        out: list[npt.NDArray[np.int32]] = []
-        for start in range(0, len(strings), _CHUNK):
-            out += self._chunk(strings[start : start + _CHUNK], special)
-        return out
-
-    def _chunk(self, strings: Sequence[str], special: bool) -> list[npt.NDArray[np.int32]]:
         prefix = self._prefix_text
         adds = [special and not (prefix and s.startswith(prefix)) for s in strings]
-        out: list[npt.NDArray[np.int32] | None] = [None] * len(strings)
+        out: dict[int, npt.NDArray[np.int32]] = {}
         for wanted in (True, False):
             rows = [i for i, add in enumerate(adds) if add is wanted]
-            if not rows:
-                continue
-            batch = self.tokenizer(
-                [strings[i] for i in rows],
-                add_special_tokens=wanted,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )["input_ids"]
             cut = self._appended if wanted else 0
-            for i, ids in zip(rows, batch, strict=True):
-                out[i] = np.asarray(ids[: len(ids) - cut], dtype=np.int32)
-        return [ids for ids in out if ids is not None]
+            for start in range(0, len(rows), _CHUNK):
+                chunk = rows[start : start + _CHUNK]
+                batch = self.tokenizer(
+                    [strings[i] for i in chunk],
+                    add_special_tokens=wanted,
+                    return_attention_mask=False,
+                    return_token_type_ids=False,
+                    verbose=False,
+                )["input_ids"]
+                out |= {i: np.asarray(ids[: len(ids) - cut], np.int32) for i, ids in zip(chunk, batch, strict=True)}
+        return [out[i] for i in range(len(strings))]
 
     def encode(self, requests: Sequence[Request]) -> list[Encoded]:
         """Tokenize requests, in order.
@@ -140,9 +133,4 @@ class Encoder:
             context = self._after_prefix(targets)[0]
         full = np.concatenate([context, targets])
         inputs = full[-(self.max_length + 1) :][:-1]
-        return Encoded(
-            inputs=inputs,
-            targets=targets,
-            truncated=len(full) > self.max_length + 1,
-            fits=len(targets) <= self.max_length,
-        )
+        return Encoded(inputs, targets, len(full) > self.max_length + 1, len(targets) <= self.max_length)

@@ -7,14 +7,14 @@ from typing import Any
 
 
 class InLlamaCpp:
-    """A GGUF file with llama.cpp's own kernels and cache, decoded greedily.
+    """A GGUF file with llama.cpp's own kernels and cache, decoded greedily."""
 
-    `n_context` is the longest sequence in tokens, `n_batch` the most sequences at the same time.
-    """
-
-    def __init__(self, file: str, *, n_threads: int, on_gpu: bool, n_context: int, n_batch: int) -> None:
+    def __init__(self, command: dict[str, Any]) -> None:
         import llama_cpp
 
+        file, n_batch, n_threads = command["folder"], command["n_batch"], command["n_threads"]
+        on_gpu = command["device"] == "cuda"
+        self._n_tokens = command["n_context"] * n_batch
         self._api = llama_cpp
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
@@ -23,13 +23,12 @@ class InLlamaCpp:
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {file}")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_context * n_batch, n_context * n_batch, 512
+        params.n_ctx, params.n_batch, params.n_ubatch = self._n_tokens, self._n_tokens, 512
         params.n_seq_max, params.n_threads, params.n_threads_batch = n_batch, n_threads, n_threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("llama.cpp has no memory for this context")
         self._n_vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._n_tokens = n_context * n_batch
         self.described = {
             "runtime": f"llama.cpp (llama-cpp-python {llama_cpp.__version__})",
             "device": "gpu" if on_gpu else "cpu",
@@ -72,15 +71,7 @@ class InLlamaCpp:
         return 0, 0
 
 
-def open_model(command: dict[str, Any]) -> InLlamaCpp:
-    """Load the model."""
-    return InLlamaCpp(
-        command["folder"],
-        n_threads=command["n_threads"],
-        on_gpu=command["device"] == "cuda",
-        n_context=command["n_context"],
-        n_batch=command["n_batch"],
-    )
+open_model = InLlamaCpp
 
 
 def import_libraries() -> None:

@@ -11,13 +11,13 @@ import torch
 class InTransformers:
     """A checkpoint in its own dtype, decoded greedily with transformers' cache."""
 
-    def __init__(self, folder: str, dtype: str, device: str, n_threads: int) -> None:
+    def __init__(self, command: dict[str, Any]) -> None:
         import transformers
 
         from mlflow_compress.models.loading import LoadConfig, load_model
 
-        torch.set_num_threads(n_threads)
-        self._loaded = load_model(LoadConfig(path=folder, dtype=dtype, device=device))
+        torch.set_num_threads(command["n_threads"])
+        self._loaded = load_model(LoadConfig(path=command["folder"], dtype=command["dtype"], device=command["device"]))
         self._device = self._loaded.device
         self.described = {
             "runtime": f"transformers {transformers.__version__}",
@@ -32,9 +32,9 @@ class InTransformers:
         tokens = torch.tensor(prompts, device=self._device)
         ends = []
         for _ in range(n_new):
-            found = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = found.past_key_values
-            tokens = found.logits[:, -1:].argmax(dim=-1)
+            output = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
+            tokens = output.logits[:, -1:].argmax(dim=-1)
             tokens[0, 0].item()  # waits for the device
             ends.append(time.perf_counter())
         return ends
@@ -46,9 +46,7 @@ class InTransformers:
         return torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
 
 
-def open_model(command: dict[str, Any]) -> InTransformers:
-    """Load the model."""
-    return InTransformers(command["folder"], command["dtype"], command["device"], command["n_threads"])
+open_model = InTransformers
 
 
 def import_libraries() -> None:

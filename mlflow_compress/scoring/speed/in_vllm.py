@@ -69,9 +69,7 @@ class InVllm:
         return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
 
 
-def open_model(command: dict[str, Any]) -> InVllm:
-    """Load the model."""
-    return InVllm(command)
+open_model = InVllm
 
 
 def import_libraries() -> None:

@@ -45,7 +45,7 @@ def serve(open_model: Callable[[dict[str, Any]], TimedModel], import_libraries: 
         try:
             if command["do"] == "open":
                 import_libraries()
-                libraries = resident_bytes()
+                libraries = memory_bytes("VmRSS:")
                 begin = time.perf_counter()
                 model = open_model(command)
                 reply: dict[str, Any] = {"load_seconds": time.perf_counter() - begin, **model.described}
@@ -57,27 +57,16 @@ def serve(open_model: Callable[[dict[str, Any]], TimedModel], import_libraries: 
                 reply = {"seconds": [end - begin for end in ends]}
             else:
                 now, most = model.device_bytes()
-                reply = {
-                    "resident_bytes": resident_bytes() - libraries + now,
-                    "peak_bytes": peak_bytes() - libraries + most,
-                }
+                resident, peak = memory_bytes("VmRSS:") - libraries, memory_bytes("VmHWM:") - libraries
+                reply = {"resident_bytes": resident + now, "peak_bytes": peak + most}
         except Exception as error:  # noqa: BLE001 - whatever a runtime raises is the reply; the parent makes it an error
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process."""
-    return _of_status("VmRSS:")
-
-
-def peak_bytes() -> int:
-    """Return the largest resident memory that this process has had."""
-    return _of_status("VmHWM:")
-
-
-def _of_status(field: str) -> int:
+def memory_bytes(field: str) -> int:
+    """Return the resident memory of this process, "VmRSS:", or the largest that it has had, "VmHWM:"."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024

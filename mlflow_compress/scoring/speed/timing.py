@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -20,7 +20,10 @@ from mlflow_compress.scoring.child_process import exit_reason
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
 
+BATCHES = (1, 8)  # sequences that are generated together: one user, and a busy server
 _OF_VLLM = ("compressed-tensors", "gptq", "awq", "fp8")
+_PROCESS = Path(__file__).with_name("model_process.py")
+_PACKAGE_ROOT = str(Path(__file__).parents[3])
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,6 @@ def runtime_of(folder: Path, device: str) -> RuntimeChoice:
     if kind in ("torchao", "bitsandbytes"):
         return RuntimeChoice(TRANSFORMERS)
     return RuntimeChoice(None, f"it is not known which runtime computes with the format {kind}")
-
-
-_PROCESS = Path(__file__).with_name("model_process.py")
-_PACKAGE_ROOT = str(Path(__file__).parents[3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +90,8 @@ class MeasuredModel:
         self._call = call
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         script = _PROCESS.with_name(f"in_{call.runtime.replace('.', '_')}.py")
-        threads = str(call.n_threads)
-        environment = {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": threads,
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, **quiet, "OMP_NUM_THREADS": str(call.n_threads)}
         if call.runtime == "transformers":
             known = (_PACKAGE_ROOT, os.environ.get("PYTHONPATH"))
             environment["PYTHONPATH"] = os.pathsep.join(part for part in known if part)
@@ -114,16 +108,7 @@ class MeasuredModel:
 
     def open(self) -> None:
         """Load the model."""
-        call = self._call
-        reply = self._ask(
-            do="open",
-            folder=call.folder,
-            dtype=call.dtype,
-            device=call.device,
-            n_threads=call.n_threads,
-            n_context=call.n_context,
-            n_batch=call.n_batch,
-        )
+        reply = self._ask(do="open", **asdict(self._call))
         self.load_seconds = float(reply.pop("load_seconds"))
         self.described = {name: str(value) for name, value in reply.items()}
 
@@ -159,10 +144,6 @@ class MeasuredModel:
         self._errors.close()
 
 
-BATCHES = (1, 8)
-"""Sequences that are generated together: one user, and a busy server."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TimingPlan:
     """What is generated, and how often."""
@@ -196,9 +177,7 @@ class Generates(Protocol):
         """Continue all prompts together by `n_new` tokens; return the seconds from the start to each step's end."""
 
 
-def timings_in_turn(
-    models: Mapping[str, Generates], plan: TimingPlan, after_round: Callable[[], None] = lambda: None
-) -> dict[str, Timings]:
+def timings_in_turn(models: Mapping[str, Generates], plan: TimingPlan) -> dict[str, Timings]:
     """Return when each token was there, by the model's name.
 
     In every round each model generates once, and the order turns round from one round to the next.
@@ -209,26 +188,13 @@ def timings_in_turn(
             for name in list(models)[:: 1 if repeat % 2 else -1]:
                 seconds = models[name].generate(plan.prompts(batch, repeat + 1), plan.new_tokens)
                 if repeat >= 0:
-                    rows[name] += [
-                        {
-                            "batch": batch,
-                            "repeat": repeat,
-                            "step": step,
-                            "prompt_tokens": plan.prompt_tokens,
-                            "seconds": at,
-                        }
-                        for step, at in enumerate(seconds)
-                    ]
-                after_round()
+                    row = {"batch": batch, "repeat": repeat, "prompt_tokens": plan.prompt_tokens}
+                    rows[name] += [{**row, "step": step, "seconds": at} for step, at in enumerate(seconds)]
     return {name: Timings.from_rows(steps) for name, steps in rows.items()}
 
 
-def timed_in_turn(
-    calls: Mapping[str, RuntimeCall], plan: TimingPlan, after_round: Callable[[], None] = lambda: None
-) -> dict[str, ModelTimes]:
-    """Return what was measured of each model, by its name in `calls`.
-
-    All models are loaded, one after the other. Then they are timed in turn. They are in memory at the same time.
+def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[str, ModelTimes]:
+    """Return what was measured of each model, by its name in `calls`. All are in memory at the same time.
 
     Raises `WorkerError`: a runtime cannot load its model, or has ended.
     """
@@ -237,13 +203,10 @@ def timed_in_turn(
         for name, call in calls.items():
             models[name] = stack.enter_context(MeasuredModel(call))
             models[name].open()
-        timings = timings_in_turn(models, plan, after_round)
+        timings = timings_in_turn(models, plan)
         return {
             name: ModelTimes(
-                timings=timings[name],
-                load_seconds=model.load_seconds,
-                memory=model.memory(),
-                described=model.described,
+                timings=timings[name], load_seconds=one.load_seconds, memory=one.memory(), described=one.described
             )
-            for name, model in models.items()
+            for name, one in models.items()
         }
