@@ -336,10 +336,7 @@ class Embeddings(Records):
         )
 
     def by_instruction(self) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Return the instructions in the order of their ids, and their vectors, shape (n, k, d).
-
-        Raises `DataError`: an instruction lacks a sample, or vectors have different lengths.
-        """
+        """Return the instructions in the order of their ids, and their vectors, shape (n, k, d)."""
         keys = self.key_rows()
         order = sorted(range(len(keys)), key=keys.__getitem__)
         items = tuple(dict.fromkeys(keys[row][1] for row in order))

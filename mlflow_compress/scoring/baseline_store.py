@@ -163,8 +163,6 @@ class StateWriter:
     """Writes a baseline's states. Use it as a context manager: the store is readable once the block ends without error.
 
     `folder` is new or empty; an unfinished store in it is overwritten. `shard_bytes` are bytes of states per shard.
-
-    Raises `StoreError` when the folder holds a finished store, or cannot be written.
     """
 
     def __init__(self, folder: Path, loaded: StoredModel, *, shard_bytes: int = SHARD_BYTES) -> None:
@@ -222,10 +220,7 @@ class StateWriter:
         return self.take()
 
     def adopt(self, written: Sequence[Mapping[str, Any]]) -> None:
-        """Add to the store what `take` has returned in one pass, now or in an interrupted run, in the order of rows.
-
-        Raises `StoreError` when a file is missing or cut short.
-        """
+        """Add to the store what `take` has returned in one pass, now or in an interrupted run, in the order of rows."""
         for part in written:
             for shard in part["shards"]:
                 path = self.folder / shard["file"]
@@ -314,10 +309,7 @@ class StateStore:
 
     @classmethod
     def open(cls, folder: Path, *, baseline: IdentifiedModel | None = None) -> StateStore:
-        """Open a store. With a `baseline`, it must belong to this model, tokenizer and dtype.
-
-        Raises `StoreError` when the store is missing, unfinished, truncated, of another format, or of another model.
-        """
+        """Open a store. With a `baseline`, it must belong to this model, tokenizer and dtype."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
             raise StoreError("No finished baseline store", got=str(folder), fix="Evaluate the baseline first")
@@ -369,8 +361,6 @@ class StateStore:
         A key may occur in several rows, whose states differ by rounding because their batches had other lengths. If the
         store holds all keys in the given order, those rows are returned, so that the same plan finds the states of the
         same batches. Otherwise the first row of each key is returned.
-
-        Raises `AlignmentError` when the baseline was not scored on some of those tokens.
         """
         short, stored, order = self._index
         start = _find_sequence(stored, keys)

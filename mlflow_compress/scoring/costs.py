@@ -65,8 +65,6 @@ def model_shape(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
 
     Layers whose attention looks at a window only are counted as if it saw everything, so that the cost is an upper
     bound. State-space layers are not counted apart.
-
-    Raises `CheckpointError`: the configuration is not that of a causal language model.
     """
     try:
         with torch.device("meta"):
@@ -138,10 +136,7 @@ class Workload:
 
 
 def workload(plan: Plan, tokens_unshared: int, head_rows: int) -> Workload:
-    """Return the work of one plan; `tokens_unshared` counts its sequences as they were given.
-
-    The head takes the rows of a group of units together, and at most `head_rows` at once.
-    """
+    """Return the work of one plan; `tokens_unshared` counts its sequences as they were given."""
     return Workload(
         tokens=plan.n_tokens,
         tokens_unshared=tokens_unshared,

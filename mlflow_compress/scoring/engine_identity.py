@@ -18,10 +18,8 @@ evaluations of one version stay comparable across releases, and those of another
 `tests/golden/test_demo_records.py` fails when the demo's records move and this version does not.
 """
 
-PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")
-"""Distributions that compute, or define tasks, for every model."""
-
-FORMAT_PACKAGES = {
+PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")  # compute, or define tasks, for every model
+FORMAT_PACKAGES = {  # what reads each format of quantized weights, by ``quant_method``
     "awq": "gptqmodel",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed-tensors",
@@ -29,7 +27,6 @@ FORMAT_PACKAGES = {
     "hqq_packed": "compressed-tensors",
     "torchao": "torchao",
 }
-"""The distribution that reads each format of quantized weights, by ``quant_method``."""
 
 
 def engine_identity(folder: Path) -> dict[str, str]:
@@ -56,10 +53,7 @@ def code_identity() -> dict[str, str]:
 
 @cache
 def package_hash() -> str:
-    """Return the SHA-256 of all Python files of this package (64 hexadecimal digits).
-
-    The processes of one pass must run the same code: see `engines.ray`. It is part of no evaluation's identity.
-    """
+    """Return the SHA-256 of all Python files of this package, which all processes of one pass must share."""
     root = Path(__file__).resolve().parents[1]
     return _hash(list(root.rglob("*.py")), root)
 

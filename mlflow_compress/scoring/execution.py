@@ -102,10 +102,7 @@ class InThisProcess:
 
 
 def run_pass(work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRunner | None) -> tuple[Arrays, int]:
-    """Run what an interrupted run has not finished, with a head in this process; write the results down as they come.
-
-    Return all results, and how often memory ran out.
-    """
+    """Run a pass with a head in this process, as `Execution.run` does; write the results down as they come."""
     scoring = ScoringPass(
         runner=runner, head_rows=work.head_rows, capture=work.capture, baseline=baseline, entropy=work.entropy
     )

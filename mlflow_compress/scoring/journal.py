@@ -39,8 +39,6 @@ class Journal:
     """Results of one pass, written in parts, in order.
 
     `identity` is what the results depend on (weights, plan, targets, baseline, ...).
-
-    Raises `StoreError` when the folder holds a pass of another identity.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
@@ -95,8 +93,6 @@ class PassParts:
 
     `resume` is the folder of unfinished results, and what they depend on; None keeps nothing on disk. `label` names the
     pass in the log.
-
-    Raises `StoreError` when the folder holds another pass, or is damaged.
     """
 
     def __init__(

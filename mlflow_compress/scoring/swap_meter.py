@@ -162,8 +162,6 @@ class KeptOutputs:
     and of its parts are kept (`inside`), and the inputs of the last module of each part; else the output of every
     layer; else of every k-th layer (`every`), from which the layers up to a swap are computed again.
     `whole_model_reason` says why every pass computes all layers; None where it need not.
-
-    Raises `ConfigError`: not even one layer's output fits.
     """
 
     def __init__(self, body: Body, longest: int, max_bytes: int) -> None:

@@ -17,6 +17,7 @@ from mlflow_compress.scoring.forward.tree_attention import TreeAttention, instal
 from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch
 
 Tensor = torch.Tensor
+KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_tokens, head_dim)
 NAME = "mlp"
 
 
@@ -50,10 +51,9 @@ class _MlpAtRows(torch.nn.Module):
 
 @contextmanager
 def mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> Iterator[None]:
-    """Within this block, compute the layer's feed-forward part at the positions `where` only.
+    """Within this block, compute the layer's feed-forward part at some batch rows and positions only, shape (k,) each.
 
-    `where` are batch row and position of each scored token, two tensors of shape (k,). Without a `layer` nothing
-    changes.
+    Without a `layer` nothing changes.
     """
     if layer is None:
         yield
@@ -67,14 +67,8 @@ def mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> 
         layer._modules[NAME] = mlp
 
 
-KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_tokens, head_dim)
-
-
 class Body:
-    """Runs the units of a plan through the model without its head.
-
-    `model` is in eval mode, and its `base_model` gives `last_hidden_state`.
-    """
+    """Runs the units of a plan through a model in eval mode without its head."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -117,10 +111,8 @@ class Body:
             return
         ids = np.random.default_rng(2).integers(0, self._vocab_size, size=12).astype(np.int32)
         rows = np.asarray([2, 3, 11])
-        some, every = (
-            self.run(PaddedBatch([ids], [rows])),
-            self.run(PaddedBatch([ids], [np.arange(12)]))[torch.from_numpy(rows)],
-        )
+        some = self.run(PaddedBatch([ids], [rows]))
+        every = self.run(PaddedBatch([ids], [np.arange(12)]))[torch.from_numpy(rows)]
         difference, size = (float(x.float().square().mean().sqrt()) for x in (some - every, every))
         if not difference <= (1e-4 if _is_exact(self.model) else 0.02) * size:
             self._last_layer = None

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,13 +18,6 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.memory_alignment import aligned
 
 Tensor = torch.Tensor
-
-
-class LanguageModelHead(Protocol):
-    """Interface of a head: turns the rows that a body returns into logits."""
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Return float32 logits, shape (n, vocab_size)."""
 
 
 class IdentityHead:
@@ -49,8 +42,8 @@ class _BodyOutput:
             raise AttributeError(name)
 
 
-class _GivenStates(torch.nn.Module):
-    """Replaces the body and returns the hidden states that it was given."""
+class _ReadyStates(torch.nn.Module):
+    """Replaces the body, and returns hidden states that are there already."""
 
     def __init__(self, states: Tensor) -> None:
         super().__init__()
@@ -65,8 +58,6 @@ class Head:
 
     `upcast` computes the product of a half-precision linear head in float32. Otherwise its logits would be rounded to 3
     digits, which makes ties. Heads that are not a plain linear layer run as they are. The model's body is never run.
-
-    Raises `UnsupportedError` when the head or the body is not found in the model.
     """
 
     def __init__(self, model: Any, *, upcast: bool = True) -> None:
@@ -106,7 +97,7 @@ class Head:
         states = aligned(states.to(self.device))
         if self._float32_module is not None:
             states = states.float()
-        with torch.inference_mode(), self._replaced(_GivenStates(states[None])):
+        with torch.inference_mode(), self._replaced(_ReadyStates(states[None])):
             dummy = torch.zeros((1, len(states)), dtype=torch.long, device=states.device)
             out: Tensor = self.model(input_ids=dummy, use_cache=False, return_dict=True).logits
         return out[0].float()
@@ -145,11 +136,11 @@ class Head:
         return out[None]
 
 
-def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
-    """Return the head of a model that is not loaded, from its configuration and the weights of its linear head.
+LanguageModelHead = Head | IdentityHead
 
-    `config` has its `model_type`; `weights` have "weight", shape (vocab_size, hidden_size), and perhaps "bias".
-    """
+
+def rebuild_head(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
+    """Return the head of a model that is not loaded, from its configuration and the weights of its linear head."""
     model = empty_model(config)
     vocab_size, hidden_size = weights["weight"].shape
     linear = torch.nn.Linear(hidden_size, vocab_size, bias="bias" in weights, device="meta")

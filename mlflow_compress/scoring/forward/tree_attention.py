@@ -36,10 +36,7 @@ class Branch:
 
 
 def build_branches(ends: Ids, begin: int = 0, stop: int | None = None) -> Branch:
-    """Return a pack's tokens as a tree of branches; small neighbouring branches are merged.
-
-    `ends` as in `PackedBatch`; `begin` and `stop` bound the part of the pack, by default all of it.
-    """
+    """Return the tokens `begin` .. `stop` - 1 of a pack as a tree of branches; small neighbouring ones are merged."""
     stop = len(ends) if stop is None else stop
     branches_off = ends[begin:stop] < stop
     stem = begin + int(branches_off.argmax()) if branches_off.any() else stop
@@ -55,10 +52,7 @@ def build_branches(ends: Ids, begin: int = 0, stop: int | None = None) -> Branch
 
 
 class TreeAttention:
-    """Attention function with transformers' signature: a tree for the present pack, the original for everything else.
-
-    `original` is transformers' function for scaled dot-product attention.
-    """
+    """Attention with transformers' signature: as a tree for the present pack, as the original for everything else."""
 
     def __init__(self, original: Callable[..., tuple[Tensor, Any]]) -> None:
         self._original = original
@@ -98,7 +92,9 @@ class TreeAttention:
                 scale = kwargs.get("scaling")
                 if at_rows:
                     return _attend_at_rows(query, key, value, pack.mask, pack.rows.to(query.device), scale), None
-                return _attend_per_branch(query, key, value, pack.tree, pack.mask_block, scale), None
+                work = _PerBranch(query, key, value, pack.mask_block, scale)
+                work.attend(pack.tree, 0)
+                return work.out.transpose(1, 2).contiguous(), None
         return self._original(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -150,25 +146,13 @@ def _attend_at_rows(
     return out
 
 
-def _attend_per_branch(
-    query: Tensor, key: Tensor, value: Tensor, tree: Branch, mask_block: Callable[..., Tensor], scale: float | None
-) -> Tensor:
-    """Return the attention output, computed in two parts per branch: its shared stem, and what comes after the stem.
+class _PerBranch:
+    """Writes the attention output `out` in two parts per branch: its shared stem, and what comes after the stem.
 
     All rows that see a stem attend to it in one call. The softmax over two sets of keys is the mean of the softmaxes
     over each set, weighted by their normalisers. PyTorch's public function does not return the normalisers; the
-    operation behind it on a CPU does.
-    """
-    work = _PerBranch(query, key, value, mask_block, scale)
-    work.attend(tree, 0)
-    return work.out.transpose(1, 2).contiguous()
-
-
-class _PerBranch:
-    """Writes `out`, branch by branch.
-
-    It is no function within a function: one that calls itself is a cycle of references, and would keep these tensors
-    until Python's next collection of cycles.
+    operation behind it on a CPU does. It is no function within a function: one that calls itself is a cycle of
+    references, and would keep these tensors until Python's next collection of cycles.
     """
 
     def __init__(

@@ -39,10 +39,7 @@ class ChatFormat:
         return () if self.name == PLAIN else tuple(_messages(turns, system))
 
     def prompt(self, turns: Sequence[str], *, system: str = "") -> str:
-        """Return the prompt for alternating user and assistant turns; the last turn is the user's.
-
-        Raises `CheckpointError` when the template fails, or omits the system prompt.
-        """
+        """Return the prompt for alternating user and assistant turns; the last turn is the user's."""
         if self.name == PLAIN:
             lines = [f"System: {system}"] if system else []
             lines += [f"{'Assistant' if i % 2 else 'User'}: {text}" for i, text in enumerate(turns)]
@@ -54,10 +51,7 @@ class ChatFormat:
 
 
 def chat_format(tokenizer: Any) -> ChatFormat:
-    """Return the format that fits a tokenizer: plain ``User: ...`` and ``Assistant:`` lines without a chat template.
-
-    Raises `CheckpointError` when the template cannot render a plain conversation.
-    """
+    """Return the format that fits a tokenizer: plain ``User: ...`` and ``Assistant:`` lines without a chat template."""
     if not getattr(tokenizer, "chat_template", None):
         logger.warning(
             "The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines"

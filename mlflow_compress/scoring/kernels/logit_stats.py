@@ -41,8 +41,6 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
     """Return the statistics of rows of logits, and their distances from a baseline's.
 
     Both are float32 of shape (n, vocab_size), n >= 1; `baseline` may be log-probabilities.
-
-    Raises `CheckpointError` when a row has a NaN or +inf logit, or no finite one.
     """
     sums = _sums(logits, baseline)
     argmax = most_probable(logits, sums.maxima).cpu()
@@ -72,8 +70,6 @@ def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
 
     They are those of `compute_logit_stats` within rounding; the other statistics are not computed. Equal rows give
     exactly 0.
-
-    Raises `CheckpointError` when a row has a NaN or +inf logit, or no finite one.
     """
     if logits.device.type != "cpu":
         base = baseline.logits.to(logits.device)

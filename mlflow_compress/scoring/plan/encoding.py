@@ -78,9 +78,6 @@ class Encoder:
 
         ``enc(context + continuation)[len(enc(context)):]`` are the targets; trailing white space of a context moves to
         its continuation; inputs are ``(context + targets)[-(max_length + 1):][:-1]``.
-
-        Raises `DataError` when a continuation has no token of its own (it is empty, or merged into the context's last
-        token).
         """
         if not keeps():
             return self._encode(requests)

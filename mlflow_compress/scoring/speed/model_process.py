@@ -20,8 +20,7 @@ from typing import Any, Protocol
 class TimedModel(Protocol):
     """Interface of a model in some runtime."""
 
-    described: dict[str, str]
-    """What runs it: "runtime" with its version, "device", "dtype"."""
+    described: dict[str, str]  # What runs it: "runtime" with its version, "device", "dtype"
 
     def generate(self, prompts: list[list[int]], n_new: int) -> list[float]:
         """Continue all prompts together by exactly `n_new` tokens; return the clock's time at each step's end."""

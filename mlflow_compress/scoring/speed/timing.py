@@ -82,8 +82,6 @@ class MeasuredModel:
 
     `load_seconds` runs from the imported libraries to the model that can be used. `described` is the runtime with
     version, device and dtype.
-
-    Raises `WorkerError`: the runtime cannot load the model, or has ended; with its own last words.
     """
 
     def __init__(self, call: RuntimeCall) -> None:
@@ -194,10 +192,7 @@ def timings_in_turn(models: Mapping[str, Generates], plan: TimingPlan) -> dict[s
 
 
 def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[str, ModelTimes]:
-    """Return what was measured of each model, by its name in `calls`. All are in memory at the same time.
-
-    Raises `WorkerError`: a runtime cannot load its model, or has ended.
-    """
+    """Return what was measured of each model, by its name in `calls`. All are in memory at the same time."""
     with ExitStack() as stack:
         models = {}
         for name, call in calls.items():
