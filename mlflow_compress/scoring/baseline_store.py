@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import AlignmentError, StoreError, UnsupportedError
@@ -352,8 +352,8 @@ class StateStore:
         return rebuild_head(self.manifest.model_config, self.head_weights())
 
     def head_weights(self) -> dict[str, torch.Tensor]:
-        """Return the stored weights of the baseline's head; none where log-probabilities are stored."""
-        return self._read(HEAD_FILE, self.manifest.head) if self.manifest.head is not None else {}
+        """Return the stored weights of the baseline's head; there are none where log-probabilities are stored."""
+        return self._read(HEAD_FILE, str(self.manifest.head))
 
     def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
         """Return the store's row of each key, shape (n,).
@@ -470,20 +470,17 @@ class SentHead:
     """What the baseline's head is rebuilt from, as a process sends it to others."""
 
     manifest: StoreManifest
-    # By name its bytes, dtype and shape. There is no head for log-probabilities.
-    weights: Mapping[str, tuple[npt.NDArray[np.uint8], str, tuple[int, ...]]]
+    file: bytes  # The weights in safetensors format; empty for log-probabilities
 
     @classmethod
     def of(cls, store: StateStore) -> SentHead:
         """Return the head of a store."""
-        weights = {name: (as_bytes(w), _name(w.dtype), tuple(w.shape)) for name, w in store.head_weights().items()}
-        return cls(store.manifest, weights)
+        return cls(store.manifest, save(store.head_weights()) if store.manifest.head is not None else b"")
 
     @cached_property
     def rebuilt(self) -> Head:
         """The head, as a `StateStore` rebuilds it."""
-        weights = {name: from_bytes(*parts) for name, parts in self.weights.items()}
-        return rebuild_head(self.manifest.model_config, weights)
+        return rebuild_head(self.manifest.model_config, load(self.file))
 
 
 @dataclass(frozen=True)

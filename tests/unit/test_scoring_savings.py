@@ -49,7 +49,7 @@ def test_attention_keeps_no_tensor_when_it_is_done() -> None:
     two = Branch(0, 0, 4, [leaf(0, 2), leaf(2, 4)])
     gc.disable()
     try:
-        tree_module._PerBranch(query, key, value, lambda a, b, c, d: torch.zeros(1, 1, b - a, d - c), None).attend(two, 0)
+        tree_module._attend_per_branch(query, key, value, two, lambda a, b, c, d: torch.zeros(1, 1, b - a, d - c), None)
         kept = [weakref.ref(tensor) for tensor in (query, key, value)]
         del query, key, value
         assert [reference() for reference in kept] == [None] * 3

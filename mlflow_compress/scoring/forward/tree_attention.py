@@ -92,9 +92,7 @@ class TreeAttention:
                 scale = kwargs.get("scaling")
                 if at_rows:
                     return _attend_at_rows(query, key, value, pack.mask, pack.rows.to(query.device), scale), None
-                work = _PerBranch(query, key, value, pack.mask_block, scale)
-                work.attend(pack.tree, 0)
-                return work.out.transpose(1, 2).contiguous(), None
+                return _attend_per_branch(query, key, value, pack.tree, pack.mask_block, scale), None
         return self._original(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -146,14 +144,22 @@ def _attend_at_rows(
     return out
 
 
-class _PerBranch:
-    """Writes the attention output `out` in two parts per branch: its shared stem, and what comes after the stem.
+def _attend_per_branch(
+    query: Tensor, key: Tensor, value: Tensor, tree: Branch, mask_block: Callable[..., Tensor], scale: float | None
+) -> Tensor:
+    """Return the attention output, computed in two parts per branch: its shared stem, and what comes after the stem.
 
     All rows that see a stem attend to it in one call. The softmax over two sets of keys is the mean of the softmaxes
     over each set, weighted by their normalisers. PyTorch's public function does not return the normalisers; the
-    operation behind it on a CPU does. It is no function within a function: one that calls itself is a cycle of
-    references, and would keep these tensors until Python's next collection of cycles.
+    operation behind it on a CPU does.
     """
+    work = _PerBranch(query, key, value, mask_block, scale)
+    work.attend(tree, 0)
+    return work.out.transpose(1, 2).contiguous()
+
+
+class _PerBranch:
+    """Writes `out`. A function that calls itself within another would be a cycle of references, and keep the tensors."""
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, mask_block: Callable[..., Tensor], scale: float | None

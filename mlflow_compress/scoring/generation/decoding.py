@@ -375,18 +375,9 @@ def _own_settings(loaded: LoadedModel, ends: Collection[int]) -> Iterator[None]:
 class RemoteCausalLM(IdentifiedModel, Protocol):
     """Interface of a model that is not in this process, and decodes where it is (`engines.ray.remote_model`)."""
 
-    def decode(
-        self,
-        rows: Sequence[GenerationRow],
-        config: GenerationConfig,
-        *,
-        until: Sequence[str],
-        end_tokens: Collection[int],
-        label: str,
-        after_shard: Callable[[], None] = lambda: None,
-        speed: Speed | None = None,
-    ) -> None:
-        """Generate the answers of all rows in place, as `decoding.decode` does."""
+    @property
+    def decode(self) -> Callable[..., None]:
+        """What generates the answers of all rows in place, as `decoding.decode` does."""
 
 
 AnyCausalLM = LoadedModel | RemoteCausalLM

@@ -311,13 +311,12 @@ def _rows(
             allowed=f"at most {loaded.max_length - 1} with this model",
             got=config.max_new_tokens,
         )
-    distinct = list(dict.fromkeys(prompt for prompt, _, _ in draws))
     encoder = Encoder(loaded.tokenizer, loaded.max_length)
-    encoded = dict(zip(distinct, encoder.ids(distinct, special=special), strict=True))
+    encoded = encoder.ids_of((prompt for prompt, _, _ in draws), special=special)
     cut = sum(len(ids) > room for ids in encoded.values())
     if cut:
         logger.warning(
-            "%d of %d prompts are longer than %d tokens and are truncated on the left", cut, len(distinct), room
+            "%d of %d prompts are longer than %d tokens and are truncated on the left", cut, len(encoded), room
         )
     rows = []
     for prompt, sample, temperature in draws:

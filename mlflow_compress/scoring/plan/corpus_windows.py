@@ -27,21 +27,17 @@ class Windows:
     ids: list[Ids]  # Tokens of each window
     scored: list[Positions]  # Positions of the scored tokens in each window; never 0
     names: list[str] = field(default_factory=list)  # Item id of each window; if empty, the window's number is its id
+    last_is_read: bool = True  # If not, the last token of each window is only a target
 
     @property
     def targets(self) -> Positions:
         """The scored tokens, window by window."""
         return np.concatenate([i[p] for i, p in zip(self.ids, self.scored, strict=True)]).astype(np.int64)
 
-    @property
-    def inputs(self) -> list[Ids]:
-        """The tokens of each window that the model reads."""
-        return self.ids
-
     def plan(self, batch_tokens: int) -> tuple[Plan, Targets]:
         """Return a plan of padded batches of windows, in order, and its targets."""
         units: list[PaddedBatch] = []
-        inputs, start = self.inputs, 0
+        inputs, start = self.ids if self.last_is_read else [window[:-1] for window in self.ids], 0
         while start < len(inputs):
             stop = start + max(1, batch_tokens // len(inputs[start]))
             units.append(PaddedBatch(inputs[start:stop], [p - 1 for p in self.scored[start:stop]]))
@@ -115,17 +111,7 @@ def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Window
     return Windows(parts, scored)
 
 
-@dataclass(frozen=True)
-class DocumentWindows(Windows):
-    """Windows that hold one token more than the model reads: the last token is only a target."""
-
-    @property
-    def inputs(self) -> list[Ids]:
-        """Each window without its last token."""
-        return [window[:-1] for window in self.ids]
-
-
-def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows:
+def cut_documents(encoder: Encoder, documents: Sequence[str]) -> Windows:
     """Return lm-evaluation-harness's rolling windows: every token of every document is scored once.
 
     A document's first token is predicted from the prefix token (BOS, or EOS where there is none). Windows of the
@@ -137,7 +123,7 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
             "The tokenizer has neither a BOS nor an EOS token, from which a document's first token could be predicted"
         )
     room = encoder.max_length
-    windows = DocumentWindows([], [], [])
+    windows = Windows([], [], [], last_is_read=False)
     for number, ids in enumerate(encoder.ids(documents)):
         if not len(ids):
             raise DataError("A document has no tokens", got=f"document {number}")
@@ -146,7 +132,7 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
         while done < len(ids):
             fresh = min(room, len(ids) - done)
             stop = done + fresh + 1
-            window = stream[max(0, stop - room - 1) : stop] if done else stream[:stop]
+            window = stream[max(0, stop - room - 1) : stop]
             windows.ids.append(window)
             windows.scored.append(np.arange(len(window) - fresh, len(window)))
             windows.names.append(f"{number}.{part}")
@@ -154,7 +140,7 @@ def cut_documents(encoder: Encoder, documents: Sequence[str]) -> DocumentWindows
     return windows
 
 
-def cut_answers(answers: TokenAnswers) -> DocumentWindows:
+def cut_answers(answers: TokenAnswers) -> Windows:
     """Return one window per answer, the longest first: its prompt, then its tokens, of which each is scored.
 
     The token ids are taken as they are. A text that is tokenized again may become other tokens than the model wrote.
@@ -164,8 +150,9 @@ def cut_answers(answers: TokenAnswers) -> DocumentWindows:
     if not rows or not all(row["tokens"] and row["prompt_tokens"] for row in rows):
         raise DataError("Answers without tokens cannot be scored", got=f"{len(rows)} answers")
     names, order = answers.windows(), np.argsort([-size for size in sizes], kind="stable").tolist()
-    return DocumentWindows(
+    return Windows(
         [np.asarray(rows[row]["prompt_tokens"] + rows[row]["tokens"], dtype=np.int32) for row in order],
         [np.arange(len(rows[row]["prompt_tokens"]), sizes[row]) for row in order],
         [names[row] for row in order],
+        last_is_read=False,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,11 @@ class Encoder:
                 out |= {i: np.asarray(ids[: len(ids) - cut], np.int32) for i, ids in zip(chunk, batch, strict=True)}
         return [out[i] for i in range(len(strings))]
 
+    def ids_of(self, strings: Iterable[str], *, special: bool = True) -> dict[str, npt.NDArray[np.int32]]:
+        """Return the token ids of each distinct string, as `ids` does."""
+        distinct = list(dict.fromkeys(strings))
+        return dict(zip(distinct, self.ids(distinct, special=special), strict=True))
+
     def encode(self, requests: Sequence[Request]) -> list[Encoded]:
         """Tokenize requests, in order.
 
@@ -88,25 +93,17 @@ class Encoder:
 
     def _encode(self, requests: Sequence[Request]) -> list[Encoded]:
         pairs = {(r.context, r.continuation): r for r in requests}
-        split: dict[tuple[str, str], tuple[str, str]] = {}
-        for context, continuation in pairs:
-            stripped = context.rstrip()
-            split[context, continuation] = (stripped, context[len(stripped) :] + continuation)
-        with_context = [p for p in split if p[0]]
-        contexts = list(dict.fromkeys(split[p][0] for p in with_context))
-        wholes = list(dict.fromkeys("".join(split[p]) for p in with_context))
-        context_ids = dict(zip(contexts, self.ids(contexts), strict=True))
-        whole_ids = dict(zip(wholes, self.ids(wholes), strict=True))
-        bare = list(dict.fromkeys(p[1] for p in split if not p[0]))
-        bare_ids = dict(zip(bare, self.ids(bare, special=False), strict=True))
+        contexts = self.ids_of(context.rstrip() for context, _ in pairs if context)
+        wholes = self.ids_of(context + continuation for context, continuation in pairs if context)
+        bare = self.ids_of((continuation for context, continuation in pairs if not context), special=False)
         encoded: dict[tuple[str, str], Encoded] = {}
-        for pair, request in pairs.items():
-            if pair[0]:
-                before = context_ids[split[pair][0]]
-                targets = whole_ids["".join(split[pair])][len(before) :]
+        for (context, continuation), request in pairs.items():
+            if context:
+                before = contexts[context.rstrip()]
+                targets = wholes[context + continuation][len(before) :]
             else:
-                before, targets = self._after_prefix(bare_ids[pair[1]])
-            encoded[pair] = self._fit(request, before, targets)
+                before, targets = self._after_prefix(bare[continuation])
+            encoded[context, continuation] = self._fit(request, before, targets)
         return [encoded[r.context, r.continuation] for r in requests]
 
     def _after_prefix(self, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
