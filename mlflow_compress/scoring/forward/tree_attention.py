@@ -159,7 +159,7 @@ def _attend_per_branch(
 
 
 class _PerBranch:
-    """Writes `out`. A function that calls itself within another would be a cycle of references, and keep the tensors."""
+    """Writes `out`. A function within another that calls itself would be a cycle, which keeps tensors for long."""
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, mask_block: Callable[..., Tensor], scale: float | None
