@@ -42,7 +42,6 @@ class OptionBounds(Records):
     are the mass of the tokens in both lists. `clipped` counts rests that were negative by rounding.
     """
 
-    NAME = "option_bounds"
     KEY = ("task", "item_id", "permutation", "option")
     SCHEMA = pa.schema([*_OPTION, *_ints("k"), *_floats("kl", "kept_baseline", "kept_variant"), *_ints("clipped")])
 
@@ -55,7 +54,6 @@ class SwapDistances(Records):
     the swap, and `same_top` whether it is the baseline's.
     """
 
-    NAME = "swap_distances"
     KEY = ("task", "swap", "item_id", "position")
     SCHEMA = pa.schema(
         [*_texts("task", "swap", "item_id"), *_ints("position"), *_floats("kl"), *_ints("top"), *_flags("same_top")]
@@ -70,7 +68,6 @@ class Timings(Records):
     and variant were timed one after the other.
     """
 
-    NAME = "timings"
     KEY = ("batch", "repeat", "step")
     SCHEMA = pa.schema([*_shorts("batch", "repeat"), *_ints("step", "prompt_tokens"), *_floats("seconds")])
 
@@ -82,7 +79,6 @@ class ServingMemory(Records):
     worked, `peak_bytes` at most, from loading to the last token.
     """
 
-    NAME = "serving_memory"
     KEY = ("process",)
     SCHEMA = pa.schema([*_shorts("process"), *_longs("resident_bytes", "peak_bytes")])
 
@@ -102,7 +98,6 @@ class Items(Records):
     is the complete prompt for permutation 0, `question` only the question.
     """
 
-    NAME = "items"
     KEY = ("task", "item_id")
     SCHEMA = pa.schema(
         [
@@ -124,7 +119,6 @@ class OptionScores(Records):
     delimiter.
     """
 
-    NAME = "option_scores"
     KEY = ("task", "item_id", "permutation", "option")
     SCHEMA = pa.schema(
         [
@@ -145,7 +139,6 @@ class OptionDistances(Records):
     `top10` = share of the ten most probable tokens that both models have, `rbo10` = rank-biased overlap of these ten.
     """
 
-    NAME = "option_distances"
     KEY = OptionScores.KEY
     SCHEMA = pa.schema([*_OPTION, *_DIVERGENCES, *_floats("same_top"), *_TOP_TEN])
 
@@ -156,7 +149,6 @@ class TokenScores(Records):
     `nll` is in nats, `p_target` the target's probability, `argmax` the most probable token, `entropy` in nats.
     """
 
-    NAME = "token_scores"
     KEY = ("task", "item_id", "position")
     SCHEMA = pa.schema([*_TOKEN, *_ints("target"), *_floats("nll", "p_target"), *_ints("argmax"), *_floats("entropy")])
 
@@ -164,7 +156,6 @@ class TokenScores(Records):
 class TokenDistances(Records):
     """Distance of the variant from the baseline, one row per scored corpus token; columns as in `OptionDistances`."""
 
-    NAME = "token_distances"
     KEY = TokenScores.KEY
     SCHEMA = pa.schema([*_TOKEN, *_DIVERGENCES, *_flags("same_top"), *_TOP_TEN])
 
@@ -175,7 +166,6 @@ class Generations(Records):
     `correct` is the grade of the task's own metric. It is null where the item's `answers` decide, or nothing does.
     """
 
-    NAME = "generations"
     KEY = ("task", "item_id", "turn", "sample")
     SCHEMA = pa.schema(
         [*_ITEM, *_shorts("turn", "sample"), *_texts("prompt", "text"), *_ints("n_tokens"), *_flags("correct")]
@@ -190,7 +180,6 @@ class TokenAnswers(Records):
     text between <think> and </think>); both are null where there is none.
     """
 
-    NAME = "token_answers"
     KEY = ("task", "item_id", "sample")
     SCHEMA = pa.schema(
         [
@@ -210,25 +199,17 @@ class TokenAnswers(Records):
 class Traces(TokenAnswers):
     """The baseline's own sampled answers: a corpus, whose tokens are in `TokenScores` under the same task."""
 
-    NAME = "traces"
-
 
 class GreedyAnswers(TokenAnswers):
     """A model's answers under greedy decoding."""
-
-    NAME = "greedy_answers"
 
 
 class GreedyScores(TokenScores):
     """Scores of every token of the baseline's greedy answers, by the baseline itself or by the variant."""
 
-    NAME = "greedy_scores"
-
 
 class GreedyDistances(TokenDistances):
     """Distances of the variant at every token of the baseline's greedy answers."""
-
-    NAME = "greedy_distances"
 
 
 class Judgments(Records):
@@ -241,7 +222,6 @@ class Judgments(Records):
     then the order of the two: 0 with the baseline's answer first, 1 with the variant's.
     """
 
-    NAME = "judgments"
     KEY = ("task", "item_id", "turn", "repeat")
     SCHEMA = pa.schema(
         [
@@ -306,7 +286,6 @@ class Embeddings(Records):
     compared only where it is the same.
     """
 
-    NAME = "embeddings"
     KEY = ("task", "item_id", "sample")
     SCHEMA = pa.schema(
         [

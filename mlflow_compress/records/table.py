@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,12 @@ class Records:
 
     table: pa.Table  # Columns exactly as in `SCHEMA` (order included), no nulls where the schema forbids them
 
-    NAME: ClassVar[str]
+    NAME: ClassVar[str]  # The class's name in small letters: "option_scores" of `OptionScores`
     SCHEMA: ClassVar[pa.Schema]
     KEY: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls.NAME = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     def __post_init__(self) -> None:
         if self.table.schema.names != self.SCHEMA.names:

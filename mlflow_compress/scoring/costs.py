@@ -127,7 +127,6 @@ class Workload:
     tokens_unshared: int = 0  # The same if no prefix were shared: what other tools compute
     pairs: int = 0  # Pairs of a token and a token that it attends to
     rows: int = 0  # Positions at which the head runs, and whose states a baseline stores
-    units: int = 0  # Forward passes
     groups: tuple[GroupSize, ...] = ()  # In the order in which they run
 
     def __add__(self, other: Workload) -> Workload:
@@ -142,7 +141,6 @@ def workload(plan: Plan, tokens_unshared: int, head_rows: int) -> Workload:
         tokens_unshared=tokens_unshared,
         pairs=sum(_pairs(unit) for unit in plan.units),
         rows=sum(n_scored_rows(unit) for unit in plan.units),
-        units=len(plan.units),
         groups=tuple(_group_sizes(plan, head_rows)),
     )
 
@@ -156,7 +154,6 @@ def generation_workload(prompt_lengths: Iterable[int], new_tokens: int) -> Workl
         tokens_unshared=sum(whole),
         pairs=sum(n * (n + 1) // 2 for n in whole),
         rows=new_tokens * len(lengths),
-        units=len(lengths),
         groups=tuple(GroupSize(longest_unit=n, most_cached=n + new_tokens, rows=1) for n in lengths),
     )
 

@@ -150,7 +150,7 @@ def token_scores(task: str, windows: Windows, result: Arrays) -> TokenScores:
     """Return one row per scored corpus token, window by window."""
     return TokenScores.from_columns(
         {
-            **_token_keys(task, windows),
+            **windows.keys(task),
             "target": windows.targets,
             "nll": -result["logprob"],
             "p_target": np.exp(result["logprob"]),
@@ -164,20 +164,11 @@ def token_distances(task: str, windows: Windows, result: Arrays) -> TokenDistanc
     """Return the distances of each scored corpus token; None without a baseline."""
     if "kl" not in result:
         return None
-    return TokenDistances.from_columns({**_token_keys(task, windows), **{k: result[k] for k in DISTANCES}})
+    return TokenDistances.from_columns({**windows.keys(task), **{k: result[k] for k in DISTANCES}})
 
 
 def _columns(requests: Sequence[Request], *names: str) -> dict[str, list[Any]]:
     return {name: [getattr(r, name) for r in requests] for name in names}
-
-
-def _token_keys(task: str, windows: Windows) -> dict[str, Any]:
-    counts = [len(p) for p in windows.scored]
-    return {
-        "task": [task] * sum(counts),
-        "item_id": np.repeat(windows.names or np.arange(len(counts)).astype(str), counts),
-        "position": np.concatenate(windows.scored),
-    }
 
 
 def _starts(encoded: Sequence[Encoded]) -> npt.NDArray[np.int64]:
@@ -310,8 +301,17 @@ class Scorer:
         """Return the sizes of batches and head products: from the configuration, the baseline's, or the defaults."""
         stored: dict[str, int] = {}
         if isinstance(baseline, StateStore):
-            self._check_baseline(baseline)
             stored = baseline.manifest.limits
+            fix = "Compare with the baseline that this variant was made from"
+            if baseline.manifest.vocab_size != self.loaded.vocab_size:
+                raise AlignmentError(
+                    "The baseline has logits of another width",
+                    allowed=str(baseline.manifest.vocab_size),
+                    got=self.loaded.vocab_size,
+                    fix=fix,
+                )
+            if baseline.manifest.tokenizer != tokenizer_hash(self.loaded.tokenizer):
+                raise AlignmentError("The baseline store was written with another tokenizer", fix=fix)
         elif isinstance(baseline, LoadedModel):
             check_same_tokenizer(baseline, self.loaded)
         automatic = default_limits(self.loaded.vocab_size, on_gpu=self.loaded.device.type == "cuda")
@@ -329,19 +329,6 @@ class Scorer:
         if reason is not None and self.config.path == "packed":
             raise ConfigError(f"This model cannot be scored in packed batches: {reason}", fix="Use path 'auto'")
         return "packed" if reason is None else "plain", reason
-
-    def _check_baseline(self, baseline: StateStore) -> None:
-        manifest = baseline.manifest
-        fix = "Compare with the baseline that this variant was made from"
-        if manifest.vocab_size != self.loaded.vocab_size:
-            raise AlignmentError(
-                "The baseline has logits of another width",
-                allowed=str(manifest.vocab_size),
-                got=self.loaded.vocab_size,
-                fix=fix,
-            )
-        if manifest.tokenizer != tokenizer_hash(self.loaded.tokenizer):
-            raise AlignmentError("The baseline store was written with another tokenizer", fix=fix)
 
     def _record_report(
         self,

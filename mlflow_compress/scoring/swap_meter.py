@@ -502,16 +502,11 @@ def _compared(moved: Iterator[Tensor], baseline: Sequence[KlBaseline]) -> Arrays
 
 
 def _records(task: str, windows: Windows, names: Sequence[str], found: Arrays) -> SwapDistances:
-    counts = [len(positions) for positions in windows.scored]
-    n_rows, n = sum(counts), len(names)
-    texts = windows.names or [str(number) for number in range(len(counts))]
+    keys = {name: np.tile(values, len(names)) for name, values in windows.keys(task).items()}
     columns = {
-        "task": [task] * (n_rows * n),
-        "swap": np.repeat(np.asarray(names, dtype=object), n_rows),
-        "item_id": np.tile(np.repeat(np.asarray(texts, dtype=object), counts), n),
-        "position": np.tile(np.concatenate(windows.scored), n),
+        "swap": np.repeat(names, len(found["kl"])),
         "kl": found["kl"].T.reshape(-1),
         "top": found["top"].T.reshape(-1),
         "same_top": (found["top"] == found["top"][:, :1]).T.reshape(-1),
     }
-    return SwapDistances.from_columns(columns)
+    return SwapDistances.from_columns({**keys, **columns})

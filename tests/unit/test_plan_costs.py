@@ -95,7 +95,7 @@ def test_deepseek_reads_37_billion_weights_a_token() -> None:
 def test_work_of_packs_and_batches_by_hand() -> None:
     texts = sequences([1, 2, 3, 4], [1, 2, 3, 5, 6])
     packed = workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 64)
-    assert (packed.tokens, packed.tokens_unshared, packed.rows, packed.units) == (6, 9, 2, 1)
+    assert (packed.tokens, packed.tokens_unshared, packed.rows) == (6, 9, 2)
     assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
     assert packed.groups == (GroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, rows=2),)
     assert workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).groups[0].rows == 1  # a product has one row

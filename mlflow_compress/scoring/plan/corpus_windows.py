@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,15 @@ class Windows:
     def targets(self) -> Positions:
         """The scored tokens, window by window."""
         return np.concatenate([i[p] for i, p in zip(self.ids, self.scored, strict=True)]).astype(np.int64)
+
+    def keys(self, task: str) -> dict[str, Any]:
+        """Return the key columns of the records of all scored tokens, window by window."""
+        counts = [len(p) for p in self.scored]
+        return {
+            "task": [task] * sum(counts),
+            "item_id": np.repeat(self.names or np.arange(len(counts)).astype(str), counts),
+            "position": np.concatenate(self.scored),
+        }
 
     def plan(self, batch_tokens: int) -> tuple[Plan, Targets]:
         """Return a plan of padded batches of windows, in order, and its targets."""

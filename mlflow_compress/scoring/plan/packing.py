@@ -161,24 +161,20 @@ def split_unit(unit: PackedBatch | PaddedBatch, spare: int) -> list[PackedBatch 
     n = len(unit.ids)
     stem = int(np.cumprod(unit.ends == n).sum())  # leading tokens that all later tokens see
     if stem:
-        cut = stem if stem < n else n // 2
-        return [
-            _slice_pack(unit, slice(0, cut), prefix=unit.prefix, keep=spare),
-            _slice_pack(unit, slice(cut, n), prefix=spare, keep=unit.keep),
-        ]
-    # A token that sees no earlier token of the pack begins a subtree: cut at the subtree nearest to the middle.
-    begins = np.flatnonzero(np.concatenate([[n], np.maximum.accumulate(unit.ends)[:-1]]) <= np.arange(n))
-    cut = int(begins[np.abs(begins - n // 2).argmin()])
-    return [
-        _slice_pack(unit, slice(0, cut), prefix=unit.prefix, keep=NO_PREFIX),
-        _slice_pack(unit, slice(cut, n), prefix=unit.prefix, keep=NO_PREFIX),
-    ]
-
-
-def _slice_pack(unit: PackedBatch, part: slice, *, prefix: int, keep: int) -> PackedBatch:
-    rows = unit.rows[(unit.rows >= part.start) & (unit.rows < part.stop)] - part.start
-    ends = np.minimum(unit.ends[part], part.stop) - part.start
-    return PackedBatch(unit.ids[part], unit.positions[part], ends.astype(np.int32), rows, prefix=prefix, keep=keep)
+        cut, between = stem if stem < n else n // 2, spare
+    else:
+        # A token that sees no earlier token of the pack begins a subtree: cut at the subtree nearest to the middle.
+        begins = np.flatnonzero(np.concatenate([[n], np.maximum.accumulate(unit.ends)[:-1]]) <= np.arange(n))
+        cut, between = int(begins[np.abs(begins - n // 2).argmin()]), NO_PREFIX
+    halves: list[PackedBatch | PaddedBatch] = []
+    for begin, stop, prefix, keep in (
+        (0, cut, unit.prefix, between),
+        (cut, n, between or unit.prefix, unit.keep),
+    ):
+        rows = unit.rows[(unit.rows >= begin) & (unit.rows < stop)] - begin
+        ends = (np.minimum(unit.ends[begin:stop], stop) - begin).astype(np.int32)
+        halves.append(PackedBatch(unit.ids[begin:stop], unit.positions[begin:stop], ends, rows, prefix, keep))
+    return halves
 
 
 @dataclass(slots=True)
