@@ -29,7 +29,7 @@ from mlflow_compress.models.weight_groups import Differences, WeightGroup, decod
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.engine import default_limits
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
-from mlflow_compress.scoring.forward.head import Head, LanguageModelHead
+from mlflow_compress.scoring.forward.head import Head, LanguageModelHead, replaced_modules
 from mlflow_compress.scoring.journal import Arrays, PassParts
 from mlflow_compress.scoring.kernels.logit_stats import KlBaseline, compute_kl
 from mlflow_compress.scoring.plan.corpus_windows import Windows
@@ -305,22 +305,6 @@ class Swap:
         return cls(name, {path: module for swap in swaps for path, module in swap.modules.items()})
 
 
-@contextmanager
-def swapped(model: Any, swap: Swap) -> Iterator[None]:
-    """Within this block the model has the modules of the swap."""
-    before: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
-    try:
-        for path, module in swap.modules.items():
-            parent_path, _, leaf = path.rpartition(".")
-            parent = model.get_submodule(parent_path)
-            before.append((parent, leaf, parent.get_submodule(leaf)))
-            parent._modules[leaf] = module
-        yield
-    finally:
-        for parent, leaf, module in before:
-            parent._modules[leaf] = module
-
-
 def noise_swap(
     group: WeightGroup, name: str, baseline: Any, variant: Any, found: Differences, *, seed: int
 ) -> Swap | str:
@@ -470,7 +454,7 @@ class SwapMeter:
         logits = [KlBaseline(chunk.clone()) for chunk in self._logits(self._baseline_head, states)]
         columns = []
         for swap, start in zip(swaps, starts, strict=True):
-            with swapped(self._body.model, swap):
+            with replaced_modules(self._body.model, swap.modules):
                 moved = kept.run_from(start, unit)
                 columns.append(_compared(self._logits(self._head(swap), moved), logits))
             if swap.name == NO_SWAP and columns[-1]["kl"].any():

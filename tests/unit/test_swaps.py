@@ -15,6 +15,7 @@ from mlflow_compress.models.weight_groups import find_differences, weight_groups
 from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring import swap_meter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.forward.head import replaced_modules
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_answers
 from mlflow_compress.scoring.swap_meter import (
     ALL,
@@ -24,7 +25,6 @@ from mlflow_compress.scoring.swap_meter import (
     Swap,
     SwapMeter,
     noise_swap,
-    swapped,
 )
 from tests.unit.scoring_models import CONFIGS, VOCAB, load_random
 
@@ -174,7 +174,7 @@ def test_a_block_with_a_swap_leaves_the_baseline_as_it_was() -> None:
     path = "model.layers.1.mlp.down_proj"
     other = torch.nn.Linear(64, 48, bias=False)
     before = model.get_submodule(path)
-    with pytest.raises(RuntimeError, match="stop"), swapped(model, Swap("s", {path: other})):
+    with pytest.raises(RuntimeError, match="stop"), replaced_modules(model, Swap("s", {path: other}).modules):
         assert model.get_submodule(path) is other
         raise RuntimeError("stop")
     assert model.get_submodule(path) is before

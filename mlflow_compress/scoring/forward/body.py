@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead
+from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead, replaced_modules
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch
 
@@ -49,22 +48,11 @@ class _MlpAtRows(torch.nn.Module):
         return out
 
 
-@contextmanager
-def mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> Iterator[None]:
-    """Within this block, compute the layer's feed-forward part at some batch rows and positions only, shape (k,) each.
-
-    Without a `layer` nothing changes.
-    """
+def mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> AbstractContextManager[None]:
+    """Return a block within which a layer's feed-forward part is computed at some batch rows and positions only."""
     if layer is None:
-        yield
-        return
-    mlp = layer._modules[NAME]
-    assert mlp is not None
-    layer._modules[NAME] = _MlpAtRows(mlp, where)
-    try:
-        yield
-    finally:
-        layer._modules[NAME] = mlp
+        return nullcontext()
+    return replaced_modules(layer, {NAME: _MlpAtRows(layer.get_submodule(NAME), where)})
 
 
 class Body:

@@ -20,6 +20,22 @@ from mlflow_compress.models.memory_alignment import aligned
 Tensor = torch.Tensor
 
 
+@contextmanager
+def replaced_modules(model: torch.nn.Module, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+    """Within this block, the submodules of these names are others."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for path, module in modules.items():
+            parent, _, leaf = path.rpartition(".")
+            siblings = model.get_submodule(parent)._modules
+            before.append((siblings, leaf, siblings[leaf]))
+            siblings[leaf] = module
+        yield
+    finally:
+        for siblings, leaf, module in before:
+            siblings[leaf] = module
+
+
 class IdentityHead:
     """The head of a body that already returns log-probabilities (see `body.WholeModelBody`)."""
 
@@ -97,30 +113,24 @@ class Head:
         states = aligned(states.to(self.device))
         if self._float32_module is not None:
             states = states.float()
-        with torch.inference_mode(), self._replaced(_ReadyStates(states[None])):
+        with torch.inference_mode(), self._without_body(_ReadyStates(states[None])):
             dummy = torch.zeros((1, len(states)), dtype=torch.long, device=states.device)
             out: Tensor = self.model(input_ids=dummy, use_cache=False, return_dict=True).logits
         return out[0].float()
 
     @contextmanager
-    def _replaced(self, body: torch.nn.Module) -> Iterator[None]:
-        original = self.model._modules[self.body_name]
-        parent = self.model.get_submodule(self.name.rpartition(".")[0])
-        leaf = self.name.rpartition(".")[2]
+    def _without_body(self, body: torch.nn.Module) -> Iterator[None]:
         module = self._float32_module if self._float32_module is not None else self.module
         # A module with a `forward` of its own (accelerate's hooks) moves weights between devices: it runs as it is.
         reuses_buffer = self.is_linear and self.device.type == "cpu" and "forward" not in vars(module)
-        self.model._modules[self.body_name] = body
-        parent._modules[leaf] = module
         if reuses_buffer:
             module.forward = partial(self._product, module)
         try:
-            yield
+            with replaced_modules(self.model, {self.name: module, self.body_name: body}):
+                yield
         finally:
             if reuses_buffer:
                 del module.forward
-            self.model._modules[self.body_name] = original
-            parent._modules[leaf] = self.module
 
     def _product(self, linear: Any, states: Tensor) -> Tensor:
         """Return the layer's output, shape (1, n, vocab_size), in a buffer that is reused: it is about a tenth faster
