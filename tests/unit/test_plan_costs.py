@@ -123,7 +123,6 @@ def test_work_adds_up() -> None:
         tokens_unshared=3,
         pairs=6,
         rows=1,
-        units=1,
         groups=(GroupSize(longest_unit=2, most_cached=3, rows=1),),
     )
 

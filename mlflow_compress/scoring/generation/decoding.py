@@ -81,15 +81,12 @@ class CachedBatch:
 
     def _read(self, prompts: Sequence[tuple[int, ...]]) -> tuple[list[Any], Tensor]:
         """Return the cache's layers after the prompts, and the logits of the next tokens."""
-        length = max(map(len, prompts))
-        ids = torch.zeros((len(prompts), length), dtype=torch.int64)
-        for i, prompt in enumerate(prompts):
-            ids[i, length - len(prompt) :] = torch.tensor(prompt)
+        ids = _left_padded(prompts)
         layers = [
             GrowingLayer() if type(layer) is DynamicLayer else layer
             for layer in DynamicCache(config=self._loaded.model.config).layers
         ]
-        return layers, self._forward(ids, [len(prompt) for prompt in prompts], length, layers)
+        return layers, self._forward(ids, [len(prompt) for prompt in prompts], ids.shape[1], layers)
 
     def _forward(self, ids: Tensor, lengths: Sequence[int], n_keys: int, layers: list[Any]) -> Tensor:
         """Return the logits after the last token of `ids`, whose rows have `lengths` tokens in all."""
@@ -126,6 +123,11 @@ class CachedBatch:
         for row, token in zip(rows, chosen.tolist(), strict=True):
             if not row.done:
                 self._ending.add(row, token)
+
+
+def _left_padded(sequences: Sequence[Sequence[int]]) -> Tensor:
+    length = max(map(len, sequences))
+    return torch.tensor([[0] * (length - len(ids)) + list(ids) for ids in sequences])
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
@@ -299,12 +301,9 @@ def _grow(
     loaded: LoadedModel, batch: Sequence[GenerationRow], config: GenerationConfig, ending: Ending, step: int
 ) -> None:
     """Add up to `step` tokens to every row of one left-padded batch."""
-    length = max(row.length for row in batch)
-    ids = torch.zeros((len(batch), length), dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(batch):
-        ids[i, length - row.length :] = torch.tensor(row.prompt + row.tokens)
-        mask[i, length - row.length :] = 1
+    ids = _left_padded([row.prompt + row.tokens for row in batch])
+    length = ids.shape[1]
+    mask = torch.arange(length) >= length - torch.tensor([row.length for row in batch])[:, None]
     extra: dict[str, Any] = {}
     if any(row.temperature > 0 for row in batch):
         extra["logits_processor"] = [_RowSampler(batch, config, prompt_length=length, device=loaded.device)]
@@ -318,7 +317,7 @@ def _grow(
 
     loaded.model.generate(
         input_ids=ids.to(loaded.device),
-        attention_mask=mask.to(loaded.device),
+        attention_mask=mask.long().to(loaded.device),
         max_new_tokens=step,
         stopping_criteria=[ended],
         **extra,

@@ -74,44 +74,38 @@ _inlined = njit(error_model="numpy", forceinline=True)
 def compute_row_stats(logits: torch.Tensor, baseline: torch.Tensor | None) -> RowStats:
     """Return the statistics of float32 rows, shape (n, vocab_size), computed by as many threads as torch uses."""
     variant = logits.contiguous().numpy()
-    n = len(variant)
     maxima, normal = _empty_outputs(variant)
     if baseline is None:
-        _run_in_threads(n, lambda part: _normalise(variant[part], maxima[part], normal[part]))
+        _run_in_threads(_normalise, variant, maxima, normal)
         return RowStats(torch.from_numpy(maxima), *_columns(normal))
     base = baseline.contiguous().numpy()
     base_maxima, base_normal = _empty_outputs(base)
-    found = np.empty((n, 5), dtype=f32)
-
-    def compare(part: slice) -> None:
-        _compare(
-            base[part], variant[part], base_maxima[part], maxima[part], base_normal[part], normal[part], found[part]
-        )
-
-    _run_in_threads(n, compare)
+    sums = np.empty((len(variant), 5), dtype=f32)
+    _run_in_threads(_compare, base, variant, base_maxima, maxima, base_normal, normal, sums)
     return RowStats(
         torch.from_numpy(maxima),
         *_columns(normal),
         base_maxima=torch.from_numpy(base_maxima),
         base_log_normaliser=_columns(base_normal)[0],
-        distances=distances_from_sums(*torch.from_numpy(found).unbind(1)),
+        distances=distances_from_sums(*torch.from_numpy(sums).unbind(1)),
     )
 
 
-def _empty_outputs(rows: Any) -> tuple[Any, Any]:
-    return np.empty((len(rows), n_blocks(rows.shape[1])), dtype=f32), np.empty((len(rows), 2))
+def _empty_outputs(rows: Any, width: int = 2) -> tuple[Any, Any]:
+    return np.empty((len(rows), n_blocks(rows.shape[1])), dtype=f32), np.empty((len(rows), width))
 
 
 def _columns(normal: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(normal[:, 0].copy()), torch.from_numpy(normal[:, 1].copy())
 
 
-def _run_in_threads(n: int, work: Callable[[slice], None]) -> None:
-    """Run `work` on one slice of the rows per thread; compiled loops release the interpreter lock."""
+def _run_in_threads(compiled: Callable[..., None], *arrays: npt.NDArray[Any]) -> None:
+    """Run a compiled loop on one slice of the arrays' rows per thread; it releases the interpreter lock."""
+    n = len(arrays[0])
     n_threads = max(1, min(torch.get_num_threads(), n))
     cuts = [n * i // n_threads for i in range(n_threads + 1)]
     with ThreadPoolExecutor(n_threads) as pool:
-        list(pool.map(work, map(slice, cuts, cuts[1:])))
+        list(pool.map(lambda part: compiled(*(array[part] for array in arrays)), map(slice, cuts, cuts[1:])))
 
 
 @intrinsic
@@ -307,8 +301,8 @@ class BaselineRows(NamedTuple):
 def baseline_rows(logits: torch.Tensor) -> BaselineRows:
     """Return float32 rows with their normalisers."""
     rows = logits.contiguous().numpy()
-    maxima, normal = np.empty((len(rows), n_blocks(rows.shape[1])), dtype=f32), np.empty((len(rows), 3))
-    _run_in_threads(len(rows), lambda part: _normalise_baseline(rows[part], maxima[part], normal[part]))
+    maxima, normal = _empty_outputs(rows, width=3)
+    _run_in_threads(_normalise_baseline, rows, maxima, normal)
     return BaselineRows(rows, normal)
 
 
@@ -316,13 +310,8 @@ def compute_kl_rows(logits: torch.Tensor, baseline: BaselineRows) -> KlRows:
     """Return KL(baseline || model) and the most probable token of float32 rows, without the other statistics."""
     variant = logits.contiguous().numpy()
     n = len(variant)
-    _, normal = _empty_outputs(variant)
-    kl, top = np.empty(n, dtype=f32), np.empty(n, dtype=np.int64)
-
-    def compare(part: slice) -> None:
-        _kl_of_rows(baseline.logits[part], variant[part], baseline.normal[part], normal[part], kl[part], top[part])
-
-    _run_in_threads(n, compare)
+    normal, kl, top = np.empty((n, 2)), np.empty(n, dtype=f32), np.empty(n, dtype=np.int64)
+    _run_in_threads(_kl_of_rows, baseline.logits, variant, baseline.normal, normal, kl, top)
     base_normal = torch.from_numpy(baseline.normal[:, 0].copy())
     return KlRows(torch.from_numpy(kl), torch.from_numpy(top), _columns(normal)[0], base_normal)
 
