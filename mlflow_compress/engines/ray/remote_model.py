@@ -24,7 +24,7 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.scoring.baseline_store import SentHead, as_bytes
-from mlflow_compress.scoring.execution import Baseline, PassWork
+from mlflow_compress.scoring.engine import Baseline, PassWork
 from mlflow_compress.scoring.generation.decoding import shards
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, Speed
 from mlflow_compress.scoring.journal import Arrays

@@ -26,7 +26,7 @@ from mlflow_compress.models.identity import stored_config
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
-from mlflow_compress.scoring.execution import Baseline, PassWork, run_pass
+from mlflow_compress.scoring.engine import Baseline, PassWork, run_pass
 from mlflow_compress.scoring.forward.head import Head, empty_model, rebuild_head
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention
 from mlflow_compress.scoring.generation.decoding import end_tokens_of, shards
