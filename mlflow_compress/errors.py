@@ -23,11 +23,23 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
 from collections.abc import Iterable
 from typing import Any
+
+_MOST_SHOWN = 200  # characters of a wrong value
+_MOST_LISTED = 40  # names; of more, those that are nearest to what was given
+
+
+def _listed(names: list[str], got: object) -> str:
+    """Return the allowed names; of a long list the five that are most like the wrong one."""
+    if len(names) <= _MOST_LISTED:
+        return ", ".join(names)
+    near = difflib.get_close_matches(str(got), names, n=5, cutoff=0.0)
+    return f"{', '.join(near)}, or one of {len(names) - len(near)} others"
 
 
 class MlflowCompressError(Exception):
@@ -55,10 +67,11 @@ class MlflowCompressError(Exception):
     ) -> None:
         parts = [what.rstrip(".") + "."]
         if allowed is not None:
-            listed = allowed if isinstance(allowed, str) else ", ".join(str(a) for a in allowed)
-            parts.append(f"Allowed: {listed}.")
+            parts.append(f"Allowed: {allowed if isinstance(allowed, str) else _listed(list(map(str, allowed)), got)}.")
         if got is not None:
-            parts.append(f"Got: {got!r}." if isinstance(got, str) else f"Got: {got}.")
+            text = repr(got) if isinstance(got, str) else str(got)
+            cut = f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
+            parts.append(f"Got: {text if len(text) <= _MOST_SHOWN else cut}.")
         if fix is not None:
             parts.append(fix if fix.endswith("?") else fix.rstrip(".") + ".")
         super().__init__(" ".join(parts))

@@ -160,8 +160,29 @@ def read_typed(
     return kind(**stored)
 
 
+_MOST_YAML_BYTES = 2**20
+_MOST_YAML_VALUES = 100_000
+
+
 class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """The safe loader, which also refuses a name that is there twice; the last would win without a word."""
+    """The safe loader, which also refuses a name that is there twice; the last would win without a word.
+
+    Aliases of aliases make a small file stand for any number of values: those are counted before one is made.
+    """
+
+    def get_single_node(self) -> Any:
+        """Return the node of the document; one that stands for too many values is refused."""
+        node = super().get_single_node()
+        if node is not None and self._values(node, {}) > _MOST_YAML_VALUES:
+            raise yaml.YAMLError(f"with its aliases it stands for more than {_MOST_YAML_VALUES:,} values")
+        return node
+
+    def _values(self, node: Any, counted: dict[int, int]) -> int:
+        if id(node) not in counted:
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [part for pair in inner for part in (pair if isinstance(pair, tuple) else (pair,))]
+            counted[id(node)] = 1 + sum(self._values(part, counted) for part in parts)
+        return counted[id(node)]
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Return the mapping of a node."""
@@ -176,7 +197,11 @@ class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
 def read_yaml(path: Path, *, parameter: str) -> Any:
     """Return the value of a YAML file, None if it is empty; `parameter` is the one that names the file."""
     try:
-        return yaml.load(path.expanduser().read_text(encoding="utf-8"), Loader=_OnceLoader)
+        with path.expanduser().open("rb") as file:
+            data = file.read(_MOST_YAML_BYTES + 1)
+        if len(data) > _MOST_YAML_BYTES:
+            raise ValueError(f"it has more than {_MOST_YAML_BYTES:,} bytes")
+        return yaml.load(data.decode("utf-8"), Loader=_OnceLoader)
     except RecursionError:
         reason = "it is nested too deeply"
     except yaml.MarkedYAMLError as error:

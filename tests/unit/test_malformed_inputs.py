@@ -168,3 +168,23 @@ def test_json_lines_that_crash_the_library_are_refused_before(tmp_path: Path) ->
         (folder / "test.jsonl").write_text(text)
         with pytest.raises(DataError, match=r"test\.jsonl, line 1"):
             load_split("own/set", None, "test", data_dir=str(tmp_path), task="x")
+
+
+def test_a_yaml_file_that_stands_for_more_than_it_holds_is_refused_unread(tmp_path: Path) -> None:
+    nine = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"]
+    nine += [f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 9)]
+    texts = {"aliases": "\n".join(nine), "size": f"words: [{'x,' * 600_000}]", "circle": "a: &a [*a]"}
+    reasons = {"aliases": "more than 100,000 values", "size": "more than 1,048,576 bytes", "circle": "too deeply"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=reasons[name]):
+            read_yaml(tmp_path / name, parameter="config")
+    (tmp_path / "few").write_text("bits: &bits [3, 4]\nagain: *bits")
+    assert read_yaml(tmp_path / "few", parameter="config") == {"bits": [3, 4], "again": [3, 4]}
+
+
+def test_an_error_shows_neither_a_long_value_nor_a_long_list() -> None:
+    names = [f"distance/metric_{number}" for number in range(180)]
+    message = str(ConfigError("Unknown metric", allowed=names, got="distance/metric_17x" + "y" * 5000))
+    assert len(message) < 500 and "distance/metric_17" in message and "or one of 175 others" in message
+    assert "(5,021 characters)" in message
