@@ -86,16 +86,10 @@ def register_command(
 ) -> Callable[[F], F]:
     """Register a function of the Python front door as a command, and show the command's parameters in its signature.
 
-    Parameters
-    ----------
-    name : str
-        What the command line and MLproject call it. Python has the function's own name.
-    cls : type, optional
-        Its parameters. The function takes them as keyword arguments (`**parameters`).
-    about : str, optional
-        One sentence for the help; without it, the docstring of `cls`.
-    **declared
-        The other fields of `Command`.
+    - `name`: What the command line and MLproject call it. Python has the function's own name.
+    - `cls`: Its parameters. The function takes them as keyword arguments (`**parameters`).
+    - `about`: One sentence for the help; without it, the docstring of `cls`.
+    - `**declared`: The other fields of `Command`.
     """
 
     def decorate(function: F) -> F:

@@ -59,11 +59,6 @@ def prepare_calibration(tokenizer: Any, texts: Sequence[str], *, samples: int, l
     Each text is tokenized with the tokenizer's special tokens, unless it already begins with BOS. The tokens are joined
     to one stream and cut into windows without padding. A seeded permutation decides which windows are used, and in
     which order.
-
-    Raises
-    ------
-    ConfigError
-        The texts have fewer windows than `samples`.
     """
     bos = getattr(tokenizer, "bos_token", None)
     stream = np.concatenate(

@@ -64,11 +64,6 @@ class CheckpointManifest:
         """Return a checkpoint's manifest, after a check that the files are those that it describes.
 
         `verify` compares the SHA-256 of every file, which reads them all.
-
-        Raises
-        ------
-        CheckpointError
-            The manifest is missing or broken, or a file is missing or changed, or one that loaders read is new.
         """
         path = Path(folder) / MANIFEST_FILE
         if not path.is_file():

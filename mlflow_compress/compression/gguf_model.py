@@ -259,13 +259,7 @@ def load_values(model: Any, path: Path) -> None:
 
 
 def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> torch.Tensor:
-    """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`.
-
-    Raises
-    ------
-    ReloadMismatchError
-        llama.cpp's logits differ from those of the dequantized values by more than its rounding explains.
-    """
+    """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`."""
     load_values(model, path)
     logits = job.probe.logits(model)
     if not job.config.native:
@@ -341,13 +335,7 @@ def require_version(source: SourceModel, file: Path) -> None:
 
 
 def write_plain(source: SourceModel, path: Path) -> None:
-    """Write the model as GGUF; matrices keep their dtype, vectors are float32.
-
-    Raises
-    ------
-    UnsupportedError
-        GGUF files of this architecture are not written here.
-    """
+    """Write the model as GGUF; matrices keep their dtype, vectors are float32."""
     import gguf
 
     require_known_architecture(source, block=1)

@@ -192,11 +192,8 @@ class Method(ABC, Generic[S]):
     def compress(self, job: CompressionJob[S]) -> torch.Tensor:
         """Write the compressed checkpoint to `job.folder`.
 
-        Returns
-        -------
-        torch.Tensor
-            Float32 logits of the compressed model in memory on `job.probe`, shape (n_positions, vocabulary). The saved
-            checkpoint must reproduce them in a new process.
+        Float32 logits of the compressed model in memory on `job.probe`, shape (n_positions, vocabulary). The saved
+        checkpoint must reproduce them in a new process.
         """
 
 
@@ -253,17 +250,9 @@ def _require_declared(cls: type[Method[Any]]) -> None:
 def method_config(name: str, /, **settings: Setting) -> MethodConfig:
     """Return the checked settings of a method.
 
-    Parameters
-    ----------
-    name : str
-        Registered method.
-    **settings
-        Settings of the method, as values or as text ("true", "0.01", "64"); "auto" keeps the method's default.
-
-    Raises
-    ------
-    ConfigError
-        Unknown method, a parameter that the method does not have, or a value of the wrong type or range.
+    - `name`: Registered method.
+    - `**settings`: Settings of the method, as values or as text ("true", "0.01", "64"); "auto" keeps the method's
+      default.
     """
     method = METHODS.get(name)
     given = {key: value for key, value in settings.items() if value != AUTO}

@@ -186,38 +186,17 @@ def compress_model(
     The checkpoint is written to a hidden folder next to `out`, loaded in a new process, and compared with the model in
     memory. Then its manifest is written, and the folder is renamed to `out`. So `out` is always complete and verified.
 
-    Parameters
-    ----------
-    model : str
-        Folder or hub id of a causal language model stored as safetensors.
-    method : str
-        Name in `METHODS`.
-    config : MethodConfig or None
-        The method's settings (`method_config` builds them from text); None: its defaults.
-    calibration : sequence of str
-        Texts for methods that need them; others ignore them.
-    out : Path
-        Folder to create; an existing one must be empty.
-    device : str
-        "auto" (a GPU if there is one), "cpu", "cuda", or "balanced": layer by layer, with most weights on the disk.
-    offload : Offload, optional
-        With "balanced": the memory that weights may take, and where the rest is kept.
-    trust_remote_code : bool
-        Whether the model's own Python code may run.
+    - `model`: Folder or hub id of a causal language model stored as safetensors.
+    - `method`: Name in `METHODS`.
+    - `config`: The method's settings (`method_config` builds them from text); None: its defaults.
+    - `calibration`: Texts for methods that need them; others ignore them.
+    - `out`: Folder to create; an existing one must be empty.
+    - `device`: "auto" (a GPU if there is one), "cpu", "cuda", or "balanced": layer by layer, with most weights on the
+      disk.
+    - `offload`: With "balanced": the memory that weights may take, and where the rest is kept.
+    - `trust_remote_code`: Whether the model's own Python code may run.
 
-    Returns
-    -------
-    CheckpointManifest
-        Also written to ``out/compression.json``.
-
-    Raises
-    ------
-    ConfigError, UnsupportedError, MissingDependencyError
-        Before any work, when the request cannot be fulfilled.
-    CheckpointError
-        The model is missing or broken.
-    ReloadMismatchError
-        The saved checkpoint does not compute the same as the model in memory; nothing is published.
+    Also written to ``out/compression.json``.
     """
     chosen = METHODS.get(method)
     settings = chosen.Config() if config is None else config
@@ -398,15 +377,7 @@ def _reload_command(options: list[str]) -> tuple[list[str], dict[str, str]]:
 def reload_in_fresh_process(
     folder: Path, *, device: str = "cpu", offload: Offload | None = None, trust_remote_code: bool = False
 ) -> probe_module.ReloadReport:
-    """Load a checkpoint in a new Python process, and return how far its logits are from the stored ones.
-
-    Raises
-    ------
-    ReloadMismatchError
-        The logits differ by more than the tolerances of `probe`.
-    CheckpointError
-        The checkpoint does not load.
-    """
+    """Load a checkpoint in a new Python process, and return how far its logits are from the stored ones."""
     import torch
 
     options = ["--device", device, "--threads", str(torch.get_num_threads())]

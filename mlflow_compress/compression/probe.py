@@ -58,15 +58,7 @@ class Probe:
     def logits(self, model: Any) -> torch.Tensor:
         """Return the model's logits at every sixth position, float32 on the CPU.
 
-        Returns
-        -------
-        torch.Tensor
-            Shape (n_positions, vocabulary).
-
-        Raises
-        ------
-        CheckpointError
-            A logit is not finite.
+        Shape (n_positions, vocabulary).
         """
         import torch
 

@@ -46,13 +46,7 @@ def check_reload(
 
 
 def load_checkpoint(folder: Path, *, device: str, trust_remote_code: bool) -> Any:
-    """Load a checkpoint of any format in float32 with plain transformers, for evaluation.
-
-    Raises
-    ------
-    CheckpointError
-        The checkpoint has no values for some parameters of the model.
-    """
+    """Load a checkpoint of any format in float32 with plain transformers, for evaluation."""
     import torch
     from transformers import AutoModelForCausalLM
 

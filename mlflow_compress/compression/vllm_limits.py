@@ -28,11 +28,6 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
     """Refuse a checkpoint that vLLM could not serve.
 
     `target` is "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), or "any", which accepts everything.
-
-    Raises
-    ------
-    UnsupportedError
-        Naming the format, or the first layer, and the limit.
     """
     if target == "any":
         return

@@ -245,19 +245,9 @@ _PROSE = ("system_prompt", "reason")  # parameters that are neither names nor pa
 def parse(cls: type[C], values: Mapping[str, Any]) -> C:
     """Return the configuration of a command, from text or Python values by name.
 
-    Parameters
-    ----------
-    cls : type
-        A command.
-    values : mapping
-        Parameters by flat name; those left out keep their defaults. "config" names a YAML file with more of them,
-        before which what is given here goes.
-
-    Raises
-    ------
-    ConfigError
-        Unknown name (with the nearest known one), a value of the wrong type, outside its choices or below its bound, or
-        one that can be no name.
+    - `cls`: A command.
+    - `values`: Parameters by flat name; those left out keep their defaults. "config" names a YAML file with more of
+      them, before which what is given here goes.
     """
     known = parameters(cls)
     given = dict(values)
@@ -294,17 +284,8 @@ def as_text(config: Parameters) -> dict[str, str]:
 def check_text(name: str, text: str) -> None:
     """Refuse what no file system and no hub has a name for, before something is looked up by it.
 
-    Parameters
-    ----------
-    name : str
-        The parameter.
-    text : str
-        Its value: names, paths, or several of them separated by commas.
-
-    Raises
-    ------
-    ConfigError
-        For a NUL character, and for a path, or a name in it, that is longer than file systems allow.
+    - `name`: The parameter.
+    - `text`: Its value: names, paths, or several of them separated by commas.
     """
     if "\0" in text:
         raise ConfigError(f"Parameter '{name}' holds a NUL character", got=text[:_NAME_BYTES])

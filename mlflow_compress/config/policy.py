@@ -205,13 +205,7 @@ def _same_place(gate: MetricGate, other: MetricGate) -> bool:
 
 
 def read_policy(path: str | None) -> Policy:
-    """Return the policy of a YAML file, checked; the default policy without a file. What a file leaves out is default.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or holds a name or value that a policy does not have. The message names the file.
-    """
+    """Return the checked policy of a YAML file, or the default policy; what a file leaves out has its default."""
     if path is None:
         return Policy()
     content = read_file(Path(path), parameter="policy")

@@ -135,11 +135,6 @@ def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
     """Return GGUF's name of a parameter: "model.layers.0.self_attn.q_proj.weight" -> "blk.0.attn_q.weight".
 
     `architecture` is GGUF's name of it ("llama", "qwen2", ...).
-
-    Raises
-    ------
-    UnsupportedError
-        GGUF has no such tensor in this architecture.
     """
     found = _name_map(architecture, n_layers).get_name(name, (".weight", ".bias"))
     if found is None:

@@ -102,13 +102,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def check_same_tokenizer(baseline: TokenizedModel, variant: TokenizedModel) -> None:
-    """Raise an error where two models have different tokenizers or vocabulary sizes.
-
-    Raises
-    ------
-    AlignmentError
-        Naming the first difference: width of the logits, a token's id, a special token, or another part.
-    """
+    """Raise an error where two models have different tokenizers or vocabulary sizes."""
     fix = "Compare with the baseline that this variant was made from"
     if baseline.vocab_size != variant.vocab_size:
         raise AlignmentError(

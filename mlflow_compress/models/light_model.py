@@ -55,15 +55,7 @@ class LightModel:
 
 
 def open_light(config: LoadConfig) -> LightModel:
-    """Open a model without its weights, from its configuration, its tokenizer and the headers of its weight files.
-
-    Raises
-    ------
-    CheckpointError
-        When the folder, its configuration or its tokenizer are missing or broken.
-    MissingDependencyError
-        When the checkpoint's format needs a package that is not installed.
-    """
+    """Open a model without its weights, from its configuration, its tokenizer and the headers of its weight files."""
     from transformers import AutoConfig
 
     folder = model_folder(config.path)

@@ -113,16 +113,7 @@ class LoadedModel:
 
 
 def load_model(config: LoadConfig) -> LoadedModel:
-    """Load a checkpoint of any format that transformers reads (compressed-tensors, bitsandbytes, ...).
-
-    Raises
-    ------
-    CheckpointError
-        When the folder, its configuration, tokenizer or safetensors weights are missing or broken, or when the
-        checkpoint has no values for some parameters (they would be random).
-    MissingDependencyError
-        When the checkpoint's format needs a package that is not installed.
-    """
+    """Load a checkpoint of any format that transformers reads (compressed-tensors, bitsandbytes, ...)."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -169,13 +160,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
 
 
 def model_folder(path: str) -> Path:
-    """Return the local folder of a checkpoint that holds a configuration and weights (see `resolve_folder`).
-
-    Raises
-    ------
-    CheckpointError
-        When one of them is missing.
-    """
+    """Return the local folder of a checkpoint that holds a configuration and weights (see `resolve_folder`)."""
     folder = resolve_folder(path)
     if not (folder / "config.json").is_file() or not architectures.weight_files(folder):
         raise CheckpointError(

@@ -34,13 +34,7 @@ def return_freed_memory() -> None:
 
 
 def offload_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder for offloaded weights that are not in the checkpoint as they are needed.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be made in `parent`.
-    """
+    """Return a new folder for offloaded weights that are not in the checkpoint as they are needed."""
     try:
         return tempfile.TemporaryDirectory(prefix="mlflow-compress-offload-", dir=parent)
     except OSError as error:

@@ -21,15 +21,7 @@ class Offload:
 
 
 def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the arguments `device_map` and `max_memory` of `from_pretrained` (see `loading.LoadConfig`).
-
-    Raises
-    ------
-    ConfigError
-        For an unknown device, and `max_memory` that is wrong or has no use.
-    UnsupportedError
-        For a GPU where there is none.
-    """
+    """Return the arguments `device_map` and `max_memory` of `from_pretrained` (see `loading.LoadConfig`)."""
     import torch  # not above: whoever needs a name of this module need not wait for it
 
     if device == BALANCED:

@@ -147,15 +147,7 @@ class SourceModel:
 
 
 def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
-    """Find a model (folder or hub id) and describe it.
-
-    Raises
-    ------
-    CheckpointError
-        The model is missing, unreadable, or not stored as safetensors.
-    UnsupportedError
-        It is already quantized, or has no linear layers that a method could compress.
-    """
+    """Find a model (folder or hub id) and describe it."""
     from torch import nn
 
     from mlflow_compress.models.architectures.linear_experts import stored_experts  # imports torch

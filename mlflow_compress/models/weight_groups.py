@@ -148,14 +148,6 @@ def find_differences(baseline: Any, variant: Any) -> Differences:
     """Return the groups of weights in which two models differ.
 
     Both are in eval mode, in one dtype, on one device.
-
-    Raises
-    ------
-    UnsupportedError
-        The variant has another architecture; it changes something that is in no module (cached keys and values); its
-        weights cannot be swapped one group at a time, or are no version of the baseline's.
-    DataError
-        Nothing differs.
     """
     _require_same_architecture(baseline, variant)
     changed = {name for name in swap_units(baseline) if _differs(baseline, variant, name)}

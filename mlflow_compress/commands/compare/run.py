@@ -57,19 +57,8 @@ def _folder_of_run(run_id: str, store: Store | None) -> Path:
 def compare(baseline: str, variant: str, store: Store | None = None) -> Comparison:
     """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals.
 
-    Parameters
-    ----------
-    baseline, variant : str
-        Each a run id, a folder of Parquet records, a harness sample log, or a JSONL file with one
-        ``{"id", "pred", "gold"}`` object per line.
-
-    Raises
-    ------
-    AlignmentError
-        Items, golds, prompts, answer orders, tokenizers or few-shot settings differ, or one side has records and the
-        other one answers.
-    ConfigError, DataError
-        A side cannot be found or read.
+    - `baseline`, `variant`: Each a run id, a folder of Parquet records, a harness sample log, or a JSONL file with one
+      ``{"id", "pred", "gold"}`` object per line.
     """
     left, right = _read(baseline, store), _read(variant, store)
     if isinstance(left, Path) and isinstance(right, Path):
@@ -84,13 +73,7 @@ LOAD_EVALUATION_ACCEPTED = "the id of a main, evaluate or baseline run, or a fol
 
 
 def from_folder(folder: Path) -> Evaluation:
-    """Return the evaluation of a folder of records, without a comparison to a baseline.
-
-    Raises
-    ------
-    DataError
-        The folder has no records, or broken ones.
-    """
+    """Return the evaluation of a folder of records, without a comparison to a baseline."""
     inputs = MetricInputs(baseline=RunRecords.read(folder))
     return Evaluation(
         name=folder.name,
@@ -101,15 +84,7 @@ def from_folder(folder: Path) -> Evaluation:
 
 
 def from_run(run_id: str, store: Store | None = None) -> Evaluation:
-    """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage.
-
-    Raises
-    ------
-    ConfigError
-        The text is not a run id, or the run has no evaluation.
-    TrackingError
-        The store has no such run.
-    """
+    """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
     if not re.fullmatch("[0-9a-f]{32}", run_id):
         raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
     store = store if store is not None else Tracker()

@@ -74,13 +74,7 @@ def corpora_of(suite: Suite, tasks: str) -> list[Corpus]:
 
 
 def texts_of(corpora: Sequence[Corpus], model: LoadedModel, asked: DiagnosisConfig) -> dict[str, Windows]:
-    """Return the texts of every corpus: windows one after the other, of which every token but the first is scored.
-
-    Raises
-    ------
-    ConfigError, DataError
-        The window is longer than the model's context, or the corpus shorter than two windows.
-    """
+    """Return the texts of every corpus: windows one after the other, of which every token but the first is scored."""
     encoder = Encoder(model.tokenizer, model.max_length)
     found = {}
     for corpus in corpora:
@@ -261,17 +255,7 @@ class _Measured:
 
 
 def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = lambda line: None) -> Diagnosis:
-    """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made.
-
-    Raises
-    ------
-    ConfigError, DataError
-        A parameter is wrong, or there is no running text.
-    UnsupportedError
-        The variant cannot be swapped into its baseline group by group (see `find_differences`).
-    AlignmentError
-        A control has failed: without a swap the KL is not 0, or all groups together are not the variant.
-    """
+    """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = suite_of(config.evaluate_config)
     corpora = corpora_of(suite, config.evaluation.tasks)
     if config.source.device == BALANCED:

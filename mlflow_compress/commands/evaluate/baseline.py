@@ -43,13 +43,8 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     windows, or answers of the baseline. Per task with documents: the first `n` documents. None of these are drawn,
     because records name them by their position, and rounding does not depend on the position.
 
-    Parameters
-    ----------
-    suite : Suite
-    n : int
-        Items per task, windows per corpus, documents per task.
-    seed : int
-        Seed of the draw. A task's draw does not depend on the other tasks.
+    - `n`: Items per task, windows per corpus, documents per task.
+    - `seed`: Seed of the draw. A task's draw does not depend on the other tasks.
     """
     if n == 0:
         return suite
@@ -232,16 +227,9 @@ def _written(store: Store, base: EngineModel, config: EvaluateConfig, *, write: 
 def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite with the baseline's own answers, where the tasks name them. Other suites are returned unchanged.
 
-    Parameters
-    ----------
-    store : Store
-        Where the answers are kept, and found again.
-    base : LightModel
-        The baseline.
-    suite : Suite
-    config : EvaluateConfig
-    write : bool
-        Whether answers that are not there are written now.
+    - `store`: Where the answers are kept, and found again.
+    - `base`: The baseline.
+    - `write`: Whether answers that are not there are written now.
     """
     if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
         return suite

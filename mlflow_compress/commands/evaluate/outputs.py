@@ -82,21 +82,13 @@ def run_model(
 ) -> ModelOutputs:
     """Score a model on everything in the suite.
 
-    Parameters
-    ----------
-    scorer : ModelScorer
-        The model's scorer.
-    suite : Suite
-        Tasks and corpora.
-    capture : StateWriter, optional
-        Receives the inputs of the language-model head at every scored position (baseline runs).
-    baseline : StateStore or TopLists, optional
-        States of a baseline run, or its most probable tokens for a served model. Distances are computed against them
-        (variant and noise runs).
-    generations : bool
-        Whether the answers of tasks with generated answers are generated.
-    resume : Path, optional
-        Folder of unfinished results, from which an interrupted call resumes.
+    - `scorer`: The model's scorer.
+    - `suite`: Tasks and corpora.
+    - `capture`: Receives the inputs of the language-model head at every scored position (baseline runs).
+    - `baseline`: States of a baseline run, or its most probable tokens for a served model. Distances are computed
+      against them (variant and noise runs).
+    - `generations`: Whether the answers of tasks with generated answers are generated.
+    - `resume`: Folder of unfinished results, from which an interrupted call resumes.
     """
     scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
     n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
@@ -132,15 +124,9 @@ def log_harness_metrics(
 ) -> None:
     """Log the harness's metrics of a model: of tasks and groups as MLflow metrics, of their parts too in a table.
 
-    Parameters
-    ----------
-    run : OpenRun
-    suite : Suite
-        The tasks that were evaluated.
-    outputs : ModelOutputs
-        Of the model. The number of truncated prompts is logged as a metric, too.
-    baseline : RunRecords, optional
-        The baseline's records, for a column of the table.
+    - `suite`: The tasks that were evaluated.
+    - `outputs`: Of the model. The number of truncated prompts is logged as a metric, too.
+    - `baseline`: The baseline's records, for a column of the table.
     """
     run.log_values({run_names.TRUNCATED: outputs.n_truncated})
     metrics = suite.harness_metrics(outputs.records)

@@ -173,11 +173,6 @@ def run_evaluate(
     """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made.
 
     `say` is told, before anything is asked, what the server of a served model can.
-
-    Raises
-    ------
-    MlflowCompressError
-        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
     variant, suite = described(config), suite_of(config)
     with store_of_command(config, store) as opened:

@@ -79,13 +79,7 @@ def read_metadata(folder: Path) -> EvalMetadata:
 
 
 def check_comparable(baseline: EvalMetadata, variant: EvalMetadata) -> None:
-    """Refuse two evaluations with different tokenizers, few-shot settings or tasks. Entries of one side are ignored.
-
-    Raises
-    ------
-    AlignmentError
-        An entry differs; the message names it.
-    """
+    """Refuse two evaluations with different tokenizers, few-shot settings or tasks. Entries of one side are ignored."""
     for part in sorted(baseline.keys() & variant.keys()):
         if baseline[part] != variant[part]:
             raise AlignmentError(

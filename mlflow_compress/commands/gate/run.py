@@ -432,13 +432,6 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
     The baseline is found in the store, or evaluated as a whole. The variant is scored in blocks, on the items that the
     policy reads, in the original order of their options. A gate that was interrupted goes on with the block that it was
     at. Wrong parameters are refused before a run is made; a task that the policy names and the evaluation lacks, after.
-
-    Raises
-    ------
-    ConfigError
-        The policy cannot be decided item by item, or is about no item.
-    MlflowCompressError
-        A missing or changed checkpoint, tokenizers that differ, broken tasks, a store that cannot be written.
     """
     policy = read_policy(config.policy).overridden(
         min_decode_speedup=config.min_decode_speedup, max_memory_ratio=config.max_memory_ratio

@@ -211,11 +211,8 @@ _NOT_DECIDING = (
 def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
     """Return a hash of everything that decides the results of a main run.
 
-    Parameters
-    ----------
-    checkpoint : str
-        The name of the checkpoint's folder, which ends in a digest of the method, its settings, the calibration text
-        and the baseline's weights. Of a served variant, the digest of what is known of it.
+    - `checkpoint`: The name of the checkpoint's folder, which ends in a digest of the method, its settings, the
+      calibration text and the baseline's weights. Of a served variant, the digest of what is known of it.
     """
     deciding: dict[str, object] = {
         "checkpoint": checkpoint,
@@ -260,13 +257,7 @@ def _is_finished(run: Any) -> bool:
 
 
 def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collection[str]) -> MainConfig:
-    """Return the parameters of the run to resume, changed by those of `config` that differ from their defaults.
-
-    Raises
-    ------
-    ConfigError
-        The run is no main run; it is finished or still running; or a parameter of a finished stage has another value.
-    """
+    """Return the parameters of the run to resume, changed by those of `config` that differ from their defaults."""
     run = tracker.client.get_run(run_id)
     try:
         stored = tracker.fetch_json(run_id, run_names.PARAMETERS)
@@ -456,13 +447,6 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
     Parameters are checked before a run is made, as far as that is possible without a model. The main run ends FINISHED
     with every headline metric, or FAILED with the failing stage's message. If only the judge fails, the results of the
     other stages are published first. `resume`, or the same command again, then does the rest.
-
-    Raises
-    ------
-    ConfigError, DataError
-        A parameter is wrong. No run was made.
-    StageError
-        A stage failed.
     """
     with without_password(config.judge_config()) as judging:
         return _run_main(config.with_values(**{name: judging.values()[name] for name in VARIABLES}), say)
@@ -491,13 +475,7 @@ def run_variant(
     start: StartStage = as_project,
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> VariantRun:
-    """Compress, evaluate and judge one variant under its main run, and return the results.
-
-    Raises
-    ------
-    StageError
-        A stage failed.
-    """
+    """Compress, evaluate and judge one variant under its main run, and return the results."""
     label, variant = baseline_label(config.evaluate_config()), name_of(config)
     method = SERVED_METHOD if config.is_served else config.compression.method
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method}

@@ -148,10 +148,7 @@ def _data_sets(
 def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluation: str | None) -> None:
     """Log the variant's model. Log every metric on both run and model, linked to the data set that it comes from.
 
-    Parameters
-    ----------
-    evaluation : str or None
-        The evaluation id. It is the digest of the data set "evaluation", which stands for all tasks.
+    - `evaluation`: The evaluation id. It is the digest of the data set "evaluation", which stands for all tasks.
     """
     manifest, served = outputs.manifest, outputs.served
     entry = VariantEntry(

@@ -45,13 +45,7 @@ class GeneratedWork:
 
 
 def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows: int) -> Workload:
-    """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora.
-
-    Raises
-    ------
-    ConfigError
-        A corpus is written by the baseline itself, so that nobody knows its length before.
-    """
+    """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora."""
     encoded = [e for e in encoder.encode(suite.requests) if e.fits]
     sequences = [e.inputs for e in encoded]
     plan = plan_packs(sequences, [len(e.targets) for e in encoded], batch_tokens=batch_tokens)
@@ -114,10 +108,8 @@ _SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
 class StageCosts:
     """The costs of each stage.
 
-    Parameters
-    ----------
-    stored_bytes, number_bytes : int
-        Bytes of one weight in the baseline's files, and of one number while the model runs.
+    - `stored_bytes`, `number_bytes`: Bytes of one weight in the baseline's files, and of one number while the model
+      runs.
 
     Attributes
     ----------
@@ -286,13 +278,7 @@ _NOTES = (
 
 
 def run_plan(config: PlanConfig) -> CostPlan:
-    """Return the costs of baseline, compression, variants and answers; no weights are read and nothing runs.
-
-    Raises
-    ------
-    ConfigError, CheckpointError, DataError
-        The model's configuration, its tokenizer or a task cannot be read.
-    """
+    """Return the costs of baseline, compression, variants and answers; no weights are read and nothing runs."""
     model_config, tokenizer = _opened(config)
     length = max_length(model_config, tokenizer)
     shape = model_shape(model_config, trust_remote_code=config.source.trust_remote_code)

@@ -24,13 +24,7 @@ from mlflow_compress.tracking.tracker import Tracker
 
 
 def run_rollback(config: RollbackConfig) -> Rollback:
-    """Move the alias back, and its "-previous" to the version that had it. A second rollback undoes the first.
-
-    Raises
-    ------
-    ConfigError
-        Nobody has the alias, nobody had it before, or the version that has it is pinned. No run is made.
-    """
+    """Move the alias back, and its "-previous" to the version that had it. A second rollback undoes the first."""
     check_alias(config.alias)
     tracker = Tracker(config.experiment)
     label = model_label(config.model)
@@ -91,13 +85,7 @@ def _tenure(run: Any, until: str | None) -> Tenure:
 
 
 def read_history(config: HistoryConfig) -> AliasHistory:
-    """Return who had an alias when, newest first. Moves by hand leave no run; the last one of them is named.
-
-    Raises
-    ------
-    ConfigError
-        Nothing of this baseline is registered, or several models have this name.
-    """
+    """Return who had an alias when, newest first. Moves by hand leave no run; the last one of them is named."""
     check_alias(config.alias)
     tracker = Tracker(config.experiment)
     name = registered_model_of(tracker, config.model)

@@ -99,13 +99,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
 
 
 def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
-    """Return the variants that compete: those of the requested evaluation, or of the one with the most items.
-
-    Raises
-    ------
-    ConfigError
-        There is no finished variant; several models have this name; no or several evaluations have this id.
-    """
+    """Return the variants that compete: those of the requested evaluation, or of the one with the most items."""
     check_evaluation(config.evaluation)
     if is_endpoint(config.model):
         raise ConfigError(
@@ -285,12 +279,6 @@ def run_promote(config: PromoteConfig) -> Promotion:
 
     Only the winner is registered: the registry lists what may be deployed, and 200 variants need no 200 versions. Wrong
     parameters are refused before a run is made. A dry run writes nothing.
-
-    Raises
-    ------
-    ConfigError
-        There is no finished variant, the evaluation or the model is ambiguous, the alias is not allowed, or the policy
-        cannot be used.
     """
     check_alias(config.alias)
     check_evaluation(config.evaluation)

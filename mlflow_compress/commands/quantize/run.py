@@ -104,12 +104,6 @@ def quantize(
 
     A finished checkpoint of the same settings, weights and calibration text is reused, after its files were checked
     against its manifest.
-
-    Raises
-    ------
-    MlflowCompressError
-        Method, settings, model or calibration are wrong. If the reloaded checkpoint computes other numbers than the
-        model in memory, that is a `ReloadMismatchError`, and no checkpoint is left in the output folder.
     """
     source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
     check_target(config.compression.target, METHODS.get(config.compression.method), settings, source)
@@ -149,13 +143,7 @@ def quantize(
 
 
 def run_quantize(config: QuantizeConfig, store: Store | None = None) -> CompressedModel:
-    """Run the stage in its own run, and return the checkpoint. Wrong parameters are refused before a run is made.
-
-    Raises
-    ------
-    MlflowCompressError
-        See `quantize`.
-    """
+    """Run the stage in its own run, and return the checkpoint. Wrong parameters are refused before a run is made."""
     settings, calibration = method_settings(config), calibration_set(config)
     METHODS.get(config.compression.method).require_backend(settings)
     label, method = model_label(config.source.model), config.compression.method

@@ -82,10 +82,8 @@ def drawn_sheet(
 
     Neither the name nor an id tells anything about a side: they follow from what the rater sees, and from the order.
 
-    Parameters
-    ----------
-    limit : int
-        Number of pairs to draw; 0 takes all. Pairs of identical answers are drawn too: they are ties, and no rows.
+    - `limit`: Number of pairs to draw; 0 takes all. Pairs of identical answers are drawn too: they are ties, and no
+      rows.
     """
     rng = np.random.default_rng(seed)
     by_turn = {(pair.item_id, pair.turn): pair for pair in pairs}
@@ -128,17 +126,7 @@ _RATER = re.compile(r"[\w.-]+", re.ASCII)
 def read_ratings(files: Sequence[Path], ids: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return each rater's choice of each row; a row without a choice is not there. A rater is named as the file.
 
-    Parameters
-    ----------
-    files : sequence of Path
-        CSV files with the columns `id` and `choice`, separated by comma, semicolon or tab; others are not read.
-
-    Raises
-    ------
-    ConfigError
-        There is no such file, or two have one name.
-    DataError
-        A row has an unknown id or choice, or is there twice; or a file has no choice at all.
+    - `files`: CSV files with the columns `id` and `choice`, separated by comma, semicolon or tab; others are not read.
     """
     found: dict[str, dict[str, str]] = {}
     problems: list[str] = []
@@ -198,17 +186,7 @@ ACCEPTED = "the id of a main run or of a judge run"
 
 
 def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
-    """Write page, table and key into a new folder, and return where they are.
-
-    Raises
-    ------
-    ConfigError
-        The run has no answers, or the folder has something in it already.
-    DataError
-        All answers are identical, so there is nothing to rate.
-    TrackingError
-        The store has no such run, or its answers cannot be read.
-    """
+    """Write page, table and key into a new folder, and return where they are."""
     given, folder = config.run, Path(config.output).expanduser().resolve()
     if given is None or not re.fullmatch("[0-9a-f]{32}", given):
         raise ConfigError("There is no run of this name", allowed=ACCEPTED, got=given)
@@ -251,17 +229,7 @@ ROWS = "human_ratings.json"  # artifact of the run
 
 
 def run_ratings(config: RatingsConfig, store: Store | None = None) -> HumanRatings:
-    """Return what the raters' files say; with `log`, log it to the run whose answers were rated.
-
-    Raises
-    ------
-    ConfigError
-        No file or no key is given, or there is no such file.
-    DataError
-        A row cannot be used, or a file has no rating.
-    TrackingError
-        The store does not have the run.
-    """
+    """Return what the raters' files say; with `log`, log it to the run whose answers were rated."""
     if config.files is None:
         raise ConfigError("No file of ratings is given", fix="Give the files: ratings FILE [FILE ...] --key KEY")
     key = RatingKey.read(Path(config.key))

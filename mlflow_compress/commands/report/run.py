@@ -53,11 +53,6 @@ def answer_similarity(tracker: Tracker, board: Scoreboard) -> ModelSimilarity | 
     """Return the similarity of the answers of the baseline and all variants; None if no variant's can be compared.
 
     A variant without answers, with answers of another setting, or embedded by another encoder is left out by name.
-
-    Raises
-    ------
-    TrackingError, DataError
-        Stored embeddings cannot be read.
     """
     judges, left_out = {}, {}
     for row in board.finished:
@@ -100,19 +95,7 @@ _NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpo
 def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = None) -> PageContent:
     """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
 
-    Parameters
-    ----------
-    tracker : Tracker
-    board : Scoreboard
-    policy_file : str, optional
-        The promotion policy that says which variant to ship; by default that of `promote`.
-
-    Raises
-    ------
-    ConfigError
-        No variant has results, or the policy cannot be used.
-    TrackingError
-        The results of a run cannot be read.
+    - `policy_file`: The promotion policy that says which variant to ship; by default that of `promote`.
     """
     if not board.finished:
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
@@ -255,15 +238,7 @@ _ACCEPTED = "ids of main runs of one evaluation, or of a sweep's run"
 
 
 def run_report(config: ReportConfig) -> VariantsReport:
-    """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too.
-
-    Raises
-    ------
-    ConfigError
-        No run is given; a run is no main run and no sweep; runs were evaluated differently; the format is unknown.
-    TrackingError
-        The store has no such run, or its results cannot be read.
-    """
+    """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too."""
     path = Path(config.output).expanduser().resolve()
     text_of = _writer(config.format, path)
     given = [run_id.strip() for run_id in (config.runs or "").split(",") if run_id.strip()]

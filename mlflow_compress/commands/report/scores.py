@@ -90,25 +90,11 @@ def score_runs(
 ) -> Scoreboard:
     """Return the scoreboard of main runs that share one evaluation.
 
-    Parameters
-    ----------
-    tracker : Tracker
-        The store.
-    run_ids : sequence of str
-        Main runs. One that did not finish is a row without results, with its error.
-    others : sequence of ScoredVariant
-        Variants without a run.
-    baseline : str, optional
-        The baseline's short name; needed only where there is no run.
-    names : mapping of str to str
-        Names of runs that are not called as their variant is.
-
-    Raises
-    ------
-    ConfigError
-        A run is no main run, or the runs belong to several evaluations.
-    TrackingError
-        The store has no such run, or its results cannot be read.
+    - `tracker`: The store.
+    - `run_ids`: Main runs. One that did not finish is a row without results, with its error.
+    - `others`: Variants without a run.
+    - `baseline`: The baseline's short name; needed only where there is no run.
+    - `names`: Names of runs that are not called as their variant is.
     """
     runs = [tracker.client.get_run(tracker.look_up(run_id).run_id) for run_id in dict.fromkeys(run_ids)]
     for run in runs:

@@ -19,11 +19,6 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
     """Do the commands again that did not end. What they computed is found, so that little more than storing it is left.
 
     A main run goes on where it was; the others begin a new run, in which finished work is found.
-
-    Raises
-    ------
-    StoreAwayError
-        The tracking server is still away. The commands stay noted.
     """
     tracker = Tracker()
     done = []

@@ -58,13 +58,7 @@ class CandidateFormat:
 
 
 def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
-    """Return the formats, and whether a layer may stay as it is.
-
-    Raises
-    ------
-    ConfigError
-        A format is unknown or there twice, or there are fewer than two.
-    """
+    """Return the formats, and whether a layer may stay as it is."""
     asked = [part.strip() for part in config.space.formats.split(",") if part.strip()]
     if len(set(asked)) < max(2, len(asked)):
         raise ConfigError("A search needs two different formats or more", got=config.space.formats)
@@ -221,12 +215,9 @@ def choose_formats(
     were chosen. That includes what the groups do to each other, as far as one change at a time shows it. Then the
     programme is solved again.
 
-    Parameters
-    ----------
-    uniform : callable (format) -> ndarray
-        Returns the KL of the uniform variant of a format, window by window. Where one format for all keeps to the
-        budget too, it is chosen, unless the mixed one is surely closer: its difference, paired by window, has an
-        interval below 0. The best of several measurements on one text looks better than it is.
+    - `uniform` (format) -> ndarray: Returns the KL of the uniform variant of a format, window by window. Where one
+      format for all keeps to the budget too, it is chosen, unless the mixed one is surely closer: its difference,
+      paired by window, has an interval below 0. The best of several measurements on one text looks better than it is.
     """
     first = table
     tried: dict[tuple[int, ...], Choice] = {}
@@ -266,15 +257,7 @@ AUTOSCHEME_METHODS = ("gptq", "rtn")
 
 
 def integer_formats(found: Sequence[CandidateFormat], may_keep: bool) -> list[IntegerFormat]:
-    """Return the formats as AutoScheme knows them.
-
-    Raises
-    ------
-    MissingDependencyError
-        The package is not installed.
-    UnsupportedError
-        A format is none that it can choose.
-    """
+    """Return the formats as AutoScheme knows them."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise MissingDependencyError(f"AutoScheme needs the package {PACKAGE}, which is not installed")
     settings = [one.uniform.own_settings for one in found]

@@ -58,15 +58,7 @@ class SearchText:
 def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchText:
     """Return the search's text, cut into windows.
 
-    Parameters
-    ----------
-    used : int
-        Windows that calibrate. Without a text of its own, the search takes those that follow in the seeded order.
-
-    Raises
-    ------
-    ConfigError
-        The text is too short.
+    - `used`: Windows that calibrate. Without a text of its own, the search takes those that follow in the seeded order.
     """
     space = config.space
     given = space.search_text or space.calibration
@@ -159,16 +151,8 @@ def format_groups(
 ) -> tuple[WeightGroup, ...]:
     """Return the groups of layers that get one format each.
 
-    Parameters
-    ----------
-    rescaled : bool
-        Whether scales were moved between neighbours in them. Then norms, and layers that have each other's scales, are
-        in one group; else the groups are the layers that serving engines fuse.
-
-    Raises
-    ------
-    UnsupportedError
-        A group holds weights that no format changes.
+    - `rescaled`: Whether scales were moved between neighbours in them. Then norms, and layers that have each other's
+      scales, are in one group; else the groups are the layers that serving engines fuse.
     """
     opened = light(model_path(config.source.model), config.source, config.inference)
     if rescaled:
@@ -209,11 +193,6 @@ def estimates(kind: EstimateKind, costs: SwapCosts, folders: Mapping[str, str | 
 
     One variant is in memory at a time, beside the baseline. "fisher" needs a pass forward and a pass backward of the
     baseline for each format, and the variant's layers on the baseline's inputs. "linearity" needs the weights only.
-
-    Raises
-    ------
-    UnsupportedError
-        A group holds other modules than linear layers, or weights that are not stored as floating-point numbers.
     """
     baseline = costs.open(None).model
     for group in costs.groups:

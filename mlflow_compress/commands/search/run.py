@@ -300,15 +300,7 @@ def _silent(line: str) -> None:
 
 
 def run_search(config: SearchConfig, say: Say = _silent) -> Search:
-    """Find the formats of every group of layers within each limit, and return them beside the uniform variants.
-
-    Raises
-    ------
-    ConfigError, DataError
-        A parameter is wrong. No run was made, but for a budget that only the stored sizes show to be impossible.
-    StageError
-        A variant could not be made.
-    """
+    """Find the formats of every group of layers within each limit, and return them beside the uniform variants."""
     limits, (found, may_keep), given = limits_of(config), candidates(config), config
     path = model_path(config.source.model)
     with folder_or_hub("model", path):

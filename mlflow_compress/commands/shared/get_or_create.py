@@ -47,10 +47,8 @@ def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
 
     Two processes with the same fingerprint take turns: the second one waits, then finds the results of the first.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        URI of the tracking store. It decides where the folder is (see `home`), whatever the working folder of a stage.
+    - `tracking_uri`: URI of the tracking store. It decides where the folder is (see `home`), whatever the working
+      folder of a stage.
     """
     workdirs, folder, lock = _places(tracking_uri, fingerprint)
     workdirs.mkdir(parents=True, exist_ok=True)
@@ -84,16 +82,11 @@ def get_or_create_run(
 ) -> tuple[str, bool]:
     """Return the finished run with this fingerprint. Where there is none, the work is done now in a new run.
 
-    Parameters
-    ----------
-    work : callable (run, folder, resume)
-        Does the work and logs it. Each sub-folder of `folder` is stored as an artifact folder. Files in `resume` are
-        still there when an interrupted work is started again.
+    - `work` (run, folder, resume): Does the work and logs it. Each sub-folder of `folder` is stored as an artifact
+      folder. Files in `resume` are still there when an interrupted work is started again.
 
-    Returns
-    -------
-    run_id : str
-        A FINISHED run. A run becomes FINISHED after its artifacts are stored, so an interrupted one is never returned.
+    - `run_id`: A FINISHED run. A run becomes FINISHED after its artifacts are stored, so an interrupted one is never
+      returned.
     """
     key = digest(fingerprint)
     tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}

@@ -66,13 +66,7 @@ Made = CheckpointManifest | ServedVariant
 
 
 def described(config: EvaluateConfig | JudgeConfig) -> Made:
-    """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one.
-
-    Raises
-    ------
-    ConfigError
-        There is no such checkpoint, or a served model has no name.
-    """
+    """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one."""
     if not is_endpoint(config.checkpoint):
         return read_manifest(config.checkpoint)
     return ServedVariant(f"endpoint-{_given('served_model', config.served.served_model)}")
@@ -94,12 +88,6 @@ def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
     """Add the parameter's name, and the folder that was searched, to a `CheckpointError` about a missing model.
 
     Stages of an MLflow project run in other working folders, so a relative path may mean an unexpected folder.
-
-    Raises
-    ------
-    ConfigError
-        At once, if the value can only be a path and there is no such folder. For other names: when the model is opened
-        and is neither a folder nor on the hub.
     """
     if is_endpoint(value):
         raise not_served(parameter, value)

@@ -39,13 +39,7 @@ def base_weights(model: str) -> str | None:
 
 
 def registered_model_of(tracker: Tracker, model: str) -> str:
-    """Return the registered model of a baseline, given by its folder or by a name that only one model has.
-
-    Raises
-    ------
-    ConfigError
-        Nothing of this baseline is registered, or several models have this name.
-    """
+    """Return the registered model of a baseline, given by its folder or by a name that only one model has."""
     label, weights = model_label(model), base_weights(model)
     every = registered_models(tracker, label)
     found = [name for name, owner in every.items() if weights in (None, owner)]

@@ -102,15 +102,7 @@ def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
 
 
 def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: str) -> dict[str, ModelTimes]:
-    """Time the checkpoint and its baseline in turn, in processes of their own.
-
-    Raises
-    ------
-    ConfigError
-        Prompt and new tokens are longer than the context.
-    WorkerError
-        The runtime cannot load one of the two.
-    """
+    """Time the checkpoint and its baseline in turn, in processes of their own."""
     base = model_path(config.source.model)
     with folder_or_hub("model", base):
         model = open_light(LoadConfig(path=base, device="cpu", trust_remote_code=config.source.trust_remote_code))
@@ -139,13 +131,7 @@ def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: st
 
 
 def measure_served(config: SpeedConfig) -> dict[str, ModelTimes] | str:
-    """Time a served variant, in turn with its baseline where that is served too; return the reason where it cannot be.
-
-    Raises
-    ------
-    EndpointError
-        A server cannot be reached, does not stream, or writes another number of tokens than asked.
-    """
+    """Time a served variant, in turn with its baseline if that is served too; return the reason where it cannot be."""
     asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
     base = open_baseline(asked)
     variant = open_variant(asked, base)
@@ -161,11 +147,6 @@ def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasureme
     """Run the stage in its own run, and return what was measured.
 
     A variant that no runtime here computes in its own format is not timed: the run says why, and has no speed.
-
-    Raises
-    ------
-    MlflowCompressError
-        A missing checkpoint, or a runtime that cannot load it.
     """
     asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
     if is_endpoint(config.source.model) and not is_endpoint(config.checkpoint):

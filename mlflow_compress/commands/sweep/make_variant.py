@@ -104,13 +104,7 @@ class MadeVariant:
 def make_variant(
     tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable[[str], None], *, wait: bool
 ) -> MadeVariant | None:
-    """Make a variant below the run `parent`, or find it. Return None where another process makes it now.
-
-    Raises
-    ------
-    MlflowCompressError
-        Its run could not be opened, which is no fault of this variant.
-    """
+    """Make a variant below the run `parent`, or find it. Return None where another process makes it now."""
     try:
         with one_process(tracker, variant.key, wait=wait) as alone:
             return _make(tracker, variant, parent, say) if alone else None

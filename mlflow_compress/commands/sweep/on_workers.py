@@ -78,13 +78,7 @@ class VariantWorker(ClusterWorker):
     def make_variant(
         self, variant: PreparedVariant, place: SweepPlace, number: int, keeper: Any, wait: bool
     ) -> MadeVariant | None:
-        """Make a variant with the models in this process (see `make_variant.make_variant`).
-
-        Raises
-        ------
-        ConfigError
-            This process does not see what the sweep's process sees: the folder of state, or the judge models.
-        """
+        """Make a variant with the models in this process (see `make_variant.make_variant`)."""
         self.release()
         if not self._begun:
             os.environ.update({**_QUIET, "MLFLOW_TRACKING_URI": place.uri, HOME: place.home})
@@ -131,11 +125,6 @@ def make_on_workers(
 
     A variant whose worker is lost begins again on another one, where it finds what is kept on disk. With several
     workers lost it is failed, and the others go on. When this ends early, workers stop, and their runs are closed.
-
-    Raises
-    ------
-    WorkerError
-        A worker does not see the store or the folder of state, or no worker finds a place.
     """
     return _SideBySide(tracker, parent, variants, workers, note).make()
 
@@ -213,13 +202,7 @@ def _share(config: MainConfig, n: int) -> MainConfig:
 
 
 def _lost(tracker: Tracker, parent: str, variant: PreparedVariant, error: WorkerError) -> MadeVariant:
-    """Return the failed main run of a variant whose workers were lost, one after the other.
-
-    Raises
-    ------
-    WorkerError
-        None of them had come so far that there is a run.
-    """
+    """Return the failed main run of a variant whose workers were lost, one after the other."""
     close_killed(tracker, parent)
     unfinished = tracker.find_unfinished("main", **{run_names.VARIANT_KEY: variant.key, run_names.PARENT: parent})
     if not unfinished:

@@ -64,10 +64,7 @@ class SweepConfig(Parameters):
     def main_config(self, **variant: Any) -> MainConfig:
         """Return the parameters of one variant's main job.
 
-        Parameters
-        ----------
-        **variant
-            Parameters of the compression, or of a served model, which replace those that all variants share.
+        - `**variant`: Parameters of the compression, or of a served model, which replace those that all variants share.
         """
         own = ("methods", "bits", "group_size", "grid", "dry_run")
         shared = {name: value for name, value in self.values().items() if name not in own}

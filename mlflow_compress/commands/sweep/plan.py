@@ -93,11 +93,6 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], list[LeftOut]]
     """Return the variants of a sweep, and the combinations that no method supports.
 
     A method without a setting such as bits takes part once. Two combinations with equal settings are one variant.
-
-    Raises
-    ------
-    ConfigError
-        An unknown method, bits that are no number, a broken grid, or no combination that is supported.
     """
     found: dict[tuple[str, str], Combination] = {}
     left_out: dict[str, LeftOut] = {}
@@ -190,13 +185,7 @@ def _renamed(one: Combination, same: list[Combination]) -> Combination:
 
 
 def _entries(file: Path) -> list[dict[str, list[Any]]]:
-    """Return the entries of a grid file: a list of values per parameter.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, is no list of entries, or an entry has no method or a parameter that is no axis.
-    """
+    """Return the entries of a grid file: a list of values per parameter."""
     content = read_yaml(file, parameter="grid")
     if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
         raise ConfigError(
@@ -243,13 +232,7 @@ class PreparedVariant:
         return self.asked.method
 
     def finished_run(self, tracker: Tracker) -> str | None:
-        """Return the newest finished main run that holds its results; None where it is to be made.
-
-        Raises
-        ------
-        AlignmentError
-            Its server has another model under the name now.
-        """
+        """Return the newest finished main run that holds its results; None where it is to be made."""
         found = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
         if not found:
             return None
@@ -272,13 +255,6 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     """Read tasks, instructions and calibration text, check them, and return the variants with their keys.
 
     The baseline's own answers (`tasks=traces`) are part of the keys. So they are written now, but for a dry run.
-
-    Raises
-    ------
-    ConfigError, DataError
-        A parameter is wrong, a data set is missing or broken, or calibration text holds evaluation items.
-    CheckpointError
-        The baseline is missing or broken.
     """
     first = chosen[0].config
     suite = suite_of(first.evaluate_config())

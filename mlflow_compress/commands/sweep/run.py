@@ -107,13 +107,6 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
     """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only.
 
     What an earlier run holds is found, not computed again. A variant that fails is marked, and the others go on.
-
-    Raises
-    ------
-    ConfigError, DataError
-        A parameter is wrong. No run was made.
-    SweepError
-        Variants failed. The others are published.
     """
     chosen, left_out = combinations(config)
     folder = str(out_folder(config.variants.output_dir, tracking_uri()))

@@ -44,11 +44,6 @@ def ask_autoscheme(
 
     `texts` are what the loss is computed on, each of at least `length` tokens; layers of one of the `groups` get the
     same format; `bits` are averages to keep to, without scales and zero points.
-
-    Raises
-    ------
-    UnsupportedError
-        AutoScheme fails with this model.
     """
     question = {
         "model": model,

@@ -145,11 +145,6 @@ def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str,
 
     The base is read in its own dtype, in which gptqmodel also runs the calibration text; layers are solved in float32.
     `settings` are those of `gptqmodel.QuantizeConfig`. The logits are of the packed layers, dequantized.
-
-    Raises
-    ------
-    UnsupportedError
-        A layer could not be solved with the given damping, or gptqmodel failed.
     """
     load_for_gptqmodel()
     import torch

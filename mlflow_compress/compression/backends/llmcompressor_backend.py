@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def take_apart(model: Any) -> None:
-    """Replace each layer's experts by modules of linear layers with the same weights.
-
-    Raises
-    ------
-    UnsupportedError
-        llm-compressor does not know the form of these experts.
-    """
+    """Replace each layer's experts by modules of linear layers with the same weights."""
     from llmcompressor.modeling.moe.linearize import linearize_moe
 
     try:
@@ -136,11 +130,6 @@ def run_oneshot(
 
     `recipe` returns the modifiers; it is called after llm-compressor has been imported. With `rescales` they move
     scales between layers, and the model without rounding must then compute the same as before.
-
-    Raises
-    ------
-    UnsupportedError
-        llm-compressor does not support the model, or moved scales between channels that do not belong together.
     """
     load_for_llmcompressor()
     _require_device(job.device)

@@ -171,23 +171,12 @@ def quantize_file(
 ) -> None:
     """Quantize a GGUF file with `llama_model_quantize`.
 
-    Parameters
-    ----------
-    file_type : int
-        A member of `gguf.LlamaFileType`.
-    embedding_type : int or None
-        `gguf.GGMLQuantizationType` of the embeddings; the head is then not quantized. None: llama.cpp chooses both.
-    importance : mapping or None
-        The importance matrix: float32, shape (in_features,), by GGUF tensor name.
-    pure : bool
-        Give no layer another type than the file's.
-    types : mapping of str to str, optional
-        GGUF types of single tensors by their names: ``{"blk.0.attn_q.weight": "Q6_K"}``.
-
-    Raises
-    ------
-    UnsupportedError
-        llama.cpp did not write the file.
+    - `file_type`: A member of `gguf.LlamaFileType`.
+    - `embedding_type`: `gguf.GGMLQuantizationType` of the embeddings; the head is then not quantized. None: llama.cpp
+      chooses both.
+    - `importance`: The importance matrix: float32, shape (in_features,), by GGUF tensor name.
+    - `pure`: Give no layer another type than the file's.
+    - `types`: GGUF types of single tensors by their names: ``{"blk.0.attn_q.weight": "Q6_K"}``.
     """
     import gguf
     import llama_cpp

@@ -43,11 +43,6 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     the configuration has the flag `GGUF_NATIVE`, llama.cpp computes instead (`native_gguf`). GPTQ and AWQ files use the
     plain torch kernel, whose layers `packed_layers.expand` then replaces, as it does with those of bitsandbytes on a
     CPU. Quantized experts stay linear layers (`linear_experts`).
-
-    Raises
-    ------
-    MissingDependencyError
-        The checkpoint needs an extra that is not installed: it is a GPTQ or AWQ file, or llama.cpp computes it.
     """
     folder = Path(folder)
     settings = _settings(folder)

@@ -151,13 +151,7 @@ def rounded_cache(vectors: torch.Tensor, bits: int, group: int) -> torch.Tensor:
 
 
 def quantize_cache(model: Any, bits: int, group: int) -> None:
-    """Make every attention layer read rounded keys (after their rotation) and values.
-
-    Raises
-    ------
-    UnsupportedError
-        The model's attention is not transformers' own `sdpa`.
-    """
+    """Make every attention layer read rounded keys (after their rotation) and values."""
     name = f"sdpa_cache_{bits}bit_g{group}"
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
