@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,6 @@ from mlflow_compress.scoring.journal import Arrays, joined_arrays
 from mlflow_compress.scoring.kernels.logit_stats import compute_logit_stats
 from mlflow_compress.scoring.kernels.row_stats import DIVERGENCES
 from mlflow_compress.scoring.plan.packing import (
-    NO_PREFIX,
     PackedBatch,
     PaddedBatch,
     Plan,
@@ -57,8 +57,9 @@ class Targets:
         """SHA-256 of rows and tokens."""
         return hashlib.sha256(self.row.tobytes() + self.token.tobytes()).hexdigest()
 
+    @cached_property
     def first_tokens(self) -> npt.NDArray[np.int32]:
-        """Return the first target of every row."""
+        """The first target of every row."""
         _, first = np.unique(self.row, return_index=True)
         return self.token[first].astype(np.int32)
 
@@ -113,17 +114,13 @@ class ScoringPass:
         baseline_rows = None
         if self.baseline is not None and not isinstance(self.baseline, ModelRunner):
             baseline_rows = self.baseline.rows_of(plan.keys)
-        first = targets.first_tokens()
         cut = group_units(plan, self.head_rows)
         last_use = last_uses(plan.units)
-        prefix_units = {
-            u.keep: u for u in (*plan.before, *plan.units) if isinstance(u, PackedBatch) and u.keep != NO_PREFIX
-        }
         try:
             with install_tree_attention() as attention:
                 for number in range(len(cut)) if numbers is None else numbers:
-                    states = self._states_of(plan, cut[number], attention, prefix_units, last_use)
-                    results = self._reduce(plan, cut[number].rows, states, targets, baseline_rows, first)
+                    states = self._states_of(plan, cut[number], attention, last_use)
+                    results = self._reduce(plan, cut[number], states, targets, baseline_rows)
                     states.clear()  # they are not kept while the results are used
                     yield number, results
         finally:
@@ -134,41 +131,30 @@ class ScoringPass:
         return [self.runner, *([self.baseline] if isinstance(self.baseline, ModelRunner) else [])]
 
     def _states_of(
-        self,
-        plan: Plan,
-        group: UnitGroup,
-        attention: TreeAttention,
-        prefix_units: dict[int, PackedBatch],
-        last_use: dict[int, list[int]],
+        self, plan: Plan, group: UnitGroup, attention: TreeAttention, last_use: dict[int, list[int]]
     ) -> list[torch.Tensor]:
         """Return the head's inputs at the scored positions of a group, of each runner."""
         per_runner: list[list[torch.Tensor]] = [[] for _ in self._runners()]
         for number in range(group.units.start, group.units.stop):
             unit = plan.units[number]
             for states, runner in zip(per_runner, self._runners(), strict=True):
-                states += self._states(runner.body, unit, attention, prefix_units)
+                states += self._states(runner.body, unit, attention, plan)
                 for prefix in last_use.get(number, ()):
                     runner.body.forget(prefix)
         return [torch.cat(states) for states in per_runner]
 
     def _reduce(
-        self,
-        plan: Plan,
-        group_rows: slice,
-        all_states: list[torch.Tensor],
-        targets: Targets,
-        baseline_rows: Ints | None,
-        first: npt.NDArray[np.int32],
+        self, plan: Plan, group: UnitGroup, all_states: list[torch.Tensor], targets: Targets, baseline_rows: Ints | None
     ) -> Arrays:
         """Return the results of a group from its states, at most `head_rows` rows at once."""
         parts = []
         for begin in range(0, len(all_states[0]), self.head_rows):
             # Cloned, because a product's rounding may depend on where its input is in memory.
             chunk = [states[begin : begin + self.head_rows].clone() for states in all_states]
-            rows = slice(group_rows.start + begin, group_rows.start + begin + len(chunk[0]))
+            rows = slice(group.rows.start + begin, group.rows.start + begin + len(chunk[0]))
             logits = self.runner.head.logits(chunk[0])
             if self.capture is not None:
-                self.capture.append(rows.start, chunk[0], logits, plan.keys[rows], first[rows])
+                self.capture.append(rows.start, chunk[0], logits, plan.keys[rows], targets.first_tokens[rows])
             stats = compute_logit_stats(logits, self._baseline_logits(chunk, rows, baseline_rows, logits.device))
             start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
             row = torch.from_numpy(targets.row[start:stop] - rows.start)
@@ -181,15 +167,11 @@ class ScoringPass:
         return joined_arrays(parts)
 
     def _states(
-        self,
-        body: StatesBody,
-        unit: PackedBatch | PaddedBatch,
-        attention: TreeAttention,
-        prefix_units: dict[int, PackedBatch],
+        self, body: StatesBody, unit: PackedBatch | PaddedBatch, attention: TreeAttention, plan: Plan
     ) -> list[torch.Tensor]:
         """Run a unit, after its prefix if a resumed run does not have it; split the unit when memory runs out."""
         if isinstance(unit, PackedBatch) and not body.has(unit.prefix):
-            self._states(body, prefix_units[unit.prefix], attention, prefix_units)
+            self._states(body, plan.makers[unit.prefix], attention, plan)
         if self._most_tokens is None or unit.n_tokens <= self._most_tokens or not _can_split(unit):
             try:
                 return [body.run(unit, attention)]
@@ -211,7 +193,7 @@ class ScoringPass:
         spare = self._spare
         states = []
         for part in split_unit(unit, spare):
-            states += self._states(body, part, attention, prefix_units)
+            states += self._states(body, part, attention, plan)
         body.forget(spare)
         return states
 

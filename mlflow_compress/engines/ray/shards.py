@@ -51,7 +51,6 @@ def cut_into_shards(plan: Plan, targets: Targets, head_rows: int, missing: Seque
     has to compute again.
     """
     groups = group_units(plan, head_rows)
-    makers = {u.keep: u for u in plan.units if isinstance(u, PackedBatch) and u.keep != NO_PREFIX}
     recomputed = _prefix_tokens(plan)[[group.units.start for group in groups]]
     n_tokens = sum(groups[number].n_tokens for number in missing)
     shards = []
@@ -60,7 +59,7 @@ def cut_into_shards(plan: Plan, targets: Targets, head_rows: int, missing: Seque
         share = sum(group.n_tokens for group in part) / n_tokens
         n_here = min(max(1, round(n * share)), len(part))
         starts = [0, *_cuts(part, recomputed[run.start : run.stop], n_here), len(part)]
-        shards += [_shard(plan, targets, part[a:b], run.start + a, makers) for a, b in pairwise(starts)]
+        shards += [_shard(plan, targets, part[a:b], run.start + a, plan.makers) for a, b in pairwise(starts)]
     return shards
 
 

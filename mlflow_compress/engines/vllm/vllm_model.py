@@ -158,9 +158,7 @@ class VllmBody:
             for number, group in enumerate(self._groups)
             for unit in range(group.units.start, group.units.stop)
         }
-        self._makers = {
-            u.keep: u for u in (*plan.before, *plan.units) if isinstance(u, PackedBatch) and u.keep != NO_PREFIX
-        }
+        self._makers = plan.makers
         self._pool = ThreadPoolExecutor(1)
         self._asked: dict[int, Future[dict[int, torch.Tensor]]] = {}
 

@@ -76,6 +76,12 @@ class Plan:
         return sum(u.n_tokens for u in self.units)
 
     @cached_property
+    def makers(self) -> dict[int, PackedBatch]:
+        """The packs that make the cached prefixes, by number."""
+        packs = (unit for unit in (*self.before, *self.units) if isinstance(unit, PackedBatch))
+        return {pack.keep: pack for pack in packs if pack.keep != NO_PREFIX}
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over all batches: with equal digests, equal weights give equal bits."""
         h = hashlib.sha256()
