@@ -59,7 +59,7 @@ def cut_into_shards(plan: Plan, targets: Targets, head_rows: int, missing: Seque
         share = sum(group.n_tokens for group in part) / n_tokens
         n_here = min(max(1, round(n * share)), len(part))
         starts = [0, *_cuts(part, recomputed[run.start : run.stop], n_here), len(part)]
-        shards += [_shard(plan, targets, part[a:b], run.start + a, plan.makers) for a, b in pairwise(starts)]
+        shards += [_shard(plan, targets, part[a:b], run.start + a) for a, b in pairwise(starts)]
     return shards
 
 
@@ -102,9 +102,7 @@ def _prefix_tokens(plan: Plan) -> npt.NDArray[np.int64]:
     return np.cumsum(change)[:-1]
 
 
-def _shard(
-    plan: Plan, targets: Targets, part: Sequence[UnitGroup], first: int, makers: dict[int, PackedBatch]
-) -> Shard:
+def _shard(plan: Plan, targets: Targets, part: Sequence[UnitGroup], first: int) -> Shard:
     units = plan.units[part[0].units.start : part[-1].units.stop]
     rows = slice(part[0].rows.start, part[-1].rows.stop)
     begin, end = np.searchsorted(targets.row, [rows.start, rows.stop])
@@ -113,7 +111,7 @@ def _shard(
         stop=first + len(part),
         rows=rows,
         n_tokens=sum(group.n_tokens for group in part),
-        plan=Plan(units, plan.keys[rows], [], _before(units, makers)),
+        plan=Plan(units, plan.keys[rows], [], _before(units, plan.makers)),
         targets=Targets(targets.row[begin:end] - rows.start, targets.token[begin:end]),
     )
 
