@@ -192,13 +192,7 @@ def engine(name: str) -> Callable[[C], C]:
 
 
 def engine_of_files(name: str) -> Engine:
-    """Return the engine that the parameter `engine` names: one that reads folders.
-
-    Raises
-    ------
-    ConfigError
-        There is none of this name; the message names those that there are.
-    """
+    """Return the engine that the parameter `engine` names: one that reads folders."""
     if name in ENGINES.names() and ENGINES.get(name).abilities.served:
         allowed = [known for known, one in ENGINES.items() if not one.abilities.served]
         raise ConfigError(

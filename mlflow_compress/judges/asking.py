@@ -53,17 +53,8 @@ def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
     in MT-Bench), and only for them a rating must close the text, as FastChat's prompts ask: ``Rating: [[10]]``, outside
     quotation marks, and not behind the same words as there.
 
-    Parameters
-    ----------
-    text : str
-        The judge's reply.
-    shown : sequence of str
-        The texts that the judge was shown.
-
-    Returns
-    -------
-    Reading
-        The rating; or "no_rating", "ambiguous", "quoted", or "out_of_range" for a rating outside 1..10.
+    Reasons are "no_rating", "ambiguous", "quoted", and "out_of_range" for a rating outside 1..10. `shown` are the texts
+    that the judge was shown.
 
     Examples
     --------
@@ -85,11 +76,7 @@ def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
 def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:
     """Return the ``[[A]]``, ``[[B]]`` or ``[[C]]`` of a comparison, or why there is none.
 
-    Returns
-    -------
-    Reading
-        1 for A, 0 for B, 0.5 for C (a tie); or "no_rating", "ambiguous" for two different verdicts, or "quoted": see
-        `read_rating`.
+    1 is A, 0 is B, 0.5 is C (a tie). Reasons as in `read_rating`, but for "out_of_range".
 
     Examples
     --------

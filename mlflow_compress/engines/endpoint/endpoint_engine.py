@@ -19,13 +19,7 @@ _NO_KEY = "none"  # what a server that asks for no key is sent
 
 
 def endpoint_of(address: str, served: ServedConfig, *, parameter: str, model_parameter: str) -> EndpointConfig:
-    """Return where and how a served model is called. `address` is the value of the parameter.
-
-    Raises
-    ------
-    ConfigError
-        The address is none, or holds a user, a password or a query, which would be recorded.
-    """
+    """Return where and how a served model is called. `address` is the value of the parameter."""
     given = address.removeprefix(ENDPOINT)
     check_served_address(parameter, given)
     whole = os.environ.get(SERVED_VARIABLE, "").strip()

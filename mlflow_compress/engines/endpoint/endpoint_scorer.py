@@ -92,22 +92,7 @@ class ServedAnswers:
 
         Equal questions are asked once. Questions with a common beginning follow each other.
 
-        Parameters
-        ----------
-        questions : sequence of TokenQuestion
-        label : str
-            Names the progress bar.
-        repeat : int
-            0 for the first time, 1 to ask the same again.
-        progress : bool
-            Show a progress bar on a terminal.
-
-        Raises
-        ------
-        EndpointError
-            A request failed for good. What others have returned is kept.
-        AlignmentError
-            The server reads other tokens than ours.
+        `repeat` 1 asks the same again. What was answered before an error is kept.
         """
         from tqdm import tqdm
 
@@ -181,18 +166,7 @@ class AskedModel(Protocol):
 class EndpointScorer:
     """Scores requests and corpora with a served model.
 
-    Parameters
-    ----------
-    loaded : AskedModel
-    repeat : int
-        1 asks again what was asked before, for the noise floor.
-    progress : bool
-        Show a progress bar on a terminal.
-
-    Attributes
-    ----------
-    report : ServedReport or None
-        Describes the last pass over requests; None before the first.
+    `repeat` 1 asks again what was asked before, for the noise floor. `report` describes the last pass over requests.
     """
 
     def __init__(self, loaded: AskedModel, *, repeat: int = 0, progress: bool = True) -> None:
@@ -212,26 +186,8 @@ class EndpointScorer:
     ) -> tuple[OptionScores, OptionBounds | None]:
         """Score continuations, and bound their distance from a baseline.
 
-        Parameters
-        ----------
-        requests : sequence of Request
-            The requests of all tasks together.
-        baseline : TopLists, optional
-            The baseline's most probable tokens on the same requests.
-        resume : Path, optional
-            Folder in which answers are kept, so that a killed run asks for none of them again.
-
-        Returns
-        -------
-        OptionScores, OptionBounds or None
-            One row per request, in the order given. What could not be asked is null.
-
-        Raises
-        ------
-        EndpointError
-            The server fails for good; its answers so far are kept.
-        AlignmentError
-            The server reads other tokens than ours, or the baseline was asked at other positions.
+        One row per request, in order; what could not be asked is null. Answers are kept in the folder `resume`, so that
+        a killed run asks for none of them again.
         """
         began = time.monotonic()
         encoded = self.encoder.encode(requests)
@@ -276,10 +232,7 @@ class EndpointScorer:
     ) -> tuple[TokenScores, None]:
         """Score each token of a text, as `engine.Scorer.score_corpus` cuts it. Lists are of options alone.
 
-        Raises
-        ------
-        UnsupportedError
-            The server reads no window of this length.
+        A server that reads no window of this length is an `UnsupportedError`.
         """
         windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
         plan, targets = windows.plan(_BATCH)

@@ -129,16 +129,8 @@ def wanted(
     Options of one token share their prompt: one question for the token that comes next shows most of them, and the
     server's prefix cache serves it. A longer continuation is one echo. Without `echo` every position is a question.
 
-    Parameters
-    ----------
-    inputs, targets : sequence of ndarray
-        Per sequence, the tokens that are read, and the last `len(targets)` tokens that are predicted.
-    rows : sequence of ndarray
-        Per sequence, the row of each predicted token.
-    echo : bool
-        Whether the server gives the log-probabilities of a prompt's own tokens.
-    steps : bool
-        Whether a single token is asked for by the list of the token that comes next.
+    Of each sequence, `inputs` are read, the last `len(targets)` tokens are predicted, and `rows` has the row of each.
+    `echo` and `steps` are the server's `Capabilities`.
     """
     prefix: dict[int, Ids] = {}
     tokens: dict[int, list[int]] = {}
@@ -244,13 +236,7 @@ class CompletionsRoute:
         return "/completions", body
 
     def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
-        """Return the answer in a response's body.
-
-        Raises
-        ------
-        AlignmentError
-            The server has read other tokens than ours.
-        """
+        """Return the answer in a response's body."""
         parsed = completion_logprobs(body)
         if isinstance(parsed, NoReply):
             return parsed

@@ -73,12 +73,7 @@ SAME = 0.1
 
 
 def check_same_model(now: Mapping[str, object], earlier: object) -> None:
-    """Refuse a model that answers a fixed text otherwise than an earlier one of its name, by the `facts` of both.
-
-    Raises
-    ------
-    AlignmentError
-    """
+    """Refuse a model that answers a fixed text otherwise than an earlier one of its name, by the `facts` of both."""
     then = earlier.get("probe") if isinstance(earlier, dict) else None
     probe = now["probe"]
     assert isinstance(probe, list | tuple)

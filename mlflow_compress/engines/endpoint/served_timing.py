@@ -25,10 +25,7 @@ _DATA, _END = "data: ", "[DONE]"
 class ServedStream:
     """A served model that streams what it writes. Use it as a context manager.
 
-    Parameters
-    ----------
-    model : ServedModel
-        One that takes prompts as token ids, so that their length is ours.
+    It must take prompts as token ids, so that their length is ours.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -38,13 +35,7 @@ class ServedStream:
         self._client = httpx.Client(headers=headers, timeout=endpoint.timeout)
 
     def generate(self, prompts: Sequence[Sequence[int]], n_new: int) -> list[float]:
-        """Continue all prompts together by `n_new` tokens; return the seconds until all of them had each token.
-
-        Raises
-        ------
-        EndpointError
-            The server fails, or writes another number of tokens.
-        """
+        """Continue all prompts together by `n_new` tokens; return the seconds until all of them had each token."""
         begin = time.perf_counter()
         each = list(self._threads.map(lambda prompt: self._arrivals(prompt, n_new), prompts))
         return [max(arrivals[step] for arrivals in each) - begin for step in range(n_new)]
@@ -100,13 +91,7 @@ class ServedStream:
 
 
 def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
-    """Iterate over the events of a stream.
-
-    Raises
-    ------
-    EndpointError
-        An event is no JSON object, or an error.
-    """
+    """Iterate over the events of a stream."""
     for line in answer.iter_lines():
         if not line.startswith(_DATA) or line == _DATA + _END:
             continue
@@ -123,11 +108,6 @@ def served_times(models: Mapping[str, EngineModel], plan: TimingPlan) -> dict[st
     """Return when each token came, of each served model in turn; or the reason why that cannot be measured.
 
     Neither memory nor load time is seen from here. Models that no server has are left out.
-
-    Raises
-    ------
-    EndpointError
-        A server does not stream, fails, or writes another number of tokens than asked.
     """
     served = {name: model for name, model in models.items() if isinstance(model, ServedModel)}
     for model in served.values():

@@ -81,13 +81,7 @@ class ServerPages:
         return int(told) if isinstance(told, int) and told > 0 else None
 
     def tokens_of(self, text: str) -> list[str]:
-        """Return llama.cpp's tokens of a text, as servers name them.
-
-        Raises
-        ------
-        EndpointError
-            It does not tell them.
-        """
+        """Return llama.cpp's tokens of a text, as servers name them."""
         body: dict[str, str | bool] = {"content": text, "add_special": True}
         try:
             url, headers = f"{self.endpoint.root}/tokenize", _headers(self.endpoint)
@@ -136,12 +130,8 @@ class ServerProbe:
     def run(self) -> Capabilities:
         """Return what the server can.
 
-        Raises
-        ------
-        EndpointError
-            It cannot be reached, has no such model, or gives no log-probabilities that scoring can use.
-        AlignmentError
-            Its tokens are not ours; the first that differs is named.
+        Tokens that are not ours are an `AlignmentError`; a server without log-probabilities that scoring can use, an
+        `EndpointError`.
         """
         with Transport(self.endpoint) as transport:
             return self._run(transport)
@@ -346,20 +336,7 @@ def probe_chat(endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: Cha
     They are where the server has that route, the tokenizer has a chat template, and the server's own template makes as
     many tokens of a message as ours. A baseline and a variant must read the same prompt.
 
-    Parameters
-    ----------
-    endpoint : EndpointConfig
-    model : str
-        The model's name there.
-    tokenizer : transformers.PreTrainedTokenizerBase
-        Ours.
-    wanted : {"auto", "true", "false"}
-        "true" makes an error of what stands in the way, but for other tokens, which it accepts.
-
-    Raises
-    ------
-    EndpointError
-        Chat completions are wanted, and there are none.
+    `wanted` "true" makes an error of what stands in the way, but for other tokens, which it accepts.
     """
     if wanted == "false":
         return False, "as completions, in our chat template (endpoint_chat=false)"
@@ -404,22 +381,7 @@ def open_served_model(
 ) -> ServedModel:
     """Return a served model, after its server was asked what it can.
 
-    Parameters
-    ----------
-    endpoint : EndpointConfig
-    name : str
-        The model's name there.
-    reader : IdentifiedModel
-        The model whose tokenizer makes the prompts; its weights are not read.
-    chat : {"auto", "true", "false"}
-        Whether conversations are sent as chat completions: see `chat_probe.probe_chat`.
-
-    Raises
-    ------
-    EndpointError
-        The server cannot be reached, or gives no log-probabilities that scoring can use.
-    AlignmentError
-        Its tokens are not those of `reader`.
+    Prompts are made by the tokenizer of `reader`, whose weights are not read. `chat` as in `probe_chat`.
     """
     vocabulary = Vocabulary(Encoder(reader.tokenizer, reader.max_length), reader.vocab_size)
     can = ServerProbe(endpoint, name, vocabulary).run()

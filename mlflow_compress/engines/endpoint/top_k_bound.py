@@ -21,13 +21,7 @@ class TopBound:
 
 
 def top_k_bound(baseline: TopList, variant: TopList) -> TopBound:
-    """Return the KL divergence after all tokens that are not in both lists were merged into one.
-
-    Parameters
-    ----------
-    baseline, variant : (ids, log-probabilities)
-        The most probable tokens of each.
-    """
+    """Return the KL divergence after all tokens that are not in both lists were merged into one."""
     _, here, there = np.intersect1d(baseline[0], variant[0], assume_unique=True, return_indices=True)
     p, q = np.exp(baseline[1][here]), np.exp(variant[1][there])
     rest_p, rest_q = 1.0 - float(p.sum()), 1.0 - float(q.sum())

@@ -32,12 +32,7 @@ class TopLists(Protocol):
 
 
 class StoredStates:
-    """Lists of a baseline whose states are stored: from its whole distribution.
-
-    Parameters
-    ----------
-    store : StateStore
-    """
+    """Lists of a baseline whose states are stored: from its whole distribution."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -58,13 +53,7 @@ class StoredStates:
 
 
 class ShownLists:
-    """Lists that a server has shown, in a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        What `write` has written.
-    """
+    """Lists that a server has shown, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         try:

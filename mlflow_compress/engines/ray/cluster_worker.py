@@ -124,15 +124,7 @@ class ShardTask:
 
 
 class ClusterWorker:
-    """Holds the model that was asked for last, and computes with it.
-
-    Parameters
-    ----------
-    device : str
-        "cuda" or "cpu".
-    n_threads : int
-        Threads of torch.
-    """
+    """Holds the model that was asked for last, and computes with it."""
 
     def __init__(self, device: str, n_threads: int) -> None:
         torch.set_num_threads(n_threads)

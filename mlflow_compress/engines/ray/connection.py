@@ -28,13 +28,6 @@ def connected(settings: EngineConfig) -> Iterator[ModuleType]:
     """Yield the module `ray` while this process is connected to a cluster.
 
     Where the process is connected already, that connection is used, and stays.
-
-    Raises
-    ------
-    MissingDependencyError
-        Ray is not installed.
-    ConfigError
-        No cluster answers at the address.
     """
     try:
         import ray
@@ -126,11 +119,6 @@ class HeadWatch:
 
     A head that is started again without a memory is another cluster, which ends what it finds on its machines. So the
     process on this machine tells both: the head was restarted, or this machine has lost its place.
-
-    Parameters
-    ----------
-    ray : module
-        Ray, connected.
     """
 
     def __init__(self, ray: ModuleType) -> None:
@@ -148,13 +136,7 @@ class HeadWatch:
         self._next_look = 0.0
 
     def check(self) -> None:
-        """Return if the cluster is there, or may come back.
-
-        Raises
-        ------
-        WorkerError
-            It is gone.
-        """
+        """Return if the cluster is there, or may come back."""
         now = time.monotonic()
         if now < self._next_look:
             return

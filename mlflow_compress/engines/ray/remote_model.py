@@ -129,17 +129,7 @@ class ShardedExecution:
         return found
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
-        """Let workers score what an interrupted run has not finished; write down every shard as it comes.
-
-        Raises
-        ------
-        AlignmentError
-            The baseline was scored on other tokens.
-        UnsupportedError
-            The baseline is a model in this process.
-        WorkerError
-            A shard failed.
-        """
+        """Let workers score what an interrupted run has not finished; write down every shard as it comes."""
         baseline = work.baseline
         if isinstance(baseline, LoadedModel):
             raise UnsupportedError("Workers compare with a stored baseline, not with a model in another process")

@@ -22,20 +22,7 @@ def started_workers(
 
     When an inner block ends, the workers free their models: compression may need the memory.
 
-    Parameters
-    ----------
-    settings : EngineConfig
-    on_gpu : bool or None
-        Give each worker a GPU. None: if the cluster has any.
-    kind : type
-        What the workers are.
-
-    Raises
-    ------
-    ConfigError
-        The machine has too few cores or GPUs for that many workers, or no cluster answers.
-    MissingDependencyError
-        Ray is not installed.
+    `on_gpu` gives each worker a GPU; None: if the cluster has any.
     """
     global _open
     if _open is not None:

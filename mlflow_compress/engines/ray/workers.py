@@ -34,10 +34,7 @@ class LineKeeper:
 class SaidLines:
     """What workers say about their tasks. The keeper ends when nobody refers to it any more.
 
-    Attributes
-    ----------
-    keeper : actor handle
-        For the arguments of tasks: a worker calls ``keeper.say.remote(number, line)``, which does not wait.
+    Workers get `keeper` as an argument and call ``keeper.say.remote(number, line)``, which does not wait.
     """
 
     def __init__(self, ray: ModuleType) -> None:
@@ -82,20 +79,9 @@ class Workers:
 
     An actor that is lost, alone or with its machine, is replaced, and its tasks are given to another one.
 
-    Parameters
-    ----------
-    ray : module
-        Ray, connected.
-    n : int
-        Number of workers.
-    make : callable () -> actor handle
-        Starts one, which takes its place when the cluster has one. Its method ``describe`` says what must be equal.
-    device : str
-        "cuda" or "cpu".
-    code : mapping of str to str
-        What of that must be as in this process: the versions of code and libraries.
-    check : callable
-        Is called about once a second, and raises an error where the cluster is gone (see `HeadWatch`).
+    `make` starts one, whose method ``describe`` says what must be equal in all; `code` is what of that must be as in
+    this process. `check` is called about once a second, and raises an error where the cluster is gone (see
+    `HeadWatch`).
     """
 
     def __init__(
@@ -174,23 +160,10 @@ class Workers:
     ) -> None:
         """Run tasks; call `done` with the number and the result of each as it comes, in any order.
 
-        Parameters
-        ----------
-        n_tasks : int
-        make : callable (number)
-            Returns a task when a worker is free for it, and again when that worker is lost.
-        done : callable (number, result)
-        at_once : int
-            Tasks that a worker has at the same time. From two on, it receives the next one while it computes.
-        lost : callable (number, error), optional
-            Is told of a task with which several workers were lost; the others go on. None: that ends all.
-        meanwhile : callable
-            Is called about once a second.
-
-        Raises
-        ------
-        WorkerError
-            A task failed, or several workers were lost with it, or no worker finds a place.
+        `make` returns the task of a number when a worker is free for it, and again when that worker is lost. A worker
+        has `at_once` tasks: from two on, it receives the next one while it computes. `lost` is told of a task with
+        which several workers were lost, and the others go on; without it, that ends all. `meanwhile` is called about
+        once a second.
         """
         waiting, attempts = deque(range(n_tasks)), [0] * n_tasks
         busy: dict[Any, tuple[_Member, int]] = {}

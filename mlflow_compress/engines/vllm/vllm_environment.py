@@ -42,13 +42,7 @@ def named_python(given: str | None) -> str | None:
 
 
 def find_python(given: str | None) -> str:
-    """Return the path of the Python that has vLLM: the one that is given, or that of the environment variable.
-
-    Raises
-    ------
-    MissingDependencyError
-        None is named, or it cannot be run; the message says how to make one.
-    """
+    """Return the path of the Python that has vLLM: the one that is given, or that of the environment variable."""
     named = named_python(given)
     if named is None:
         raise MissingDependencyError("engine=vllm needs vLLM, in an environment of its own", fix=HOW_TO)
@@ -60,13 +54,7 @@ def find_python(given: str | None) -> str:
 
 @cache
 def described_environment(python: str) -> dict[str, str]:
-    """Return what decides numbers in that environment: the device, and the versions of vLLM and what it computes with.
-
-    Raises
-    ------
-    MissingDependencyError
-        vLLM is not installed there.
-    """
+    """Return what decides numbers in that environment: the device, and versions of vLLM and of what it uses."""
     done = subprocess.run([python, "-I", "-c", _ASK, *_PACKAGES], capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:

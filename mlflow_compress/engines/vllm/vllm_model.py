@@ -46,13 +46,7 @@ from mlflow_compress.scoring.scoring_pass import ModelRunner
 
 
 def read_head(model: LightModel) -> Head:
-    """Return the model's head. Its weights alone are read, unless they are quantized: then the model is loaded for it.
-
-    Raises
-    ------
-    UnsupportedError
-        The head is not a plain linear layer.
-    """
+    """Return the model's head: its weights alone are read, or the whole model where they are quantized."""
     config = stored_config(model.model_config)
     weights = _stored(model, config)
     if weights is None:
@@ -103,11 +97,7 @@ def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch])
     A pack becomes one request per branch. Neighbours share their beginnings, which vLLM then finds in its cache. A
     position that several branches share is asked of the first one, before it can be in the cache.
 
-    Parameters
-    ----------
-    unit : PackedBatch or PaddedBatch
-    makers : dict
-        The packs that make the cached prefixes, by number.
+    `makers` are the packs that make the cached prefixes, by number.
     """
     if isinstance(unit, PaddedBatch):
         pairs = zip(unit.sequences, unit.rows, strict=True)
@@ -139,16 +129,7 @@ def _prefix(number: int, makers: dict[int, PackedBatch]) -> Ids:
 
 
 class VllmBody:
-    """Yields the states of a plan's units, as `forward.body.Body` does. The next group is computed ahead.
-
-    Parameters
-    ----------
-    plan : Plan
-    head_rows : int
-        See `ScoringPass`.
-    ask : callable
-        From sequences and positions to states, by vLLM.
-    """
+    """Yields the states of a plan's units, as `forward.body.Body` does. The next group is computed ahead."""
 
     def __init__(self, plan: Plan, head_rows: int, ask: Ask) -> None:
         self._plan, self._ask = plan, ask
@@ -247,10 +228,8 @@ class VllmModel(FileModel):
     def process(self) -> VllmProcess:
         """Return the process in which vLLM holds it, checked when it is new.
 
-        Raises
-        ------
-        UnsupportedError
-            vLLM does not load it, or our head on vLLM's states does not give vLLM's own log-probabilities.
+        An `UnsupportedError`: vLLM does not load it, or our head on vLLM's states does not give vLLM's own
+        log-probabilities.
         """
         process, is_new = self.vllm.process(
             str(self.path),
@@ -352,17 +331,7 @@ class VllmExecution:
         return None
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
-        """Run what an interrupted run has not finished; write the results down as they come.
-
-        Raises
-        ------
-        AlignmentError
-            The baseline was scored on other tokens.
-        UnsupportedError
-            vLLM does not load the model, or the baseline is a model in this process.
-        WorkerError
-            vLLM failed.
-        """
+        """Run what an interrupted run has not finished; write the results down as they come."""
         if isinstance(work.baseline, LoadedModel):
             raise UnsupportedError("engine=vllm compares with a stored baseline, not with a model in this process")
         if not work.plan.units:

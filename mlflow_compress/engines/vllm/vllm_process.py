@@ -33,17 +33,7 @@ _SECONDS_TO_END = 20.0
 class VllmProcess:
     """A model in vLLM, in a process of its own. Nothing of vLLM's is left when it ends.
 
-    Parameters
-    ----------
-    python : str
-        Python of vLLM's environment.
-    arguments : mapping
-        Arguments of `vllm.LLM`.
-
-    Raises
-    ------
-    UnsupportedError
-        vLLM does not load the model; the message holds vLLM's reason.
+    A model that vLLM does not load is an `UnsupportedError` with vLLM's reason.
     """
 
     def __init__(self, python: str, arguments: Mapping[str, Any]) -> None:
@@ -84,15 +74,7 @@ class VllmProcess:
     ) -> list[list[int]]:
         """Return the tokens that follow each prompt, up to and with an end token.
 
-        Parameters
-        ----------
-        prompts : sequence of sequences of int
-        most : sequence of int
-            Most tokens of each.
-        draws : sequence of dict or None
-            Per prompt `temperature`, `top_k`, `top_p` and the random numbers `u`, one per token; None is greedy.
-        ends : sequence of int
-            End tokens.
+        A draw is a prompt's `temperature`, `top_k`, `top_p` and the random numbers `u`, one per token; None is greedy.
         """
         question = {"do": "generate", "prompts": [list(p) for p in prompts], "most": list(most), "draws": list(draws)}
         said, _ = self._ask({**question, "ends": list(ends)})
@@ -164,17 +146,8 @@ _open: VllmEngine | None = None
 class VllmEngine:
     """Starts vLLM for a model; the process of the model before it is ended, because memory may not hold two.
 
-    Parameters
-    ----------
-    python : str
-        Python of vLLM's environment.
-    settings : mapping of str to str
-        Further arguments of `vllm.LLM`, as a user types them.
-
-    Attributes
-    ----------
-    described : dict of str to str
-        What decides its numbers, besides the model: versions, device and settings.
+    `settings` are further arguments of `vllm.LLM`, as a user types them; `described` is what decides its numbers
+    besides the model.
     """
 
     def __init__(self, python: str, settings: Mapping[str, str]) -> None:
@@ -219,13 +192,6 @@ def started_engine(settings: EngineConfig) -> Iterator[VllmEngine]:
     """Yield the vLLM of a command. Within a block of an outer call, yield that of the outer one.
 
     Whichever block ends, no process of vLLM is left: compression may need the memory.
-
-    Raises
-    ------
-    MissingDependencyError
-        There is no environment with vLLM.
-    ConfigError
-        A setting of vLLM is not the user's to set.
     """
     global _open
     outer = _open
