@@ -80,7 +80,7 @@ def time_harness(url: str, folder: Path, instances: Sequence[Any], at_once: int,
 
 def time_ours(served: ServedModel, instances: Sequence[Any]) -> tuple[float, Any, int]:
     """Return seconds, log-likelihoods, and how many requests that took."""
-    scorer = EndpointScorer(served, progress=False)
+    scorer = EndpointScorer(served)
     gc.collect()
     began = time.perf_counter()
     scores, _ = scorer.score(ours(instances))

@@ -221,7 +221,7 @@ class Asker:
     def past_usage(self) -> list[Mapping[str, Any]]:
         """Return the kept replies that this judge model was asked for and whose tokens were counted."""
         rows = self._cache.values()
-        return [row for row in rows if row.get("asked") == self.config.model and row.get("usage")]
+        return [row for row in rows if row["asked"] == self.config.model and row["usage"]]
 
     def _kept(self, question: Question, read: Read) -> Judgment | None:
         """Return the judgment, if kept replies decide it: one can be read, or there were as many as are allowed."""
@@ -279,13 +279,13 @@ def _row(reply: Reply, prompt: Prompt, asked: str) -> dict[str, Any]:
 
 
 def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
-    """Return the judgment in a kept reply. It is read again each time; earlier releases kept no more than the text."""
+    """Return the judgment in a kept reply. It is read again each time."""
     value, reason = read(row["judgment"], prompt.shown)
-    if row.get("problem"):
+    if row["problem"]:
         value, reason = None, row["problem"]
-    elif reason == NO_RATING and row.get("finish_reason") == "length":
+    elif reason == NO_RATING and row["finish_reason"] == "length":
         reason = CUT
-    return Judgment(value, reason, row["judgment"], row["judge"], row.get("sent"))
+    return Judgment(value, reason, row["judgment"], row["judge"], row["sent"])
 
 
 def _is_final(judgment: Judgment) -> bool:
@@ -306,11 +306,11 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Ma
     if not missing:
         return f"{said}; no calls"
     n_bytes = sum(prompt_bytes(question.prompt.messages) for question in missing)
-    known = [row for row in past if row.get("prompt_bytes")]
-    if known:
-        bytes_per_token = sum(row["prompt_bytes"] for row in known) / max(sum(_used(known, "prompt")), 1)
-        per_reply = sum(_used(known, "completion")) / len(known)
-        basis = f"as in {len(known):,} kept replies"
+    if past:
+        n_tokens = sum(row["usage"]["prompt"] for row in past)
+        bytes_per_token = sum(row["prompt_bytes"] for row in past) / max(n_tokens, 1)
+        per_reply = sum(row["usage"]["completion"] for row in past) / len(past)
+        basis = f"as in {len(past):,} kept replies"
     else:
         bytes_per_token, per_reply = BYTES_PER_TOKEN, asker.config.max_tokens
         basis = "with replies as long as they may be"
@@ -321,7 +321,3 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Ma
         f"{said}; {len(missing):,} calls: about {prompt:,.0f} prompt tokens and {completion:,.0f} tokens of replies"
         f"{cost} ({basis}; retries of unreadable replies not counted)"
     )
-
-
-def _used(rows: Sequence[object], kind: str) -> list[int]:
-    return [row["usage"][kind] for row in rows]  # type: ignore[index]

@@ -184,32 +184,25 @@ _CONVERSATIONS = "\n\n\n".join(
 )
 
 
-@dataclass(frozen=True)
-class _Template:
-    name: str
-    system: str
-    user: str
-
-
-OURS: Mapping[str, _Template] = {
-    "pair-v2": _Template("pair-own", _RULES.format(focus=""), _QUESTION + _ANSWERS),
-    "pair-v2-multi-turn": _Template("pair-own-multi-turn", _RULES.format(focus=_SECOND), _CONVERSATIONS),
-    "pair-math-v1": _Template("pair-own-math", _RULES.format(focus=_GUIDED), _QUESTION + _REFERENCE + _ANSWERS),
-    "pair-math-v1-multi-turn": _Template(
+OURS: Mapping[str, Prompt] = {
+    "pair-v2": Prompt("pair-own", _RULES.format(focus=""), _QUESTION + _ANSWERS),
+    "pair-v2-multi-turn": Prompt("pair-own-multi-turn", _RULES.format(focus=_SECOND), _CONVERSATIONS),
+    "pair-math-v1": Prompt("pair-own-math", _RULES.format(focus=_GUIDED), _QUESTION + _REFERENCE + _ANSWERS),
+    "pair-math-v1-multi-turn": Prompt(
         "pair-own-math-multi-turn", _RULES.format(focus=_GUIDED + _SECOND), f"{_REFERENCES}\n\n\n{_CONVERSATIONS}"
     ),
 }
 """Our prompts, by FastChat's name of the prompt in whose place they stand."""
 
 
-def read_pair_prompts(path: Path) -> dict[str, _Template]:
+def read_pair_prompts(path: Path) -> dict[str, Prompt]:
     """Return the pair prompts of FastChat's ``judge_prompts.jsonl``."""
     found = {}
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             row = parse_json(line, source=f"{path}, line {number}", error=ConfigError)
             if row["name"] in OURS:
-                found[row["name"]] = _Template(row["name"], str(row["system_prompt"]), str(row["prompt_template"]))
+                found[row["name"]] = Prompt(row["name"], str(row["system_prompt"]), str(row["prompt_template"]))
         values = _values(("", ""), ("", ""), ("", ""), ("", ""))
         for template in found.values():
             template.user.format(**values)
@@ -221,7 +214,7 @@ def read_pair_prompts(path: Path) -> dict[str, _Template]:
 
 
 def pair_prompt(
-    templates: Mapping[str, _Template],
+    templates: Mapping[str, Prompt],
     category: str,
     turn: int,
     questions: Sequence[str],

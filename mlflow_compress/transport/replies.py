@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from filelock import FileLock
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
+
+T = TypeVar("T")
 
 # Reasons why there is no rating. They are part of metric names (`judge/unscored/<reason>`).
 REFUSAL, EMPTY, CUT, FILTERED = "refusal", "empty", "length", "content_filter"
@@ -62,19 +64,37 @@ class NoReply:
     detail: str
 
 
+def read_reply(body: str, what: str, read: Callable[[Any], T]) -> T | NoReply:
+    """Return what `read` finds in the JSON of a response's body; a `NoReply` where it is not `what` was asked for."""
+    try:
+        row = parse_json(body, source="the reply")
+    except DataError:
+        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
+    try:
+        return read(row)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return NoReply(NOT_A_COMPLETION, f"answered something else than {what}: {body[:80]!r}")
+
+
+def read_usage(reply: Mapping[str, Any]) -> Usage | None:
+    """Return the tokens that a completion counts; None where it counts none, an error where it counts otherwise."""
+    counted = reply.get("usage") or {}
+    return Usage(int(counted["prompt_tokens"]), int(counted["completion_tokens"])) if counted else None
+
+
 def read_completion(body: str, model: str) -> Reply | NoReply:
     """Return the completion in a response's body; a `NoReply` if there is none in it.
 
     The body may be cut off, HTML, or JSON of another kind. `model` is the name of a completion that has none.
     """
-    try:
-        found = parse_json(body, source="the reply")
-    except DataError:
-        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
-    if not isinstance(found, dict) or not ("choices" in found or found.get("object") == "chat.completion"):
-        return NoReply(NOT_A_COMPLETION, f"answered something else than a chat completion: {body[:80]!r}")
-    answered, usage = str(found.get("model") or model), _usage(found.get("usage"))
-    choices = found.get("choices")
+    return read_reply(body, "a chat completion", lambda reply: _completion(reply, model))
+
+
+def _completion(reply: Any, model: str) -> Reply:
+    if not isinstance(reply, dict) or not ("choices" in reply or reply.get("object") == "chat.completion"):
+        raise TypeError
+    answered, usage = str(reply.get("model") or model), _usage(reply.get("usage"))
+    choices = reply.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None
     if not isinstance(first, dict) or not isinstance(message, dict):
@@ -94,28 +114,21 @@ class Embedded:
 
 def read_embeddings(body: str, model: str, n: int) -> Embedded | NoReply:
     """Return the vectors in a response's body, in the order of the n texts; a `NoReply` if they are not in it."""
-    try:
-        found = parse_json(body, source="the reply")
-    except DataError:
-        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
-    rows = found.get("data") if isinstance(found, dict) else None
-    wrong = NoReply(NOT_A_COMPLETION, f"answered something else than {n} embeddings: {body[:80]!r}")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        return wrong
-    by_place = {row.get("index"): row.get("embedding") for row in rows if isinstance(row.get("index"), int)}
-    if len(rows) != n or set(by_place) != set(range(n)):
-        return wrong
+    return read_reply(body, f"{n} embeddings", lambda reply: _embedded(reply, model, n))
+
+
+def _embedded(reply: Any, model: str, n: int) -> Embedded:
+    rows = reply["data"]
+    by_place = {row["index"]: row["embedding"] for row in rows if isinstance(row["index"], int)}
     listed = [by_place[place] for place in range(n)]
-    if not all(isinstance(vector, list) and vector and all(map(_is_number, vector)) for vector in listed):
-        return wrong
-    if len({len(vector) for vector in listed}) != 1:
-        return wrong
-    vectors = np.array(listed, dtype=np.float64).astype(np.float32)
-    if not np.isfinite(vectors).all():
-        return wrong
-    usage = found.get("usage")
+    if len(rows) != n or not all(_is_number(value) for vector in listed for value in vector):
+        raise ValueError
+    vectors = np.array(listed, dtype=np.float64).astype(np.float32)  # an error where lengths differ
+    if vectors.ndim != 2 or vectors.size == 0 or not np.isfinite(vectors).all():
+        raise ValueError
+    usage = reply.get("usage")
     prompt = _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
-    return Embedded(vectors, str(found.get("model") or model), None if prompt is None else Usage(prompt, 0))
+    return Embedded(vectors, str(reply.get("model") or model), None if prompt is None else Usage(prompt, 0))
 
 
 def _is_number(value: object) -> bool:

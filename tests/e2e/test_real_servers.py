@@ -165,7 +165,7 @@ def test_the_server_of_llama_cpp_python_equals_the_native_path(quantization: str
     command = llama_cpp_python(file, quantization, port)
     with running(command, port, tmp_path) as url:
         served = opened(url, quantization, reader)
-        scores, _ = EndpointScorer(served, progress=False).score(asked)
+        scores, _ = EndpointScorer(served).score(asked)
     # This tokenizer adds no BOS token, for which 0.3.36 echoes every log-probability one position too late.
     assert served.can.shifted and served.can.forces and not served.can.ids_in
     assert_native(scores, native_logliks(file, reader, asked))
@@ -202,7 +202,7 @@ def test_500_options_by_the_server_of_llama_cpp_equal_the_native_path(quantizati
     assert len(asked) == 500
     with running(llama_server(file, quantization, port), port, tmp_path) as url:
         served = opened(url, quantization, reader)
-        scores, _ = EndpointScorer(served, progress=False).score(asked)
+        scores, _ = EndpointScorer(served).score(asked)
     assert served.can.route == "llama.cpp's own /completion" and served.can.forces and served.can.ids_in
     found = difference(scores, native_logliks(file, reader, asked))
     assert np.median(found) < NAT_PER_TOKEN / 10 and found.mean() < NAT_PER_TOKEN
@@ -223,7 +223,7 @@ def test_500_options_by_vllm_equal_those_of_this_process(tmp_path: Path) -> None
     exact, _ = Scorer(loaded, ScoringConfig(progress=False)).score(asked)
     with running([*command, "--host", "127.0.0.1", "--port", str(port)], port, tmp_path, **settings) as url:
         served = open_served_model(EndpointConfig(base_url=url, key="none", error=EndpointError), "demo", loaded)
-        scorer = EndpointScorer(served, progress=False)
+        scorer = EndpointScorer(served)
         scores, _ = scorer.score(asked)
     assert served.can.echo and served.can.steps and served.can.ids_in and served.can.n_top == 20
     assert len(asked) == 500 and scorer.report is not None and scorer.report.n_asked < 250

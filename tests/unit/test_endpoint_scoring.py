@@ -69,7 +69,7 @@ def test_every_kind_of_server_gives_the_log_likelihoods_of_the_model_in_this_pro
     with served_demo(loaded, kind=kind) as server:
         served = open_demo(server, loaded)
         n_probed = len(server.bodies)
-        scorer = EndpointScorer(served, progress=False)
+        scorer = EndpointScorer(served)
         scores, bounds = scorer.score(requests)
     assert bounds is None
     difference = (scores.column("loglik") - exact.column("loglik")) / exact.column("n_tokens")
@@ -137,14 +137,14 @@ def test_faults_lose_nothing_and_ask_nothing_twice(loaded: LoadedModel, tmp_path
     ]
     with served_demo(loaded) as server:
         served = open_demo(server, loaded, max_retries=8)
-        exact, _ = EndpointScorer(served, progress=False).score(requests)
+        exact, _ = EndpointScorer(served).score(requests)
         n_before = len(server.bodies)
         server.fault = lambda number, body: faults[number % 7] if number % 7 < len(faults) else None
-        scores, _ = EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+        scores, _ = EndpointScorer(served).score(requests, resume=tmp_path)
         assert len(server.bodies) > n_before
         assert scores.column("loglik").tolist() == exact.column("loglik").tolist()
         server.fault = lambda number, body: Raw(b"{}", 500, retry)  # would fail whatever is asked
-        again, _ = EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+        again, _ = EndpointScorer(served).score(requests, resume=tmp_path)
     assert again.column("loglik").tolist() == exact.column("loglik").tolist()
 
 
@@ -157,9 +157,9 @@ def test_a_request_that_fails_for_good_is_one_error_and_keeps_the_rest(loaded: L
             Raw(b'{"error": {"message": "no"}}', 400) if number == n_probed + 3 else None
         )
         with pytest.raises(EndpointError, match=r"1 of .* requests to the served model failed.*is kept"):
-            EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+            EndpointScorer(served).score(requests, resume=tmp_path)
         n_failed = len(server.bodies)
-        scores, _ = EndpointScorer(served, progress=False).score(requests, resume=tmp_path)
+        scores, _ = EndpointScorer(served).score(requests, resume=tmp_path)
     assert np.isfinite(scores.column("loglik")).all()
     asked = [str(body) for body in server.bodies[n_probed:]]
     assert len(asked) == len(set(asked)) + 1  # the one that failed
@@ -169,9 +169,9 @@ def test_a_request_that_fails_for_good_is_one_error_and_keeps_the_rest(loaded: L
 def test_asking_again_asks_the_server_again(loaded: LoadedModel, tmp_path: Any) -> None:
     with served_demo(loaded) as server:
         served = open_demo(server, loaded)
-        EndpointScorer(served, progress=False).score(requests_(), resume=tmp_path)
+        EndpointScorer(served).score(requests_(), resume=tmp_path)
         n_first = len(server.bodies)
-        EndpointScorer(served, repeat=1, progress=False).score(requests_(), resume=tmp_path)
+        EndpointScorer(served, repeat=1).score(requests_(), resume=tmp_path)
         assert len(server.bodies) > n_first
 
 
@@ -179,7 +179,7 @@ def test_a_corpus_has_the_log_probabilities_of_the_model_in_this_process(loaded:
     text = " ".join(f"The {n} boats went down the river to the town." for n in range(60))
     exact, _ = Scorer(loaded, ScoringConfig(progress=False)).score_corpus("text", text, window=64)
     with served_demo(loaded) as server:
-        scores, _ = EndpointScorer(open_demo(server, loaded), progress=False).score_corpus("text", text, window=64)
+        scores, _ = EndpointScorer(open_demo(server, loaded)).score_corpus("text", text, window=64)
     assert np.abs(scores.column("nll") - exact.column("nll")).max() < NAT_PER_TOKEN
     assert scores.column("argmax").tolist() == exact.column("argmax").tolist()
     assert scores.table.column("entropy").null_count == len(scores)

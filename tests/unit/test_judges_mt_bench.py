@@ -256,18 +256,6 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert len(cache.read_text().splitlines()) == 10
 
 
-def test_judgments_of_an_earlier_release_are_read_and_not_paid_again(tmp_path: Path) -> None:
-    with judge_server(lambda *_: "[[5]]") as server:
-        grade(server.base_url, tmp_path, WRITING)
-        cache = tmp_path / "judgments.jsonl"
-        rows = [json.loads(line) for line in cache.read_text().splitlines()]
-        for row in rows:  # what 0.1.0 kept of a judgment
-            row["value"] = {"score": 5.0, "judgment": "[[5]]", "judge": row["value"]["judge"]}
-        cache.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert scores(grade(server.base_url, tmp_path, WRITING)) == [5.0, 5.0]
-        assert len(server.bodies) == 2
-
-
 def test_no_key_is_a_reason_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for environment in ({}, {"OPENAI_API_KEY": "  "}):
         assert "OPENAI_API_KEY" in str(endpoint_from(environment, JudgeConfig().judging))

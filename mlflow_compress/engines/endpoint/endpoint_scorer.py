@@ -85,9 +85,7 @@ class ServedAnswers:
     identity: str  # Digest of what is known of the model; the cache's keys begin with it
     folder: Path | None = None  # Where the answers are kept until the records are written; None: in memory alone
 
-    def ask(
-        self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0, progress: bool = True
-    ) -> list[list[Position] | None]:
+    def ask(self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0) -> list[list[Position] | None]:
         """Return the answer to each question, in order; None where no text of the server's terms asks it.
 
         Equal questions are asked once. Questions with a common beginning follow each other.
@@ -110,7 +108,7 @@ class ServedAnswers:
                     total=n_known + len(to_ask),
                     desc=label,
                     unit="request",
-                    disable=None if progress else True,
+                    disable=None,
                     leave=False,
                 ) as bar,
             ):
@@ -169,12 +167,11 @@ class EndpointScorer:
     `repeat` 1 asks again what was asked before, for the noise floor. `report` describes the last pass over requests.
     """
 
-    def __init__(self, loaded: AskedModel, *, repeat: int = 0, progress: bool = True) -> None:
+    def __init__(self, loaded: AskedModel, *, repeat: int = 0) -> None:
         self.loaded = loaded
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ServedReport | None = None
         self._repeat = repeat
-        self._progress = progress
 
     def score(
         self,
@@ -259,7 +256,7 @@ class EndpointScorer:
         answers = self.loaded.answers(resume)
 
         def ask(questions: Sequence[TokenQuestion]) -> list[list[Position] | None]:
-            return answers.ask(questions, label=label, repeat=self._repeat, progress=self._progress)
+            return answers.ask(questions, label=label, repeat=self._repeat)
 
         fitting = [(q, rows) for q, rows in zip(asked.whole, asked.rows, strict=True) if self._fits(q)]
         force = None if can.echo or not can.forces else 0

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.files import parse_json
+from mlflow_compress.errors import AlignmentError
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids, sequence_key
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, read_reply, read_usage
 
 COMPLETIONS, LLAMA_CPP = "OpenAI's completions", "llama.cpp's own /completion"
 
@@ -278,28 +277,23 @@ class EchoedTokens:
 
     tokens: list[str]
     logprobs: list[float | None]
-    tops: list[Mapping[str, float]]
+    tops: Sequence[Mapping[str, float]]
     usage: Usage | None
 
 
 def completion_logprobs(body: str) -> EchoedTokens | NoReply:
     """Return the tokens in the body of a completion; a `NoReply` where there are none, or the body is cut off."""
-    try:
-        found = parse_json(body, source="the answer")
-        first = found["choices"][0]["logprobs"]
+
+    def read(reply: Any) -> EchoedTokens:
+        first = reply["choices"][0]["logprobs"]
         tokens, values = list(map(str, first["tokens"])), list(first["token_logprobs"])
-        tops: list[Mapping[str, float]] = [
-            top if isinstance(top, dict) else {} for top in first.get("top_logprobs") or [{}] * len(tokens)
-        ]
-        counted = found.get("usage") or {}
-        usage = Usage(int(counted["prompt_tokens"]), int(counted["completion_tokens"])) if counted else None
-    except DataError:
-        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
-    except (KeyError, IndexError, TypeError, ValueError):
-        return NoReply(NOT_A_COMPLETION, f"answered something else than log-probabilities: {body[:80]!r}")
-    if not len(tokens) == len(values) == len(tops):
+        tops = [top if isinstance(top, dict) else {} for top in first.get("top_logprobs") or [{}] * len(tokens)]
+        return EchoedTokens(tokens, values, tops, read_usage(reply))
+
+    echoed = read_reply(body, "log-probabilities", read)
+    if isinstance(echoed, EchoedTokens) and not len(echoed.tokens) == len(echoed.logprobs) == len(echoed.tops):
         return NoReply(NOT_A_COMPLETION, "gave another number of tokens than of log-probabilities")
-    return EchoedTokens(tokens, values, tops, usage)
+    return echoed
 
 
 @dataclass(frozen=True)
@@ -329,18 +323,16 @@ class LlamaCppRoute:
 
     def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
         """Return the answer in a response's body."""
-        try:
-            found = parse_json(body, source="the answer")
-            first = found["completion_probabilities"][0]
+
+        def read(reply: Any) -> Positions:
+            first = reply["completion_probabilities"][0]
             top = {int(row["id"]): float(row["logprob"]) for row in first["top_logprobs"]}
             written, logprob = int(first["id"]), float(first["logprob"])
-        except DataError:
-            return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
-        except (KeyError, IndexError, TypeError, ValueError):
-            return NoReply(NOT_A_COMPLETION, f"answered something else than log-probabilities: {body[:80]!r}")
-        known = {number: value for number, value in top.items() if value > NEVER}
-        said = question.forced == written and logprob > NEVER
-        return Positions([Position(logprob if said else None, top_list(known, self.can.n_top))])
+            known = {number: value for number, value in top.items() if value > NEVER}
+            said = question.forced == written and logprob > NEVER
+            return Positions([Position(logprob if said else None, top_list(known, self.can.n_top))])
+
+        return read_reply(body, "log-probabilities", read)
 
 
 def route_of(can: Capabilities, *, model: str, root: str, vocabulary: Vocabulary) -> Route:

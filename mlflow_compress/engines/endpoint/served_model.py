@@ -22,7 +22,6 @@ from mlflow_compress.engines.endpoint.routes import (
 from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists, StoredStates, TopLists
 from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
-from mlflow_compress.files import parse_json
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine_identity import code_identity
@@ -31,7 +30,7 @@ from mlflow_compress.scoring.generation.generation_rows import GenerationConfig,
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NOT_JSON, NoReply, Usage
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, read_reply, read_usage
 
 
 @dataclass(frozen=True)
@@ -55,17 +54,11 @@ def read_chat(body: str) -> ChatAnswer | NoReply:
     return _read(body, lambda choice: choice["message"]["content"] or "")
 
 
-def _read(body: str, text_of: Callable[[Mapping[str, Any]], object]) -> ChatAnswer | NoReply:
-    try:
-        found = parse_json(body, source="the answer")
-        text = text_of(found["choices"][0])
-        counted = found.get("usage") or {}
-        usage = Usage(int(counted["prompt_tokens"]), int(counted["completion_tokens"])) if counted else None
-    except DataError:
-        return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
-    except (KeyError, IndexError, TypeError, ValueError):
-        return NoReply(NOT_A_COMPLETION, f"answered something else than a completion: {body[:80]!r}")
-    return ChatAnswer(text, usage) if isinstance(text, str) else NoReply(NOT_A_COMPLETION, "answered no text")
+def _read(body: str, text_of: Callable[[Mapping[str, Any]], Any]) -> ChatAnswer | NoReply:
+    answer = read_reply(body, "a completion", lambda reply: ChatAnswer(text_of(reply["choices"][0]), read_usage(reply)))
+    if isinstance(answer, ChatAnswer) and not isinstance(answer.text, str):
+        return NoReply(NOT_A_COMPLETION, "answered no text")
+    return answer
 
 
 SAME = 0.1

@@ -17,6 +17,7 @@ from mlflow_compress.engines.endpoint.routes import (
     EchoedTokens,
     Position,
     Positions,
+    Route,
     TokenQuestion,
     Vocabulary,
     completion_logprobs,
@@ -179,6 +180,9 @@ class ServerProbe:
                 )
         return replace(can, probe=self._recognised(transport, can))
 
+    def _route(self, can: Capabilities) -> Route:
+        return route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+
     def _post(self, transport: Transport, path: str, body: Mapping[str, Any]) -> EchoedTokens | NoReply:
         async def once(_: None) -> EchoedTokens | NoReply:
             return await transport.post(path, body, completion_logprobs, model=self.model, n_bytes=len(TEXT))
@@ -187,7 +191,7 @@ class ServerProbe:
 
     def _ask(self, transport: Transport, can: Capabilities, *questions: TokenQuestion) -> list[list[Position]]:
         """Return the answers, which must be there."""
-        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        route = self._route(can)
 
         async def once(question: TokenQuestion) -> list[Position]:
             asked = route.request(question)
@@ -208,7 +212,7 @@ class ServerProbe:
         for ids_in in (True, False):
             for n_top in TOPS:
                 tried = replace(can, ids_in=ids_in, n_top=n_top)
-                route = route_of(tried, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+                route = self._route(tried)
                 asked = route.request(TokenQuestion(self.tokens, scored=1))
                 if asked is None:
                     continue
@@ -230,9 +234,7 @@ class ServerProbe:
 
     def _same_tokens(self, transport: Transport, can: Capabilities) -> Capabilities:
         """Return whether tokens are named by ids and the first is left out; other tokens than ours are an error."""
-        route = route_of(
-            replace(can, ids_in=False), model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary
-        )
+        route = self._route(replace(can, ids_in=False))
         asked = route.request(TokenQuestion(self.tokens, scored=1))
         found = self._post(transport, *asked) if asked is not None else NoReply("", "no text is these tokens")
         if isinstance(found, NoReply):
@@ -273,7 +275,7 @@ class ServerProbe:
     def _other_end(self, can: Capabilities) -> tuple[Ids, Ids]:
         """Return two prompts that differ in their last token alone, and can be sent."""
         ours = self.tokens[:-1]
-        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        route = self._route(can)
         for token in self.tokens[:-2].tolist():
             other = np.append(ours[:-1], token).astype(np.int32)
             if token != ours[-1] and route.request(TokenQuestion(other, scored=1)) is not None:
@@ -293,7 +295,7 @@ class ServerProbe:
         if not same:
             return replace(can, shifted=True)
         before = TokenQuestion(one[:-1])
-        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        route = self._route(can)
         askable = route.request(before) is not None
         steps = askable and _agree(self._ask(transport, can, before)[0][0], first[0])
         return replace(can, echo=True, steps=steps)
@@ -312,7 +314,7 @@ class ServerProbe:
     def _recognised(self, transport: Transport, can: Capabilities) -> tuple[float, ...]:
         """Return log-probabilities of the fixed text: the highest one after each of its beginnings."""
         ends = range(len(self.tokens) - _RECOGNISED, len(self.tokens))
-        route = route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+        route = self._route(can)
         questions = [TokenQuestion(self.tokens[:end]) for end in ends]
         asked = [question for question in questions if route.request(question) is not None]
         return tuple(float(found[0].top[1][0]) for found in self._ask(transport, can, *asked) if len(found[0].top[1]))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -65,17 +64,6 @@ class ShownLists:
                 f"The baseline's top lists cannot be read: {error}", fix="Evaluate the baseline again"
             ) from error
 
-    @staticmethod
-    def write(folder: Path, lists: Mapping[bytes, TopList]) -> None:
-        """Write lists by the key of their position."""
-        folder.mkdir(parents=True, exist_ok=True)
-        columns = {
-            "key": pa.array(lists, pa.binary(16)),
-            "ids": pa.array([ids.tolist() for ids, _ in lists.values()], pa.list_(pa.int64())),
-            "logprobs": pa.array([values.tolist() for _, values in lists.values()], pa.list_(pa.float64())),
-        }
-        pq.write_table(pa.table(columns), folder / FILE)
-
     @property
     def most(self) -> int:
         """Length of the longest list."""
@@ -91,7 +79,7 @@ class ShownLists:
                 fix="Evaluate baseline and variant on the same tasks, limit and seed, with the same tokenizer",
             )
         rows = [self._row[name] for name in names]
-        return [(np.asarray(self._ids[r][:k], np.int64), _floats(self._logprobs[r][:k])) for r in rows]
+        return [(np.asarray(self._ids[r][:k], np.int64), np.asarray(self._logprobs[r][:k], np.float64)) for r in rows]
 
 
 class ListWriter:
@@ -108,8 +96,10 @@ class ListWriter:
 
     def write(self, lists: Mapping[bytes, TopList]) -> None:
         """Write the lists of the pass, by the key of their position."""
-        ShownLists.write(self._folder, lists)
-
-
-def _floats(values: list[float]) -> npt.NDArray[np.float64]:
-    return np.asarray(values, np.float64)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        columns = {
+            "key": pa.array(lists, pa.binary(16)),
+            "ids": pa.array([ids.tolist() for ids, _ in lists.values()], pa.list_(pa.int64())),
+            "logprobs": pa.array([values.tolist() for _, values in lists.values()], pa.list_(pa.float64())),
+        }
+        pq.write_table(pa.table(columns), self._folder / FILE)
