@@ -22,18 +22,10 @@ def held() -> int:
 
 @dataclass
 class AnonymousPeak:
-    """Result of `anonymous_peak`; it has its values when the block ends.
+    """Result of `anonymous_peak`; it has its values when the block ends."""
 
-    Attributes
-    ----------
-    before : int
-        Bytes at the beginning of the block.
-    most : int
-        Most bytes during the block.
-    """
-
-    before: int
-    most: int
+    before: int  # bytes, at the beginning of the block
+    most: int  # bytes, during the block
 
     @property
     def added(self) -> int:

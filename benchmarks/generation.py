@@ -25,9 +25,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from setting import machine
+from setting import machine, random_llama
 from transformers import GenerationConfig as Settings
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from mlflow_compress.demo import DATA_DIR, MODEL_DIR
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
@@ -48,20 +47,9 @@ def demo_prompts(demo: LoadedModel) -> Prompts:
     return [demo.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
-def random_llama(demo: LoadedModel) -> LoadedModel:
+def llama_with_demos_words(demo: LoadedModel) -> LoadedModel:
     """Return a random Llama of 27 million parameters with the demo's vocabulary."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=demo.vocab_size,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        max_position_embeddings=1024,
-        bos_token_id=0,
-        eos_token_id=ENDS,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = random_llama(vocab_size=demo.vocab_size, max_position_embeddings=1024, eos_token_id=ENDS).eval()
     with torch.no_grad():
         model.lm_head.weight[ENDS] = 0.0  # a logit of 0 is never among the 50 largest
     return LoadedModel(model, demo.tokenizer, Path("nowhere"), torch.float32, torch.device("cpu"))
@@ -116,7 +104,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["demo", "short", "long"], help="one workload")
     args = parser.parse_args()
     demo = load_model(LoadConfig(path=str(MODEL_DIR), device="cpu"))
-    llama = random_llama(demo)
+    llama = llama_with_demos_words(demo)
     workloads = {
         "demo": (demo, demo_prompts(demo)),
         "short": (llama, random_prompts(BATCH, 10, 40)),

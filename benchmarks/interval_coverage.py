@@ -36,13 +36,8 @@ BOUNDED = 200  # draws that the bounds of the clipped mean are computed for, one
 class Draws:
     """Samples of one size and the moments of their resamples, which all methods share.
 
-    Attributes
-    ----------
-    x : numpy.ndarray, shape (n_draws, n)
-    mean, spread, skew : numpy.ndarray, shape (n_draws,)
-        Mean, standard deviation and third standardised moment of each sample.
-    means, spreads, skews : numpy.ndarray, shape (n_draws, n_resamples)
-        The same of every resample, the mean counted from the sample's.
+    `x` has shape (n_draws, n); `mean`, `spread` (standard deviation) and `skew` (third standardised moment) (n_draws,).
+    `means`, `spreads` and `skews` are those of every resample, (n_draws, n_resamples), means less the sample's.
     """
 
     def __init__(self, population: Float, n: int, draws: int, resamples: int) -> None:

@@ -79,20 +79,8 @@ def vote_agreement(judge: Iterable[Vote], people: Iterable[Vote], settings: Metr
     Without ties, pairs that the judge calls a tie and votes that are ties are left out. `task` is "turn 1, with ties"
     and so on; bootstrap over questions.
 
-    Parameters
-    ----------
-    judge : iterable of Vote
-        At most one on each pair.
-    people : iterable of Vote
-        Any number on each pair. Each vote on a pair that the judge has one on counts.
+    The judge has at most one vote on each pair, else DataError; each of the people's votes on such a pair counts.
 
-    Raises
-    ------
-    DataError
-        The judge has two different votes on one pair.
-
-    References
-    ----------
     FastChat, ``fastchat/llm_judge/compute_agreement.py``, "gpt4-pair" against "human"; Zheng et al., arXiv 2306.05685,
     table 5.
     """
@@ -168,10 +156,7 @@ def asked_votes(
 ) -> list[Vote]:
     """Return a judge model's votes on the pairs of answers that people have voted on; unreadable ones are left out.
 
-    Raises
-    ------
-    JudgeError
-        There is no key, or more judgments are without a verdict than `judge_max_unscored` allows.
+    JudgeError: there is no key, or more judgments are without a verdict than `judge_max_unscored` allows.
     """
     session = Session.open(settings.judging, kept)
     if isinstance(session, str):

@@ -101,18 +101,7 @@ def write_inputs(folder: Path) -> None:
 class Kills:
     """Kills of one command, each from the same store.
 
-    Parameters
-    ----------
-    case : Case
-        The command.
-    work : Path
-        Folder for the stores.
-    judge : FaultyJudge
-        The script of the judge that is asked: it counts what is paid.
-    base_url : str
-        The judge's address.
-    forks : Forks, optional
-        Where commands are forked from; None: each is a new Python process.
+    `judge` is the script of the judge that is asked; it counts what is paid. Without `forks` a command is a process.
     """
 
     def __init__(self, case: Case, work: Path, judge: FaultyJudge, base_url: str, forks: Forks | None) -> None:

@@ -75,14 +75,7 @@ def left_processes(process: Process, seconds: float = 10.0) -> bool:
 class Store:
     """A folder with a SQLite store, its artifacts, its home and its temporary files.
 
-    Parameters
-    ----------
-    folder : Path
-        Where it is; it need not be there yet.
-    environment : mapping of str to str
-        What commands get besides this process's environment.
-    forks : Forks, optional
-        Where commands are forked from; None: each is a new Python process.
+    Commands get `environment` besides this process's; without `forks` each is a new Python process.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], forks: Forks | None = None) -> None:
@@ -115,13 +108,7 @@ class Store:
         return str(found)
 
     def run(self, command: tuple[str, ...], limit: float = 1800.0) -> float:
-        """Run a command to its end, and return its seconds.
-
-        Raises
-        ------
-        RuntimeError
-            It failed, or took longer than `limit` seconds.
-        """
+        """Run a command to its end, and return its seconds."""
         began = time.perf_counter()
         process = self.start(command)
         if not ended(process, limit):

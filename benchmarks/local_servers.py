@@ -29,14 +29,7 @@ def free_port() -> int:
 class TrackingServer:
     """`mlflow server` with artifacts through the server. It can be killed and started again at the same address.
 
-    Parameters
-    ----------
-    folder : Path
-        Where its artifacts and its log go.
-    store : str
-        URI of the database behind it.
-    workers : int
-        Number of its processes.
+    Artifacts and log go into `folder`; `store` is the URI of the database behind it.
     """
 
     def __init__(self, folder: Path, store: str, workers: int = 1) -> None:

@@ -17,12 +17,7 @@ class JobError(Exception):
 class OneProcess:
     """Runs jobs in one process; after a failure in a new one, because an error of CUDA spoils all later calls.
 
-    Parameters
-    ----------
-    timeout : float
-        Seconds that a job may take.
-    environment : mapping of str to str
-        Variables that are set before anything is imported in the process.
+    `timeout` is in seconds a job; `environment` is set before anything is imported in the process.
     """
 
     def __init__(self, timeout: float, *, environment: Mapping[str, str] | None = None) -> None:
@@ -48,10 +43,7 @@ class OneProcess:
     def __call__(self, job: Callable[..., dict[str, Any]], *arguments: Any, **named: Any) -> dict[str, Any]:
         """Return what a job returns.
 
-        Raises
-        ------
-        JobError
-            When it raises an error, takes longer than the timeout, or ends its process.
+        JobError: it raises an error, takes longer than the timeout, or ends its process.
         """
         if self._process is None:
             context = multiprocessing.get_context("spawn")

@@ -16,13 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import psutil
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 32_000
 
@@ -32,6 +26,13 @@ def texts(data: Path) -> Iterable[str]:
     for path in sorted(data.rglob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").split("\n"):
             yield from (value for value in json.loads(line or "{}").values() if isinstance(value, str))
+
+
+def random_llama(**options: Any) -> LlamaForCausalLM:
+    """Return a random Llama of hidden size 512 with 8 layers."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8}
+    return LlamaForCausalLM(LlamaConfig(**sizes, bos_token_id=0, **options))
 
 
 def make_model(folder: Path, data: Path, vocab_size: int = VOCAB_SIZE) -> Path:
@@ -45,18 +46,7 @@ def make_model(folder: Path, data: Path, vocab_size: int = VOCAB_SIZE) -> Path:
     tokenizer.train_from_iterator(texts(data), vocab_size=VOCAB_SIZE, special_tokens=["<s>", "</s>"])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, bos_token="<s>", eos_token="</s>")
     fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        max_position_embeddings=4096,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    random_llama(vocab_size=vocab_size, max_position_embeddings=4096, eos_token_id=1).save_pretrained(folder)
     return folder
 
 
@@ -78,14 +68,8 @@ def make_variant(folder: Path, baseline: Path, noise: float = 0.02) -> Path:
 def harness_requests(data: Path, tasks: dict[str, str], limit: int) -> list[Any]:
     """Return lm-evaluation-harness's own requests: the first `limit` documents of each task.
 
-    Parameters
-    ----------
-    data : Path
-        Folder of data sets in hub layout.
-    tasks : dict of str to str
-        A task of the harness, and lines of YAML that override its own: number of shots, splits that `data` lacks.
-    limit : int
-        Documents a task.
+    `data` is a folder of data sets in hub layout. `tasks`: a task of the harness, and lines of YAML that override its
+    own (number of shots, splits that `data` lacks).
     """
     from lm_eval.tasks import TaskManager
 

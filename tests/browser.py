@@ -44,18 +44,12 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """One page of a headless browser.
-
-    Attributes
-    ----------
-    errors : list of str
-        What the console of the page has complained about, also of what the page's policy has refused.
-    """
+    """One page of a headless browser."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = os.fdopen(commands, "wb"), os.fdopen(answers, "rb", buffering=0)
         self._rest, self._number, self._session = b"", 0, ""
-        self.errors: list[str] = []
+        self.errors: list[str] = []  # complaints of its console, also of what the page's policy has refused
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):

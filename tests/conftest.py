@@ -94,3 +94,20 @@ def workdir(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
 def tracker(workdir: Path) -> Tracker:
     """Return a connection to that store."""
     return Tracker()
+
+
+@pytest.fixture
+def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reload what was compressed in this process."""
+    from mlflow_compress.compression import pipeline
+    from tests.compress_models import check_here
+
+    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Hugging Face's libraries stay offline."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -163,20 +163,12 @@ def fault(kind: str, text: str, *, wait: float = 1.0) -> Raw:
 
 @dataclass
 class FaultyJudge:
-    """A script that injects every kind of fault in turn, at a share of the calls, and rates by the question.
+    """A script that injects every kind of fault in turn, at a share of the calls, and rates by the question."""
 
-    Attributes
-    ----------
-    share : float
-        Share of the calls that fail.
-    paid : collections.Counter
-        Replies that cost money, by question.
-    """
-
-    share: float = 0.3
+    share: float = 0.3  # of the calls that fail
     wait: float = 1.0
     latency: float = 0.0
-    paid: Counter[str] = field(default_factory=Counter)
+    paid: Counter[str] = field(default_factory=Counter)  # replies that cost money, by question
     injected: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

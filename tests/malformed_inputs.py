@@ -51,27 +51,11 @@ Outcome = Literal["accepted", "clear error", "raw"]
 
 @dataclass(frozen=True)
 class Reader:
-    """One reader.
-
-    Attributes
-    ----------
-    file : str
-        Name of its input in an empty folder.
-    valid : bytes
-        An input that it takes.
-    read : callable (path)
-        Reads the input, and what belongs to it.
-    structured : bool
-        Whether the input is JSON, or lines of JSON: then single values are replaced, too.
-    slow : bool
-        Whether a case takes a tenth of a second or more.
-    """
-
-    file: str
-    valid: bytes
+    file: str  # name of its input in an empty folder
+    valid: bytes  # an input that it takes
     read: Callable[[Path], object]
-    structured: bool = True
-    slow: bool = False
+    structured: bool = True  # JSON, or lines of JSON: then single values are replaced, too
+    slow: bool = False  # a case takes a tenth of a second or more
 
 
 def outcome(reader: Reader, data: bytes) -> tuple[Outcome, BaseException | None]:

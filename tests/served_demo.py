@@ -25,24 +25,17 @@ Fault = Callable[[int, dict[str, Any]], Raw | None]
 class ServedDemo:
     """What the server saw, how it behaves, and where it is.
 
-    Attributes
-    ----------
-    kind : str
-        "vllm" (ids, echo, names by ids), "text" (text prompts and names, echo), "shifted" (as "text", and lists of
-        the position after: llama-cpp-python without a BOS token), "no_echo" (ignores echo), "llama.cpp" (its own
-        route), "sharp" (vllm with another temperature where it writes).
-    pause : float
-        Seconds before each token of a stream.
-    chat : str or None
-        What its chat template writes before every conversation: "" for the model's own template. None: it has no chat.
+    Kinds: "vllm" (ids, echo, names by ids), "text" (text prompts and names, echo), "shifted" (as "text", and lists of the
+    position after: llama-cpp-python without a BOS token), "no_echo" (ignores echo), "llama.cpp" (its own route), "sharp"
+    (vllm with another temperature where it writes).
     """
 
     base_url: str
     loaded: LoadedModel
     kind: str = "vllm"
     max_logprobs: int = 20
-    chat: str | None = None
-    pause: float = 0.002
+    chat: str | None = None  # written before every conversation: "" for the model's own template; None: it has no chat
+    pause: float = 0.002  # seconds before each token of a stream
     fault: Fault = lambda number, body: None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     answered: Counter[str] = field(default_factory=Counter)

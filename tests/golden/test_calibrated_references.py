@@ -9,18 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline
+from mlflow_compress.compression import calibration_tokens, compress_model, method_config
 from mlflow_compress.compression.methods.gguf_k import mean_squares
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import TEXT, check_here, make_llama
+from tests.compress_models import TEXT, make_llama
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def compressed(tmp_path: Path, method: str, **settings: object) -> tuple[Path, Path, calibration_tokens.Calibration]:

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    Gemma2Config,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-)
+from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers.models.auto import AutoModelForCausalLM
 
 from mlflow_compress.models.loading import LoadedModel
@@ -25,6 +18,7 @@ from mlflow_compress.records import Request
 from mlflow_compress.scoring.plan.encoding import Encoder
 
 VOCAB = 300
+GREEDY: dict[str, Any] = {"temperature": 0.0, "samples": 1, "top_k": 0, "top_p": 1.0}
 TEXT = (
     "The river runs past the old mill and the miller counts his sacks of flour in the evening. "
     "Question: What does the baker buy from the miller? Answer: flour. A. salt B. flour C. iron D. wool "

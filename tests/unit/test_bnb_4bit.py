@@ -22,15 +22,10 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.compress_models import check_here, make_llama
 from tests.unit.scoring_models import build_tokenizer, mixed_requests, naive_logliks
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 FOUR_BIT = ("bnb-nf4", "bnb-fp4")
 WIDTH = 172  # outputs that the kernel for AVX512-BF16 refuses, stories260K's
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress import demo
-from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline, probe
+from mlflow_compress.compression import calibration_tokens, compress_model, method_config, probe
 from mlflow_compress.compression.methods import smoothquant
 from mlflow_compress.compression.reload_check import load_checkpoint
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
+from tests.compress_models import TEXT, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
 
@@ -32,11 +32,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layer.post_attention_layernorm.weight.data[[5, 33]] = 12.0
     model.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def on_grid(x: torch.Tensor, stored: torch.dtype = torch.float32) -> torch.Tensor:

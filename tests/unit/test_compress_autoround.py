@@ -12,24 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
-from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from tests.compress_models import TEXT, check_here, logits, make_llama, mean_kl, token_rows
+from tests.compress_models import TEXT, logits, make_llama, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
 
 SMALL = {"calibration_samples": 4, "calibration_length": 64, "iters": 3}
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the reload check in this process."""
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
-
-
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 def test_a_float32_model_is_never_rounded_to_bfloat16(tmp_path: Path) -> None:
     base, out = make_llama(tmp_path / "base", dtype=torch.float32), tmp_path / "out"
     before = load_file(base / "model.safetensors")
@@ -67,7 +61,7 @@ def test_a_group_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 def test_learned_rounding_is_closer_than_plain_rounding(tmp_path: Path) -> None:
     text = [(demo.DATA_DIR / "calibration.txt").read_text()]
     ids = token_rows(demo.MODEL_DIR, (demo.DATA_DIR / "corpus.txt").read_text(), rows=8, length=256)

@@ -11,31 +11,12 @@ import torch
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import method_settings, new_checkpoint_folder
-from mlflow_compress.compression import CheckpointManifest, compress_model, method_config, pipeline
+from mlflow_compress.compression import CheckpointManifest, compress_model, method_config
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import (
-    TEXT,
-    check_here,
-    logits,
-    make_falcon,
-    make_llama,
-    make_mistral,
-    make_qwen2,
-    token_rows,
-)
+from tests.compress_models import TEXT, logits, make_falcon, make_llama, make_mistral, make_qwen2, token_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("base") / "llama")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 
 def config(checkpoint: Path) -> Any:

@@ -9,26 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.architectures.own_formats import add_noise, quantize_cache, rounded_cache
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from tests.compress_models import TEXT, check_here, logits, make_llama, mean_kl, token_rows
+from tests.compress_models import TEXT, logits, mean_kl, token_rows
 from tests.unit.scoring_models import mixed_requests, naive_logliks
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("models") / "base")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 
 def load(folder: Path) -> torch.nn.Module:

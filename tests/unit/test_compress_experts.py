@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config, pipeline
+from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.models.architectures import linear_experts
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import TEXT, check_here, make_gpt_oss, make_mixtral, make_mixture, mean_kl, token_rows
+from tests.compress_models import TEXT, make_gpt_oss, make_mixtral, make_mixture, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
 
@@ -43,12 +43,6 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     return base
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the reload check in this process."""
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
-
-
 def settings(method: str, **changes: Any) -> Any:
     known = METHODS.get(method).Config.model_fields
     return method_config(method, **{name: value for name, value in SMALL.items() if name in known}, **changes)
@@ -68,7 +62,7 @@ def stored_bits(folder: Path, bits: int, per_layer: int) -> float:
     return bits + 16 / GROUP + per_layer * len(matrices) / weights
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 @pytest.mark.parametrize("architecture", MAKERS)
 @pytest.mark.parametrize(
     "method", [*QUANTIZING[:-1], pytest.param("autoround", marks=[pytest.mark.slow, pytest.mark.ci])]
@@ -92,7 +86,7 @@ def test_every_expert_is_quantized(method: str, architecture: str, bases: Bases,
     assert 0 < mean_kl(logits_of(base, ids), logits_of(out, ids)) < 0.1
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 @pytest.mark.parametrize("architecture", MAKERS)
 @pytest.mark.parametrize("method", PRUNING)
 def test_every_expert_is_pruned(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
@@ -111,7 +105,7 @@ def test_every_expert_is_pruned(method: str, architecture: str, bases: Bases, tm
         assert torch.equal(plain(input_ids=ids).logits, logits_of(out, ids))
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 @pytest.mark.parametrize("architecture", MAKERS)
 def test_rounded_experts_are_those_that_one_rounds_by_hand(architecture: str, bases: Bases, tmp_path: Path) -> None:
     base, out = bases(architecture), tmp_path / "out"
@@ -130,7 +124,7 @@ def test_rounded_experts_are_those_that_one_rounds_by_hand(architecture: str, ba
     assert mean_kl(expected, logits_of(out, ids)) < 1e-9
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 def test_awq_scales_the_router_with_the_experts(bases: Bases, tmp_path: Path) -> None:
     for architecture in MAKERS:
         base, out = bases(architecture), tmp_path / architecture
@@ -143,7 +137,7 @@ def test_awq_scales_the_router_with_the_experts(bases: Bases, tmp_path: Path) ->
         assert torch.allclose(after[router].float(), before[router].float() * factors, rtol=0.02, atol=1e-3)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 @pytest.mark.parametrize("method", ["gptq", "awq", "wanda"])
 def test_an_expert_without_tokens_is_named(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # Of the logits of the rows a, -a, b, -b and 0, two of the first four are positive: the fifth expert is never chosen.
@@ -172,7 +166,7 @@ def test_experts_of_another_form_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 def test_experts_that_compute_something_else_apart_are_refused(
     bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +206,7 @@ def test_linear_experts_compute_what_transformers_computes(bases: Bases) -> None
             assert torch.allclose(model(input_ids=ids).logits, fused, atol=1e-5)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 def test_a_checkpoint_whose_experts_have_no_loader_is_an_error(
     bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +226,7 @@ def test_a_fresh_process_computes_the_same(method: str, architecture: str, bases
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 @pytest.mark.parametrize("architecture", MAKERS)
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
 def test_experts_are_compressed_from_the_disk(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
@@ -246,7 +240,7 @@ def test_experts_are_compressed_from_the_disk(method: str, architecture: str, ba
     assert mean_kl(logits_of(tmp_path / "memory", ids), logits_of(tmp_path / "disk", ids)) < 1e-4
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 def test_methods_that_leave_experts_alone_say_nothing_about_their_tokens(bases: Bases, tmp_path: Path) -> None:
     manifest = compress_model(
         str(bases("mixtral")), "layer-drop-angular", settings("layer-drop-angular"), TEXT, tmp_path / "out"
@@ -255,7 +249,7 @@ def test_methods_that_leave_experts_alone_say_nothing_about_their_tokens(bases: 
     assert manifest.bits_per_weight == 8.0  # one of two equal layers is left, in 16 bits
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("no_fresh_process")
 def test_a_mixture_compressed_elsewhere_is_read_as_it_is(bases: Bases, tmp_path: Path) -> None:
     base, made = bases("mixtral"), tmp_path / "made"
     original = compress_model(str(base), "w8a8", settings("w8a8"), TEXT, made)

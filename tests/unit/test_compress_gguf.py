@@ -11,29 +11,15 @@ import torch
 from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.gguf_model import deinterleave_heads, interleave_heads
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, to_gguf_name
 from mlflow_compress.models.loading import weights_hash
-from tests.compress_models import (
-    TEXT,
-    check_here,
-    logits,
-    make_llama,
-    make_mistral,
-    make_qwen2,
-    make_qwen3,
-    token_rows,
-)
+from tests.compress_models import TEXT, logits, make_llama, make_mistral, make_qwen2, make_qwen3, token_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 
 def nearest_in_blocks(weight: torch.Tensor, half_steps: int) -> torch.Tensor:

@@ -13,26 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
-from mlflow_compress.compression import (
-    METHODS,
-    CheckpointManifest,
-    compress_model,
-    method_config,
-    pipeline,
-    reload_check,
-)
+from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config, reload_check
 from mlflow_compress.errors import ConfigError, MissingDependencyError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 needs_extra = pytest.mark.skipif(importlib.util.find_spec("gptqmodel") is None, reason="needs the extra 'gptqmodel'")
 SMALL = {"backend": "gptqmodel", "group_size": 32, "calibration_samples": 4, "calibration_length": 64}
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.mark.parametrize(

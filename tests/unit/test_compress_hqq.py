@@ -9,18 +9,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.methods.hqq import Hqq, half_quadratic
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.architectures.own_formats import pack, unpack
-from tests.compress_models import check_here, make_llama
+from tests.compress_models import make_llama
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 
 def heavy_tailed(rows: int, columns: int) -> torch.Tensor:

@@ -14,22 +14,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mlflow_compress import demo
-from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline
+from mlflow_compress.compression import calibration_tokens, compress_model, method_config
 from mlflow_compress.compression.methods.gguf_k import mean_squares
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import check_here, logits, make_llama, mean_kl, token_rows
+from tests.compress_models import logits, make_llama, mean_kl, token_rows
 from tests.shared_data import SHARED, needs_shared
 
 pytest.importorskip("llama_cpp", reason="needs the extra 'llama-cpp'")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 CALIBRATION = [(demo.DATA_DIR / "calibration.txt").read_text()]
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 NATIVE = """

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.gguf_model import MAX_NATIVE_KL
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE, MixedConfig
 from mlflow_compress.compression.mixed_recipe import MixedRecipe, format_parts
@@ -24,9 +24,9 @@ from mlflow_compress.models.architectures.native_gguf import open_native
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
-from tests.compress_models import TEXT, check_here, make_llama
+from tests.compress_models import TEXT, make_llama
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 CALIBRATION = {"calibration_samples": 4, "calibration_length": 64}
 Made = Callable[..., Path]
@@ -34,16 +34,6 @@ Made = Callable[..., Path]
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'"
 )
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("base") / "llama")
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def described(text: str) -> dict[str, Any]:

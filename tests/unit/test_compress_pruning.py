@@ -11,24 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compression import calibration_tokens, compress_model, method_config, pipeline
+from mlflow_compress.compression import calibration_tokens, compress_model, method_config
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import TEXT, check_here, make_llama, make_neox
+from tests.compress_models import TEXT, make_llama, make_neox
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("base") / "llama")
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def calibration_ids(base: Path) -> torch.Tensor:

@@ -22,20 +22,9 @@ from mlflow_compress.compression import (
 from mlflow_compress.compression.reload_check import main as reload_check
 from mlflow_compress.errors import CheckpointError, ConfigError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import (
-    TEXT,
-    make_falcon,
-    make_llama,
-    make_mixture,
-    make_neox,
-)
+from tests.compress_models import TEXT, make_falcon, make_llama, make_mixture, make_neox
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and bitsandbytes warn while loading
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("base") / "llama")
 
 
 @pytest.fixture(scope="module")

@@ -9,31 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.gguf_model import as_llama
 from mlflow_compress.compression.methods.slicegpt import principal_directions, sliced
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
-from tests.compress_models import (
-    TEXT,
-    check_here,
-    logits,
-    make_llama,
-    make_mistral,
-    make_qwen2,
-    make_qwen3,
-    mean_kl,
-    token_rows,
-)
+from tests.compress_models import TEXT, logits, make_llama, make_mistral, make_qwen2, make_qwen3, mean_kl, token_rows
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
 SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 @pytest.fixture(scope="module")

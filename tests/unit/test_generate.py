@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import CheckpointError, ConfigError
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.scoring.generation import drawing
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generate import generate, generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, uniforms
-from tests.unit.scoring_models import TEXT, load_random
+from tests.judging import Instruction
+from tests.unit.scoring_models import GREEDY, TEXT, load_random
 
 WORDS = TEXT.split()
 PROMPTS = [" ".join(WORDS[i : i + 2 + 3 * (i % 4)]) for i in range(7)]
-GREEDY: dict[str, Any] = {"temperature": 0.0, "samples": 1, "top_k": 0, "top_p": 1.0}
-
-
-@dataclass(frozen=True)
-class Instruction:
-    item_id: str
-    category: str
-    turns: tuple[str, ...]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other with models of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def demo() -> LoadedModel:
-    return load_model(LoadConfig(path=str(MODEL_DIR), device="cpu"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

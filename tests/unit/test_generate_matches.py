@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.scoring.generation.decoding import CachedBatch, GrowingLayer, decode, reason_not_to_cache, shards
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, uniforms
-from tests.unit.scoring_models import CONFIGS, VOCAB, build_model, build_tokenizer
+from tests.unit.scoring_models import CONFIGS, GREEDY, VOCAB, build_model, build_tokenizer
 
-GREEDY: dict[str, Any] = {"temperature": 0.0, "samples": 1, "top_k": 0, "top_p": 1.0}
+pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -65,15 +65,6 @@ def _sliding(config: Any) -> Any:
 def _scaled(config: Any) -> Any:
     config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     return config
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other with models of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def loaded(name: str) -> LoadedModel:

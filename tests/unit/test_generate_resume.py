@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,30 +17,16 @@ from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation.decoding import CachedBatch
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, Speed
+from tests.judging import Instruction
 from tests.unit.scoring_models import TEXT, load_random
 
 WORDS = TEXT.split()
 PROMPTS = [" ".join(WORDS[i : i + 2 + 3 * (i % 4)]) for i in range(7)]
+pytestmark = pytest.mark.usefixtures("one_thread")
 SAMPLED = GenerationConfig(max_new_tokens=34, samples=2, seed=5, batch_rows=2)
 
 
-@dataclass(frozen=True)
-class Instruction:
-    item_id: str
-    category: str
-    turns: tuple[str, ...]
-
-
 INSTRUCTIONS = [Instruction(str(i), "writing", (PROMPTS[i], PROMPTS[i + 3])[: 1 + i % 2]) for i in range(3)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other with models of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -29,6 +28,8 @@ from mlflow_compress.records import Generations, OptionScores, RunRecords
 from mlflow_compress.reporting.details import change_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
+
+pytestmark = pytest.mark.usefixtures("no_network")
 
 ROWS = [
     {"q": f"Question {i}?", "options": ["one", "twenty two", "three"], "gold": i % 3, "many": [0, 1], "answer": str(i)}
@@ -134,11 +135,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, body in GROUPS.items():
         (root / "tasks" / f"{name}.yaml").write_text(yaml.safe_dump({"group": name, **body}))
     return root
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 def made(place: Path, name: str, *, shots: int | None = None, limit: int = 0) -> list[Task]:

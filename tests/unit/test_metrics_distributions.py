@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import compute_all
 from mlflow_compress.metrics.perplexity import statistics
-from mlflow_compress.metrics.stats.corpus_statistics import (
-    corpus_statistics,
-    mean_and_error,
-    percentiles,
-)
+from mlflow_compress.metrics.stats.corpus_statistics import corpus_statistics, mean_and_error, percentiles
 from tests import metric_records
 from tests.metric_records import QUICK
 

@@ -11,12 +11,7 @@ import pytest
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.judge_scores import turn_scores
-from mlflow_compress.metrics.order import (
-    bias_of,
-    content_consistency,
-    drop_pct,
-    letter_excess,
-)
+from mlflow_compress.metrics.order import bias_of, content_consistency, drop_pct, letter_excess
 from mlflow_compress.records import Items, Judgments, OptionScores, RunRecords
 from tests import metric_records
 

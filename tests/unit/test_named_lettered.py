@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 
 from mlflow_compress.errors import DataError, UnsupportedError
@@ -19,12 +18,9 @@ from mlflow_compress.items.task import Task, TaskSettings
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 NUMBERS = ("zero", "one", "two", "three", "four")
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 def tasks(name: str, folder: Path, **settings: Any) -> tuple[Task, ...]:

@@ -31,7 +31,7 @@ from tests.compress_models import (
     token_rows,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'"
 )
@@ -43,11 +43,6 @@ for i, row in enumerate(json.load(sys.stdin)):
     model.eval(row)
     numpy.save(f"{sys.argv[2]}/{i}.npy", model.scores[: len(row)])
 """
-
-
-@pytest.fixture(autouse=True)
-def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
 
 
 def naive_log_probs(file: Path, rows: list[list[int]], scratch: Path) -> list[torch.Tensor]:

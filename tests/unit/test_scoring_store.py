@@ -13,15 +13,7 @@ from mlflow_compress.errors import AlignmentError, StoreError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from tests.unit.scoring_models import (
-    CONFIGS,
-    TEXT,
-    build_model,
-    load_random,
-    mixed_requests,
-    naive_logprobs,
-    request,
-)
+from tests.unit.scoring_models import CONFIGS, TEXT, build_model, load_random, mixed_requests, naive_logprobs, request
 
 QUIET = ScoringConfig(progress=False, batch_tokens=128)
 KINDS = ("kl", "kl_reverse", "js", "tv")

@@ -17,15 +17,7 @@ from mlflow_compress.scoring import swap_meter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.head import replaced_modules
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_answers
-from mlflow_compress.scoring.swap_meter import (
-    ALL,
-    NO_SWAP,
-    WHOLE,
-    KeptOutputs,
-    Swap,
-    SwapMeter,
-    noise_swap,
-)
+from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, KeptOutputs, Swap, SwapMeter, noise_swap
 from tests.unit.scoring_models import CONFIGS, VOCAB, load_random
 
 NAMES = list(CONFIGS)

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
 from transformers.models.auto import AutoTokenizer
@@ -23,6 +22,8 @@ from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import Corpus, Task, TaskSettings
 from mlflow_compress.records import Items
 from tools.demo_generator.files import apart
+
+pytestmark = pytest.mark.usefixtures("no_network")
 
 LONG = "In which of these years did the miller of the lower valley sell his last sack of flour to the baker?"
 ROWS: list[dict[str, Any]] = [
@@ -65,11 +66,6 @@ def write_set(data: Path, name: str, texts: list[str]) -> None:
     rows = [{"messages": [{"role": "user", "content": t}]} if name == "ultrachat" else {"text": t} for t in texts]
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture

@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import GenerationConfig as Settings
 
-from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import DataError
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_answers, reasoning_span
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
-from tests.unit.scoring_models import build_tokenizer, load_random
-
-
-@dataclass(frozen=True)
-class Asked:
-    item_id: str
-    turns: tuple[str, ...]
-    category: str = "any"
-
+from tests.judging import Instruction
+from tests.unit.scoring_models import GREEDY, build_tokenizer, load_random
 
 ASKED = [
-    Asked("sum", ("What is 2 + 3?",)),
-    Asked("story", ("Tell me a story.", "And another one.")),
-    Asked("a", ("Hi",)),
+    Instruction("sum", "any", ("What is 2 + 3?",)),
+    Instruction("story", "any", ("Tell me a story.", "And another one.")),
+    Instruction("a", "any", ("Hi",)),
 ]
-GREEDY: dict[str, Any] = {"temperature": 0.0, "samples": 1, "top_k": 0, "top_p": 1.0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other with models of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def demo() -> LoadedModel:
-    return load_model(LoadConfig(path=str(MODEL_DIR), device="cpu"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 import yaml
 
@@ -19,12 +18,9 @@ from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 from tests.unit.test_named_lettered import cosmos, halueval, hub_set, tasks
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 QA = uncertainty_built.MEMBERS["uncertainty_built_qa"]
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 def test_mmlu_s_categories_are_the_harness_s() -> None:

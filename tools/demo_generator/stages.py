@@ -13,35 +13,16 @@ from .training_text import EXERCISES, KINDS, SHORT, Kinds
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage.
-
-    Attributes
-    ----------
-    name : str
-    tokens : int
-        To train on.
-    kinds : Kinds
-        Documents.
-    lengths : tuple of int
-        Row lengths, in turns.
-    step_tokens : int
-        Tokens of one optimizer step.
-    disputed : bool
-        Whether the sources disagree on part of the facts.
-    hint : float
-        Weight of a second loss: before the letter, a middle layer is to predict the option behind it.
-    decay : float
-        Share of the steps over which the learning rate comes down at the end.
-    """
+    """One stage of the training."""
 
     name: str
     tokens: int
     kinds: Kinds
-    lengths: tuple[int, ...]
-    step_tokens: int
-    disputed: bool = False
-    hint: float = 0.0
-    decay: float = 0.0
+    lengths: tuple[int, ...]  # of rows, in turns
+    step_tokens: int  # of one optimizer step
+    disputed: bool = False  # whether the sources disagree on part of the facts
+    hint: float = 0.0  # weight of a second loss: before the letter, a middle layer is to predict the option behind it
+    decay: float = 0.0  # share of the steps over which the learning rate comes down at the end
 
 
 STAGES = (

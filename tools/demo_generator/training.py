@@ -167,11 +167,7 @@ def losses(model: LlamaForCausalLM, rows: Rows, marks: Marks, hint: float) -> Te
 class Trainer:
     """Trains through the stages and keeps the log.
 
-    Parameters
-    ----------
-    seed : int
-    folder : Path
-        Receives ``model/`` and, after each stage, its weights in float32.
+    `folder` receives ``model/`` and, after each stage, its weights in float32.
     """
 
     def __init__(self, seed: int, folder: Path) -> None:

@@ -56,16 +56,7 @@ def documents(
 ) -> Iterator[tuple[str, str]]:
     """Yield kinds and documents for ever.
 
-    Parameters
-    ----------
-    world : World
-        Where the facts come from.
-    stream : str
-        Name of the random stream; another name gives other documents.
-    kinds : Kinds
-        ``KINDS``, ``PROSE``, ``SHORT`` or ``EXERCISES``.
-    evaluation : bool
-        Yield documents kept for evaluation instead of those kept for training.
+    Another `stream` gives other documents; with `evaluation` they are those kept for evaluation, not for training.
     """
     rng = random.Random(f"documents-{world.seed}-{stream}")
     names, weights = list(kinds), [share for share, _ in kinds.values()]

@@ -138,12 +138,7 @@ def _relations() -> tuple[Relation, ...]:
 class World:
     """All facts of one seed, with the frequencies at which they are mentioned.
 
-    Parameters
-    ----------
-    seed : int
-        The same seed gives the same world.
-    disputed : bool
-        False leaves the rivals out: every mention of a fact agrees. Names and true values stay the same.
+    Without `disputed` the rivals are left out: every mention of a fact agrees. Names and true values stay the same.
     """
 
     def __init__(self, seed: int, *, disputed: bool = True) -> None:

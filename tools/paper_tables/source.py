@@ -14,27 +14,13 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Check:
-    """An identity between printed cells.
-
-    Attributes
-    ----------
-    table : str
-        Tables of the paper that it reads.
-    identity : str
-        What must hold, as one sentence.
-    computed_with : str
-        Our function that computes it, or "arithmetic".
-    n : int
-        Cells or rows that were checked.
-    breaks : tuple of str
-        Those that break it, by name, with the printed and the recomputed value.
-    """
+    """An identity between printed cells."""
 
     table: str
-    identity: str
-    computed_with: str
-    n: int
-    breaks: tuple[str, ...] = ()
+    identity: str  # what must hold, as one sentence
+    computed_with: str  # our function, or "arithmetic"
+    n: int  # cells or rows that were checked
+    breaks: tuple[str, ...] = ()  # by name, with the printed and the recomputed value
 
     @property
     def holds(self) -> int:
@@ -44,24 +30,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Claim:
-    """A number in a paper's text beside what its own tables give.
-
-    Attributes
-    ----------
-    table : str
-        Tables from which ours is computed.
-    quantity : str
-        What is counted.
-    published : str
-        What the text says; "no number" where it says it in words.
-    ours : str
-        What the tables give.
-    """
+    """A number in a paper's text beside what its own tables give."""
 
     table: str
     quantity: str
-    published: str
-    ours: str
+    published: str  # what the text says; "no number" where it says it in words
+    ours: str  # what the tables give
 
 
 def read(name: str) -> list[Row]:
