@@ -115,9 +115,6 @@ def test_unlike_encoders_and_answers_are_left_out_by_name():
     found = unlike({"x": OTHER, "y": MINE, "z": MINE, "w": replace(MINE, answers_run="run2")})
     assert found["x"] == "its answers were embedded by bge (bbbbbbbb), those of the others by MiniLM (aaaaaaaa)"
     assert found["w"].startswith("its answers are to other instructions") and set(found) == {"x", "w"}
-    # A run of an earlier release knows the encoder's name only.
-    old = replace(MINE, encoder_id=None)
-    assert unlike({"x": old, "y": replace(old, encoder="bge")}).keys() == {"y"}
 
 
 def test_a_setting_is_read_from_the_judge_run():

@@ -17,44 +17,24 @@ from mlflow_compress.tracking.store import RunLink
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Tabular):
-    """Where a variant's movement comes from: each group of weights alone, and the text on which it moves.
+    """Where a variant's movement comes from: each group of weights alone, and the text on which it moves."""
 
-    Attributes
-    ----------
-    name, baseline : str
-        The variant's short name, and its baseline's.
-    checkpoint : str
-        Folder of the variant.
-    found : GroupsFound
-        Every group of weights, the whole variant, and the controls.
-    unchanged : tuple of str
-        Groups whose weights are the baseline's.
-    positions, classes, categories : tuple of MetricResult
-        KL of the whole variant by position in the text, by class of the predicted token, and by task and category of
-        items.
-    texts : tuple of ShownText
-        The texts that moved most.
-    whole_model_reason : str or None
-        Why every layer was computed for every group; None where only the layers behind a swap were.
-    seconds : float
-        How long the measuring took.
-    records_folder : Path
-        The distances of every swap at every token (`swap_distances.parquet`).
-    run : RunLink
-    """
-
+    # The variant's short name, and its baseline's
     name: str
     baseline: str
-    checkpoint: str
-    found: GroupsFound
-    unchanged: tuple[str, ...]
+    checkpoint: str  # Folder of the variant
+    found: GroupsFound  # Every group of weights, the whole variant, and the controls
+    unchanged: tuple[str, ...]  # Groups whose weights are the baseline's
+    # KL of the whole variant by position in the text, by class of the predicted token, and by task and category of
+    # items
     positions: tuple[MetricResult, ...]
     classes: tuple[MetricResult, ...]
     categories: tuple[MetricResult, ...]
-    texts: tuple[ShownText, ...]
+    texts: tuple[ShownText, ...]  # The texts that moved most
+    # Why every layer was computed for every group; None where only the layers behind a swap were
     whole_model_reason: str | None
-    seconds: float
-    records_folder: Path
+    seconds: float  # How long the measuring took
+    records_folder: Path  # The distances of every swap at every token (`swap_distances.parquet`)
     run: RunLink
 
     def __getitem__(self, name: str) -> GroupMove:

@@ -13,84 +13,41 @@ from mlflow_compress.tracking.store import RunLink
 
 @dataclass(frozen=True, kw_only=True)
 class GateRow:
-    """One check of a gate, or a gate that was decided as a whole.
+    """One check of a gate, or a gate that was decided as a whole."""
 
-    Attributes
-    ----------
-    gate : int
-        Number of the policy's gate; a gate on KL has two checks.
-    name : str
-        The claim: "distance/flips_pct <= 5".
-    verdict : {"pass", "fail", "undecided"}
-    decided_after : int or None
-        Items that the gate had looked at; None where items did not decide.
-    by : {"items", "all items", "checkpoint", "timing"}
-        What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, or a timing of it.
-    value : float or None
-        The value so far, in the metric's unit; None where no item has one.
-    limit : float or None
-        The limit.
-    n : int
-        Items that have a value.
-    reason : str
-        What a promotion says of the gate, where all items or the checkpoint decided.
-    """
-
-    gate: int
-    name: str
+    gate: int  # Number of the policy's gate; a gate on KL has two checks
+    name: str  # The claim: "distance/flips_pct <= 5"
     verdict: Literal["pass", "fail", "undecided"]
-    decided_after: int | None
+    decided_after: int | None  # Items that the gate had looked at; None where items did not decide
+    # What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, or a timing of it
     by: Literal["items", "all items", "checkpoint", "timing"]
-    value: float | None
-    limit: float | None
-    n: int
-    reason: str
+    value: float | None  # The value so far, in the metric's unit; None where no item has one
+    limit: float | None  # The limit
+    n: int  # Items that have a value
+    reason: str  # What a promotion says of the gate, where all items or the checkpoint decided
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateVerdict(Tabular):
-    """Whether a checkpoint is near enough to its baseline, and how many items that took.
+    """Whether a checkpoint is near enough to its baseline, and how many items that took."""
 
-    Attributes
-    ----------
-    passed : bool
-        Whether every gate passes.
-    verdict : str
-        The same, in one sentence.
-    rows : tuple of GateRow
-        What decided.
-    items_used, items_available : int
-        Items that were looked at, and those that the whole evaluation has.
-    error : float
-        Probability that any early verdict is wrong, at most.
-    seed : int
-        Of the random order.
-    policy_sha256, policy : str
-        The policy's hash, and its text.
-    variant, baseline : str
-        Names of the two models.
-    baseline_run_id : str
-        The run that holds the baseline's records.
-    remarks : tuple of str
-        What else there is to say.
-    run : RunLink
-        The run that holds the verdict.
-    """
-
-    passed: bool
-    verdict: str
-    rows: tuple[GateRow, ...]
+    passed: bool  # Whether every gate passes
+    verdict: str  # The same, in one sentence
+    rows: tuple[GateRow, ...]  # What decided
+    # Items that were looked at, and those that the whole evaluation has
     items_used: int
     items_available: int
-    error: float
-    seed: int
+    error: float  # Probability that any early verdict is wrong, at most
+    seed: int  # Of the random order
+    # The policy's hash, and its text
     policy_sha256: str
     policy: str
+    # Names of the two models
     variant: str
     baseline: str
-    baseline_run_id: str
-    remarks: tuple[str, ...]
-    run: RunLink
+    baseline_run_id: str  # The run that holds the baseline's records
+    remarks: tuple[str, ...]  # What else there is to say
+    run: RunLink  # The run that holds the verdict
 
     @property
     def exit_code(self) -> int:

@@ -16,38 +16,22 @@ NOTHING_PASSES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion(Tabular):
-    """The decision on the variants of one evaluation.
+    """The decision on the variants of one evaluation."""
 
-    Attributes
-    ----------
-    decision : Decision
-        Every candidate with its reasons, passing ones first.
-    outcome : {"promoted", "unchanged", "nothing"}
-        The alias has moved, has stayed where it was, or no candidate passes.
-    champion : str or None
-        The variant that has the alias now, or would have it after a dry run; None where nobody has.
-    registered_model, alias : str
-        Where the winner is registered, and the alias that moves.
-    verdict : str
-        What happened to the alias, in one sentence.
-    remarks : tuple of str
-        What competed, what could not be compared, and how the winner compares with the champion before it.
-    policy_sha256, policy : str
-        The policy's hash, and its text.
-    run : RunLink or None
-        The run that holds the decision; None after a dry run.
-    """
-
-    decision: Decision
+    decision: Decision  # Every candidate with its reasons, passing ones first
+    # The alias has moved, has stayed where it was, or no candidate passes
     outcome: Literal["promoted", "unchanged", "nothing"]
-    champion: str | None
+    champion: str | None  # The variant that has the alias now, or would have it after a dry run; None where nobody has
+    # Where the winner is registered, and the alias that moves
     registered_model: str
     alias: str
-    verdict: str
+    verdict: str  # What happened to the alias, in one sentence
+    # What competed, what could not be compared, and how the winner compares with the champion before it
     remarks: tuple[str, ...]
+    # The policy's hash, and its text
     policy_sha256: str
     policy: str
-    run: RunLink | None
+    run: RunLink | None  # The run that holds the decision; None after a dry run
 
     @property
     def exit_code(self) -> int:
@@ -86,32 +70,18 @@ class Promotion(Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback(Tabular):
-    """An alias that went back to the version that had it before.
+    """An alias that went back to the version that had it before."""
 
-    Attributes
-    ----------
-    registered_model, alias : str
-        What moved.
-    variant, version : str
-        Who has the alias now.
-    replaced : str
-        The version that had it.
-    reason : str or None
-        Why, as it was given.
-    verdict : str
-        What happened, in one sentence.
-    run : RunLink
-        The run that holds it.
-    """
-
+    # What moved
     registered_model: str
     alias: str
+    # Who has the alias now
     variant: str
     version: str
-    replaced: str
-    reason: str | None
-    verdict: str
-    run: RunLink
+    replaced: str  # The version that had it
+    reason: str | None  # Why, as it was given
+    verdict: str  # What happened, in one sentence
+    run: RunLink  # The run that holds it
 
     @property
     def summary(self) -> str:
@@ -134,55 +104,30 @@ class Rollback(Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class Tenure:
-    """The time in which one version had an alias.
+    """The time in which one version had an alias."""
 
-    Attributes
-    ----------
-    since, until : str, str or None
-        Beginning and end in UTC (ISO 8601); until is None for the one that has it now.
-    variant, version : str
-        Who had it.
-    by : {"promote", "rollback"}
-        What gave it.
-    run_id : str
-        The run that gave it.
-    policy_sha256 : str or None
-        The policy that decided; None for a rollback.
-    verdict : str
-        What happened, in one sentence.
-    """
-
+    # Beginning and end in UTC (ISO 8601); until is None for the one that has it now
     since: str
     until: str | None
+    # Who had it
     variant: str
     version: str
-    by: Literal["promote", "rollback"]
-    run_id: str
-    policy_sha256: str | None
-    verdict: str
+    by: Literal["promote", "rollback"]  # What gave it
+    run_id: str  # The run that gave it
+    policy_sha256: str | None  # The policy that decided; None for a rollback
+    verdict: str  # What happened, in one sentence
 
 
 @dataclass(frozen=True, kw_only=True)
 class AliasHistory(Tabular):
-    """Who had an alias when, newest first.
+    """Who had an alias when, newest first."""
 
-    Attributes
-    ----------
-    registered_model, alias : str
-        Whose history it is.
-    tenures : tuple of Tenure
-        One per move of the alias.
-    holder : str or None
-        The version that has the alias in the registry now.
-    remarks : tuple of str
-        What the history does not know.
-    """
-
+    # Whose history it is
     registered_model: str
     alias: str
-    tenures: tuple[Tenure, ...]
-    holder: str | None
-    remarks: tuple[str, ...]
+    tenures: tuple[Tenure, ...]  # One per move of the alias
+    holder: str | None  # The version that has the alias in the registry now
+    remarks: tuple[str, ...]  # What the history does not know
 
     @property
     def summary(self) -> str:

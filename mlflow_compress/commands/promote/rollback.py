@@ -100,9 +100,7 @@ def read_history(config: HistoryConfig) -> AliasHistory:
     if now is None:
         remarks.append(f"No version of {name} has the alias '{config.alias}' now.")
     elif now.version != recorded:
-        remarks.append(
-            f"Version {now.version} has '{config.alias}' now: it was moved by hand, or by an earlier release."
-        )
+        remarks.append(f"Version {now.version} has '{config.alias}' now: it was moved by hand.")
     return AliasHistory(
         registered_model=name,
         alias=config.alias,

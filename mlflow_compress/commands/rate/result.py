@@ -15,21 +15,11 @@ from mlflow_compress.tracking.store import RunLink
 
 @dataclass(frozen=True, kw_only=True)
 class BlindSheet(Tabular):
-    """What `blind` wrote.
+    """What `blind` wrote."""
 
-    Attributes
-    ----------
-    folder : Path
-        The folder with `for_raters` and `key.json`.
-    n_pairs : int
-        Pairs to rate.
-    n_identical : int
-        Pairs of identical answers, which are ties and need no rating.
-    """
-
-    folder: Path
-    n_pairs: int
-    n_identical: int
+    folder: Path  # The folder with `for_raters` and `key.json`
+    n_pairs: int  # Pairs to rate
+    n_identical: int  # Pairs of identical answers, which are ties and need no rating
 
     @property
     def for_raters(self) -> Path:
@@ -66,28 +56,15 @@ class BlindSheet(Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class HumanRatings(Tabular):
-    """What people prefer.
+    """What people prefer."""
 
-    Attributes
-    ----------
-    baseline, variant : str
-        The models.
-    results : tuple of MetricResult
-        All raters together, by category, by rater (`task`), and their agreement.
-    missing : mapping of str to int
-        Rows that each rater has not rated.
-    n_identical : int
-        Pairs of identical answers, a tie of every rater.
-    run : RunLink or None
-        The run to which the results were logged.
-    """
-
+    # The models
     baseline: str
     variant: str
-    results: tuple[MetricResult, ...]
-    missing: Mapping[str, int]
-    n_identical: int
-    run: RunLink | None = None
+    results: tuple[MetricResult, ...]  # All raters together, by category, by rater (`task`), and their agreement
+    missing: Mapping[str, int]  # Rows that each rater has not rated
+    n_identical: int  # Pairs of identical answers, a tie of every rater
+    run: RunLink | None = None  # The run to which the results were logged
 
     @property
     def pooled(self) -> dict[str, MetricResult]:

@@ -15,21 +15,11 @@ from mlflow_compress.reporting.tables import Table
 
 @dataclass(frozen=True, kw_only=True)
 class VariantsReport(Tabular):
-    """What `report` wrote.
+    """What `report` wrote."""
 
-    Attributes
-    ----------
-    board : Scoreboard
-        The variants side by side, and which of them can be told apart.
-    decision : Decision
-        What the default gates say; nothing was promoted.
-    path : Path
-        The file.
-    """
-
-    board: Scoreboard
-    decision: Decision
-    path: Path
+    board: Scoreboard  # The variants side by side, and which of them can be told apart
+    decision: Decision  # What the default gates say; nothing was promoted
+    path: Path  # The file
 
     def __getitem__(self, name: str) -> ScoreRow:
         """Return the row of a variant."""

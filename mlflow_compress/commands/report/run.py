@@ -60,8 +60,6 @@ def answer_similarity(tracker: Tracker, board: Scoreboard) -> ModelSimilarity | 
         setting = answer_setting(judge) if judge is not None else None
         if judge is None or setting is None:
             left_out[row.name] = "no finished judge stage embedded its answers"
-        elif setting.encoder_id is None:
-            left_out[row.name] = "its judge run, of an earlier release, kept no embeddings"
         else:
             judges[row.name] = judge, setting
     settings = {name: setting for name, (_, setting) in judges.items()}
@@ -95,7 +93,7 @@ _NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpo
 def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = None) -> PageContent:
     """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
 
-    - `policy_file`: The promotion policy that says which variant to ship; by default that of `promote`.
+    `policy_file` is the promotion policy that says which variant to ship; by default that of `promote`.
     """
     if not board.finished:
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)

@@ -30,7 +30,7 @@ class AnswerSetting:
     """What a similarity of answers depends on, besides the models."""
 
     answers_run: str  # The run of the baseline's answers: one per instructions and settings of generation
-    encoder_id: str | None  # Identity of the encoder; None where a judge run of an earlier release does not tell
+    encoder_id: str  # Identity of the encoder
     encoder: str  # Its name
 
 
@@ -46,7 +46,7 @@ def answer_setting(judge: Any) -> AnswerSetting | None:
     name = params.get(f"{RESOLVED}encoder", params.get("encoder"))
     if not any(metric in judge.data.metrics for metric in similarity_metrics()) or name is None:
         return None
-    return AnswerSetting(judge.data.tags[ANSWERS_RUN], params.get("encoder_id"), name)
+    return AnswerSetting(judge.data.tags[ANSWERS_RUN], params["encoder_id"], name)
 
 
 def unlike(settings: Mapping[str, AnswerSetting]) -> dict[str, str]:
@@ -58,7 +58,7 @@ def unlike(settings: Mapping[str, AnswerSetting]) -> dict[str, str]:
     for name, own in settings.items():
         if own.answers_run != wanted.answers_run:
             found[name] = "its answers are to other instructions, or were generated with other settings"
-        elif (own.encoder_id or own.encoder) != (wanted.encoder_id or wanted.encoder):
+        elif own.encoder_id != wanted.encoder_id:
             found[name] = f"its answers were embedded by {_named(own)}, those of the others by {_named(wanted)}"
     return found
 
@@ -69,7 +69,7 @@ def common(settings: Mapping[str, AnswerSetting]) -> AnswerSetting:
 
 
 def _named(setting: AnswerSetting) -> str:
-    return f"{setting.encoder} ({setting.encoder_id[:8] if setting.encoder_id else 'not known which'})"
+    return f"{setting.encoder} ({setting.encoder_id[:8]})"
 
 
 def similarity_metrics() -> frozenset[str]:
@@ -88,13 +88,10 @@ def score_runs(
     baseline: str | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Scoreboard:
-    """Return the scoreboard of main runs that share one evaluation.
+    """Return the scoreboard of main runs that share one evaluation, and of `others`, which have no run.
 
-    - `tracker`: The store.
-    - `run_ids`: Main runs. One that did not finish is a row without results, with its error.
-    - `others`: Variants without a run.
-    - `baseline`: The baseline's short name; needed only where there is no run.
-    - `names`: Names of runs that are not called as their variant is.
+    A run that did not finish is a row without results, with its error. `baseline` is needed only where there is no
+    run; `names` has the names of runs that are not called as their variant is.
     """
     runs = [tracker.client.get_run(tracker.look_up(run_id).run_id) for run_id in dict.fromkeys(run_ids)]
     for run in runs:

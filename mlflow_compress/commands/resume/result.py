@@ -11,34 +11,18 @@ from mlflow_compress.commands.shared.tabular import Tabular
 
 @dataclass(frozen=True, kw_only=True)
 class ResumedCommand:
-    """A command that was killed, or cut off from the tracking server.
+    """A command that was killed, or cut off from the tracking server."""
 
-    Attributes
-    ----------
-    command : str
-        Its verb, and the parameters that are not at their defaults.
-    state : {"unfinished", "finished", "failed"}
-        Whether it was only listed, or done again, and how that ended.
-    outcome : str
-        What it found, or why it failed.
-    """
-
-    command: str
-    state: Literal["unfinished", "finished", "failed"]
-    outcome: str
+    command: str  # Its verb, and the parameters that are not at their defaults
+    state: Literal["unfinished", "finished", "failed"]  # Whether it was only listed, or done again, and how that ended
+    outcome: str  # What it found, or why it failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed(Tabular):
-    """The commands that had not ended, the oldest first.
+    """The commands that had not ended, the oldest first."""
 
-    Attributes
-    ----------
-    commands : tuple of ResumedCommand
-        One per command.
-    """
-
-    commands: tuple[ResumedCommand, ...]
+    commands: tuple[ResumedCommand, ...]  # One per command
 
     @property
     def exit_code(self) -> int:

@@ -215,9 +215,9 @@ def choose_formats(
     were chosen. That includes what the groups do to each other, as far as one change at a time shows it. Then the
     programme is solved again.
 
-    - `uniform` (format) -> ndarray: Returns the KL of the uniform variant of a format, window by window. Where one
-      format for all keeps to the budget too, it is chosen, unless the mixed one is surely closer: its difference,
-      paired by window, has an interval below 0. The best of several measurements on one text looks better than it is.
+    `uniform` returns the KL of the uniform variant of a format, window by window. Where one format for all keeps to
+    the budget too, it is chosen, unless the mixed one is surely closer: its difference, paired by window, has an
+    interval below 0. The best of several measurements on one text looks better than it is.
     """
     first = table
     tried: dict[tuple[int, ...], Choice] = {}

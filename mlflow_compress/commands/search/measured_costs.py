@@ -58,7 +58,7 @@ class SearchText:
 def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> SearchText:
     """Return the search's text, cut into windows.
 
-    - `used`: Windows that calibrate. Without a text of its own, the search takes those that follow in the seeded order.
+    `used` windows calibrate. Without a text of its own, the search takes those that follow in the seeded order.
     """
     space = config.space
     given = space.search_text or space.calibration
@@ -151,8 +151,8 @@ def format_groups(
 ) -> tuple[WeightGroup, ...]:
     """Return the groups of layers that get one format each.
 
-    - `rescaled`: Whether scales were moved between neighbours in them. Then norms, and layers that have each other's
-      scales, are in one group; else the groups are the layers that serving engines fuse.
+    Where scales were moved between neighbours (`rescaled`), norms, and layers that have each other's scales, are in
+    one group; else the groups are the layers that serving engines fuse.
     """
     opened = light(model_path(config.source.model), config.source, config.inference)
     if rescaled:

@@ -14,70 +14,37 @@ from mlflow_compress.tracking.store import RunLink
 
 @dataclass(frozen=True, kw_only=True)
 class SearchedVariant:
-    """One row of a search.
+    """One row of a search."""
 
-    Attributes
-    ----------
-    name : str
-        The variant.
-    kind : {"uniform", "searched", "autoscheme"}
-        Whether all layers have one format, or each group its own; and who has chosen that.
-    limit : str
-        What was searched: "4.5bit"; "" for a uniform variant.
-    max_kl : float or None
-        The limit where it is one of KL.
-    bits_per_weight, bits_per_weight_model : float
-        Stored bits per weight of the linear layers, and of the whole model.
-    size_bytes : int
-        Bytes of all stored tensors.
-    kl, kl_low, kl_high : float or None
-        KL on the evaluation's texts in nats, with its interval; None where there are too few units for one.
-    search_kl : float
-        KL of the checkpoint on the search's text.
-    search_kl_high : float or None
-        Upper end of its interval.
-    predicted_kl : float or None
-        What the costs promised for the search's text; None for a uniform variant.
-    rounds : int
-        Rounds in which costs were refitted.
-    gap : float or None
-        Optimality gap of the integer programme: 0 is a proven optimum.
-    mix : str
-        The linear mix beside it: "0.37 of gptq-4bit-g128, the rest gptq-3bit-g128".
-    mix_kl : float or None
-        KL of that mix on the evaluation's texts.
-    difference, difference_low, difference_high : float or None
-        KL of this variant minus that of the mix, paired by unit, with its interval.
-    search_difference, search_difference_low, search_difference_high : float or None
-        Of AutoScheme's variant: its KL minus that of the searched variant of the same limit, paired by unit.
-    run_id : str
-        Its main run.
-    """
-
-    name: str
+    name: str  # The variant
+    # Whether all layers have one format, or each group its own; and who has chosen that
     kind: Literal["uniform", "searched", "autoscheme"]
-    limit: str = ""
-    max_kl: float | None = None
+    limit: str = ""  # What was searched: "4.5bit"; "" for a uniform variant
+    max_kl: float | None = None  # The limit where it is one of KL
+    # Stored bits per weight of the linear layers, and of the whole model
     bits_per_weight: float
     bits_per_weight_model: float
-    size_bytes: int
+    size_bytes: int  # Bytes of all stored tensors
+    # KL on the evaluation's texts in nats, with its interval; None where there are too few units for one
     kl: float
     kl_low: float | None
     kl_high: float | None
-    search_kl: float
-    search_kl_high: float | None
-    predicted_kl: float | None = None
-    rounds: int = 0
-    gap: float | None = None
-    mix: str = ""
-    mix_kl: float | None = None
+    search_kl: float  # KL of the checkpoint on the search's text
+    search_kl_high: float | None  # Upper end of its interval
+    predicted_kl: float | None = None  # What the costs promised for the search's text; None for a uniform variant
+    rounds: int = 0  # Rounds in which costs were refitted
+    gap: float | None = None  # Optimality gap of the integer programme: 0 is a proven optimum
+    mix: str = ""  # The linear mix beside it: "0.37 of gptq-4bit-g128, the rest gptq-3bit-g128"
+    mix_kl: float | None = None  # KL of that mix on the evaluation's texts
+    # KL of this variant minus that of the mix, paired by unit, with its interval
     difference: float | None = None
     difference_low: float | None = None
     difference_high: float | None = None
+    # Of AutoScheme's variant: its KL minus that of the searched variant of the same limit, paired by unit
     search_difference: float | None = None
     search_difference_low: float | None = None
     search_difference_high: float | None = None
-    run_id: str
+    run_id: str  # Its main run
 
     @property
     def prediction_error(self) -> float | None:
@@ -98,50 +65,32 @@ class SearchedVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCost:
-    """What one format costs in one group of layers.
+    """What one format costs in one group of layers."""
 
-    Attributes
-    ----------
-    group, format : str
-        Which of them has this format, while the rest is as in the baseline.
-    size_bytes : int
-        Stored bytes of the group.
-    kl, kl_low, kl_high : float or None
-        KL on the search's text in nats, with its interval over windows; without one where it was not measured.
-    estimated : bool
-        Whether it was not measured: it is the estimate, times what the group's measured formats cost over theirs.
-    estimate : float or None
-        What was estimated before any measurement: nats ("fisher"), or a relative error ("linearity"); None without
-        estimates.
-    """
-
+    # Which of them has this format, while the rest is as in the baseline
     group: str
     format: str
-    size_bytes: int
+    size_bytes: int  # Stored bytes of the group
+    # KL on the search's text in nats, with its interval over windows; without one where it was not measured
     kl: float
     kl_low: float | None
     kl_high: float | None
+    # Whether it was not measured: it is the estimate, times what the group's measured formats cost over theirs
     estimated: bool = False
+    # What was estimated before any measurement: nats ("fisher"), or a relative error ("linearity"); None without
+    # estimates
     estimate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """How costs were estimated, and how much of it was measured.
+    """How costs were estimated, and how much of it was measured."""
 
-    Attributes
-    ----------
-    kind : str
-        "fisher" or "linearity".
-    swaps, possible : int
-        Swaps that were measured, of how many.
-    rank_correlation : float or None
-        Spearman's, of estimate and measured cost, over those that were measured; None for too few.
-    """
-
-    kind: str
+    kind: str  # "fisher" or "linearity"
+    # Swaps that were measured, of how many
     swaps: int
     possible: int
+    # Spearman's, of estimate and measured cost, over those that were measured; None for too few
     rank_correlation: float | None
 
     @property
@@ -155,41 +104,21 @@ class CostEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Tabular):
-    """Variants of mixed precision that a search has chosen and measured.
+    """Variants of mixed precision that a search has chosen and measured."""
 
-    Attributes
-    ----------
-    baseline : str
-        The baseline's short name.
-    variants : tuple of SearchedVariant
-        Sorted by size.
-    formats, groups : tuple of str
-        What could be chosen for what.
-    costs : tuple of GroupCost
-        Of every group in every format.
-    estimate : CostEstimate or None
-        How costs were estimated; None where all were measured.
-    recipes : mapping of str to mapping of str to str
-        The format of each group, by searched variant.
-    search_text, held_out : str
-        What the costs were measured on, and what the variants were evaluated on.
-    left_out : str
-        Why AutoScheme has no row; "" where nothing is missing.
-    run : RunLink
-        The run that holds it.
-    """
-
-    baseline: str
-    variants: tuple[SearchedVariant, ...]
+    baseline: str  # The baseline's short name
+    variants: tuple[SearchedVariant, ...]  # Sorted by size
+    # What could be chosen for what
     formats: tuple[str, ...]
     groups: tuple[str, ...]
-    costs: tuple[GroupCost, ...]
-    estimate: CostEstimate | None
-    recipes: Mapping[str, Mapping[str, str]]
+    costs: tuple[GroupCost, ...]  # Of every group in every format
+    estimate: CostEstimate | None  # How costs were estimated; None where all were measured
+    recipes: Mapping[str, Mapping[str, str]]  # The format of each group, by searched variant
+    # What the costs were measured on, and what the variants were evaluated on
     search_text: str
     held_out: str
-    left_out: str
-    run: RunLink
+    left_out: str  # Why AutoScheme has no row; "" where nothing is missing
+    run: RunLink  # The run that holds it
 
     @property
     def searched(self) -> tuple[SearchedVariant, ...]:
