@@ -25,10 +25,16 @@ from mlflow_compress.reporting.details import (
     kl_values,
     token_kl_values,
 )
-from mlflow_compress.reporting.plots.answer_figures import draw_answers_part, draw_map, draw_matrix
-from mlflow_compress.reporting.plots.categories import CategoryFlips, draw_categories, draw_correlations
-from mlflow_compress.reporting.plots.diagnosis_figures import draw_layer_map, draw_moved_parts
-from mlflow_compress.reporting.plots.divergence import draw_divergence, draw_margin, draw_positions
+from mlflow_compress.reporting.plots.distances import (
+    CategoryFlips,
+    draw_answers_part,
+    draw_categories,
+    draw_divergence,
+    draw_margin,
+    draw_moved_parts,
+    draw_positions,
+)
+from mlflow_compress.reporting.plots.matrices import draw_correlations, draw_layer_map, draw_map, draw_matrix
 from mlflow_compress.reporting.plots.style import RC, Drawing
 from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
 

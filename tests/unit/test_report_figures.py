@@ -15,9 +15,15 @@ from mlflow_compress.metrics.greedy_answers import Forks
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items, MetricResult
 from mlflow_compress.reporting.figures import draw_all, draw_scoreboard
-from mlflow_compress.reporting.plots.answer_figures import draw_answers_part
-from mlflow_compress.reporting.plots.categories import MOST, CategoryFlips, draw_categories
-from mlflow_compress.reporting.plots.divergence import draw_divergence, draw_margin, draw_positions
+from mlflow_compress.reporting.plots.distances import (
+    MOST,
+    CategoryFlips,
+    draw_answers_part,
+    draw_categories,
+    draw_divergence,
+    draw_margin,
+    draw_positions,
+)
 from mlflow_compress.reporting.plots.style import RC
 from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_variants
 from tests import written_records

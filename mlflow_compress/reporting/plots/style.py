@@ -1,15 +1,23 @@
-"""Common style of all figures: colours that colour-blind readers can distinguish, and titles that state the finding."""
+"""What all figures share: colours that colour-blind readers can distinguish, titles, heat maps, labels of points."""
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patheffects import withStroke
+from matplotlib.transforms import Bbox
+
+from mlflow_compress.metrics.stats.arrays import Float
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color): distinct under the common colour-vision deficiencies.
 BASELINE, VARIANT = "#8b95a1", "#0072b2"
@@ -43,10 +51,10 @@ RC = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawn figure before it is saved: matplotlib's figure, a title with the finding, and a caption."""
+    """A drawn figure before it is saved."""
 
-    canvas: Any
-    title: str
+    canvas: Any  # matplotlib's figure
+    title: str  # The finding
     caption: str
 
 
@@ -79,3 +87,86 @@ def horizontal_grid(axes: Axes) -> None:
 def plain_text(text: str) -> str:
     """Return text that matplotlib draws literally, with dollar signs escaped, because these start a formula."""
     return text.replace("$", r"\$")
+
+
+def heat_map(
+    axes: Axes,
+    values: Float,
+    colours: Sequence[str],
+    *,
+    number: Callable[[float], str] | None,  # Text of a cell; None where no numbers are shown
+    is_dark: Callable[[float], bool],  # Whether a cell's text is white
+    fontsize: float = 8.5,
+    **scale: Any,
+) -> Any:
+    """Draw a matrix; NaN is an empty cell. Return the image, for a colour bar."""
+    colour_map = LinearSegmentedColormap.from_list("shades", colours)
+    image = axes.imshow(values, cmap=colour_map, aspect="auto", **scale)
+    for (row, column), value in np.ndenumerate(values):
+        if number is not None and np.isfinite(value):
+            ink = "white" if is_dark(value) else INK
+            axes.text(column, row, number(value), ha="center", va="center", color=ink, fontsize=fontsize)
+    axes.tick_params(length=0, labelcolor=MUTED)
+    for side in axes.spines.values():
+        side.set_color(GRID)
+    return image
+
+
+_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (0.7, -0.7), (-0.7, 0.7), (-0.7, -0.7))
+# Places around a point, in points of the page, the nearest first
+_OFFSETS = [(far * x, far * y) for far in (9.0, 16.0, 26.0, 38.0, 52.0, 70.0) for x, y in _DIRECTIONS]
+_LEADER_FROM = 20.0  # a label further away than this gets a line to its point
+
+
+def label_points(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[str], *, bold: int | None) -> None:
+    """Fix the figure's layout, and write each text next to its point, at the nearest place where it overlaps nothing.
+
+    The method is greedy: the bold text first, then from left to right. Each text takes the first free one of 48 places
+    around its point, or the one with the least overlap.
+    """
+    axes.figure.draw_without_rendering()  # fixes the layout; labels are placed in pixels
+    renderer = axes.figure.canvas.get_renderer()
+    frame = axes.get_window_extent(renderer)
+    pixels = axes.transData.transform(np.asarray(points, dtype=float))
+    taken: list[Any] = [Bbox.from_bounds(x - 9, y - 9, 18, 18) for x, y in pixels]
+    for i in sorted(range(len(points)), key=lambda i: (i != bold, pixels[i][0], pixels[i][1])):
+        best, least = _OFFSETS[0], math.inf
+        for offset in _OFFSETS:
+            tried = _note(axes, texts[i], points[i], offset, bold=i == bold)
+            area = _covered(tried.get_window_extent(renderer), taken, frame)
+            tried.remove()
+            if area < least:
+                best, least = offset, area
+            if area == 0:
+                break
+        note = _note(axes, texts[i], points[i], best, bold=i == bold)
+        if math.hypot(*best) > _LEADER_FROM:
+            line = {"arrowstyle": "-", "color": GRID, "shrinkA": 1, "shrinkB": 4}
+            leader = axes.annotate("", points[i], xytext=best, textcoords="offset points", arrowprops=line)
+            leader.set_in_layout(False)
+        taken.append(note.get_window_extent(renderer))
+
+
+def _note(axes: Any, text: str, point: tuple[float, float], offset: tuple[float, float], *, bold: bool) -> Any:
+    x, y = offset
+    note = axes.annotate(
+        plain_text(text),
+        point,
+        xytext=offset,
+        textcoords="offset points",
+        ha="center" if x == 0 else "left" if x > 0 else "right",
+        va="center" if y == 0 else "bottom" if y > 0 else "top",
+        fontsize=9.5,
+        fontweight="bold" if bold else "normal",
+        path_effects=[withStroke(linewidth=3, foreground="white")],
+    )
+    note.set_in_layout(False)
+    return note
+
+
+def _covered(box: Any, taken: Sequence[Any], frame: Any) -> float:
+    """Return the area of `box` that other boxes cover or that is outside the frame, in square pixels."""
+    overlaps = [common for other in taken if (common := Bbox.intersection(box, other)) is not None]
+    inside = Bbox.intersection(box, frame)
+    outside = box.width * box.height - (0.0 if inside is None else inside.width * inside.height)
+    return float(sum(common.width * common.height for common in overlaps) + outside)

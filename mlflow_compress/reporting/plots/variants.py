@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.style import (
@@ -22,98 +20,10 @@ from mlflow_compress.reporting.plots.style import (
     WORSE,
     Drawing,
     horizontal_grid,
+    label_points,
     new_canvas,
-    plain_text,
     state,
 )
-
-_DISTANCES = (9.0, 16.0, 26.0, 38.0, 52.0, 70.0)  # points
-_DIRECTIONS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
-_LEADER_FROM = 20.0  # a label further away than this gets a line to its point
-
-
-def _aligned(direction: tuple[int, int]) -> dict[str, Any]:
-    across = {1: "left", -1: "right", 0: "center"}[direction[0]]
-    up = {1: "bottom", -1: "top", 0: "center"}[direction[1]]
-    return {"ha": across, "va": up}
-
-
-def _covered(box: Any, taken: Sequence[Any], frame: Any) -> float:
-    """Return the area of `box` that other boxes cover or that is outside the frame, in square pixels."""
-    area = 0.0
-    for other in taken:
-        common = Bbox.intersection(box, other)
-        if common is not None:
-            area += common.width * common.height
-    inside = Bbox.intersection(box, frame)
-    return float(area + box.width * box.height - (0.0 if inside is None else inside.width * inside.height))
-
-
-def label_points(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[Any], *, bold: int | None) -> None:
-    """Write each text next to its point, at the nearest place where it overlaps nothing.
-
-    The method is greedy: the bold text first, then from left to right. Each text takes the first free one of 48 places
-    around its point, or the one with the least overlap. The figure's layout must be final before the call.
-    """
-    canvas = axes.figure
-    renderer = canvas.canvas.get_renderer()
-    frame = axes.get_window_extent(renderer)
-    pixels = axes.transData.transform(np.asarray(points, dtype=float))
-    taken: list[Any] = [Bbox.from_bounds(x - 9, y - 9, 18, 18) for x, y in pixels]
-    for i in sorted(range(len(points)), key=lambda i: (i != bold, pixels[i][0], pixels[i][1])):
-        best: tuple[float, float, tuple[int, int]] | None = None
-        style = {"fontsize": 9.5, "fontweight": "bold" if i == bold else "normal"}
-        for distance in _DISTANCES:
-            for direction in _DIRECTIONS:
-                box = _extent(axes, texts[i], points[i], distance, direction, style, renderer)
-                area = _covered(box, taken, frame)
-                if best is None or area < best[0]:
-                    best = (area, distance, direction)
-                if area == 0:
-                    break
-            if best is not None and best[0] == 0:
-                break
-        assert best is not None
-        _, distance, direction = best
-        note = _note(axes, texts[i], points[i], distance, direction, style)
-        if distance > _LEADER_FROM:
-            axes.annotate(
-                "",
-                points[i],
-                xytext=_offset(distance, direction),
-                textcoords="offset points",
-                arrowprops={"arrowstyle": "-", "color": GRID, "shrinkA": 1, "shrinkB": 4},
-            ).set_in_layout(False)
-        taken.append(note.get_window_extent(renderer))
-
-
-def _offset(distance: float, direction: tuple[int, int]) -> tuple[float, float]:
-    shorter = 0.7 if all(direction) else 1.0
-    return distance * shorter * direction[0], distance * shorter * direction[1]
-
-
-def _note(axes: Any, text: str, point: tuple[float, float], distance: float, direction: Any, style: Any) -> Any:
-    note = axes.annotate(
-        plain_text(text),
-        point,
-        xytext=_offset(distance, direction),
-        textcoords="offset points",
-        path_effects=[withStroke(linewidth=3, foreground="white")],
-        **_aligned(direction),
-        **style,
-    )
-    note.set_in_layout(False)
-    return note
-
-
-def _extent(
-    axes: Any, text: str, point: tuple[float, float], distance: float, direction: Any, style: Any, renderer: Any
-) -> Any:
-    note = _note(axes, text, point, distance, direction, style)
-    box = note.get_window_extent(renderer)
-    note.remove()
-    return box
-
 
 _WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
 
@@ -133,20 +43,15 @@ class CostAxis:
     baseline: float | None = None  # The baseline's own value, where a line shows it
 
 
-SIZES = tuple(
+_SIZE: dict[str, Any] = {"what": "size", "word": "small", "side": "smaller is further left"}
+SIZES = (
     CostAxis(
-        field=field,
-        label=label,
-        factor=factor,
-        shown=shown,
-        what="size",
-        word="small",
-        side="smaller is further left",
-    )
-    for field, label, factor, shown in (
-        ("bits_per_weight", "Stored bits per weight of the linear layers", 1.0, "{:.2f} bits per weight"),
-        ("bytes", "Size, MB", 1e-6, "{:.3g} MB"),
-    )
+        field="bits_per_weight",
+        label="Stored bits per weight of the linear layers",
+        shown="{:.2f} bits per weight",
+        **_SIZE,
+    ),
+    CostAxis(field="bytes", label="Size, MB", factor=1e-6, shown="{:.3g} MB", **_SIZE),
 )
 SPEED = CostAxis(
     field="decode_speedup",
@@ -169,8 +74,7 @@ MEMORY = CostAxis(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Point:
+class _Point(NamedTuple):
     name: str
     cost: float
     cost_ends: tuple[float, float] | None
@@ -180,19 +84,14 @@ class _Point:
 
 
 def _points(variants: Sequence[Mapping[str, Any]], axis: CostAxis) -> list[_Point]:
-    return [
-        _Point(
-            name=str(v["name"]),
-            cost=axis.factor * v[axis.field],
-            cost_ends=None if low is None or high is None else (axis.factor * low, axis.factor * high),
-            kl=max(v["kl"], 0.0),
-            low=v.get("kl_low"),
-            high=v.get("kl_high"),
-        )
-        for v in variants
-        if v.get(axis.field) is not None and v.get("kl") is not None
-        for low, high in [(v.get(f"{axis.field}_low"), v.get(f"{axis.field}_high"))]
-    ]
+    points = []
+    for v in variants:
+        if v.get(axis.field) is not None and v.get("kl") is not None:
+            low, high = v.get(f"{axis.field}_low"), v.get(f"{axis.field}_high")
+            ends = None if low is None or high is None else (axis.factor * low, axis.factor * high)
+            cost, kl = axis.factor * v[axis.field], max(v["kl"], 0.0)
+            points.append(_Point(str(v["name"]), cost, ends, kl, v.get("kl_low"), v.get("kl_high")))
+    return points
 
 
 def _finding(points: Sequence[_Point], current: str, axis: CostAxis) -> str:
@@ -240,77 +139,60 @@ def draw_variants(
         return None
     above, zero = [p for p in points if p.kl > 0], [p for p in points if p.kl == 0]
     canvas = new_canvas(4.8 if above else 2.4)
-    upper, strip = _panels(canvas, bool(above), bool(zero))
-    for axes, members in ((upper, above), (strip, zero)):
-        if axes is not None:
-            _scatter(axes, members, front if current is None else (current,))
-    if upper is not None and (steps := sorted((p.cost, p.kl) for p in above if p.name in front)):
-        costs_of_steps, kl_of_steps = zip(*steps, strict=True)
-        where = "pre" if axis.higher else "post"  # behind a step lies what the front beats
-        upper.step(costs_of_steps, kl_of_steps, where=where, color=VARIANT, linewidth=1, alpha=0.5, zorder=1)
-    lowest = strip if strip is not None else upper
-    _cost_axis(lowest, axis, points)
-    if axis.baseline is not None:
-        for axes in (upper, strip):
-            if axes is not None:
-                axes.axvline(axis.baseline, color=MUTED, linewidth=1, linestyle=":", zorder=1)
-    if upper is not None:
+    panels = list(zip(_panels(canvas, bool(above), bool(zero)), filter(None, (above, zero)), strict=True))
+    for axes, members in panels:
+        _scatter(axes, members, front if current is None else (current,))
+        if axis.baseline is not None:
+            axes.axvline(axis.baseline, color=MUTED, linewidth=1, linestyle=":", zorder=1)
+    _cost_axis(panels[-1][0], axis, points)
+    if above:
+        upper = panels[0][0]
         _log_axis(upper, above)
+        if steps := sorted((p.cost, p.kl) for p in above if p.name in front):
+            where = "pre" if axis.higher else "post"  # behind a step lies what the front beats
+            upper.step(*zip(*steps, strict=True), where=where, color=VARIANT, linewidth=1, alpha=0.5, zorder=1)
     title = _front(points, front, axis) if current is None else _finding(points, current, axis)
     state(canvas, title)
-    canvas.draw_without_rendering()  # fixes the layout; labels are placed in pixels
-    for axes, members in ((upper, above), (strip, zero)):
-        if axes is not None:
-            bold = next((i for i, p in enumerate(members) if p.name == current), None)
-            heights = [p.kl if axes is upper else 0.0 for p in members]
-            label_points(
-                axes, [(p.cost, y) for p, y in zip(members, heights, strict=True)], [p.name for p in members], bold=bold
-            )
-    left_out = len(variants) - len(points)
+    for axes, members in panels:
+        bold = next((i for i, p in enumerate(members) if p.name == current), None)
+        label_points(axes, [(p.cost, p.kl) for p in members], [p.name for p in members], bold=bold)
     caption = "Every variant measured so far in this evaluation (same baseline, items and settings): "
     caption += f"{axis.side}, closer to the baseline is lower"
     caption += f"; no other variant is both as {axis.word} and as close as one on the front" if front else ""
     caption += "; bars are intervals" if any(p.low is not None for p in above) else ""
     caption += "; the dotted line is the baseline" if axis.baseline is not None else ""
-    caption += f"; {left_out} without {axis.what} or KL {'is' if left_out == 1 else 'are'} left out" if left_out else ""
+    if left_out := len(variants) - len(points):
+        caption += f"; {left_out} without {axis.what} or KL {'is' if left_out == 1 else 'are'} left out"
     return Drawing(canvas, title, caption + ".")
 
 
-def _panels(canvas: Any, above: bool, zero: bool) -> tuple[Any, Any]:
-    """Return the log axes and the strip for KL = 0; None for an empty panel."""
+def _panels(canvas: Any, above: bool, zero: bool) -> list[Any]:
+    """Return the log axes and the strip for KL = 0, without an empty one."""
     if above and zero:
-        upper, strip = canvas.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [7, 1], "hspace": 0.04})
-        upper.tick_params(axis="x", length=0)
+        panels = list(canvas.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [7, 1], "hspace": 0.04}))
+        panels[0].tick_params(axis="x", length=0)
     else:
-        only = canvas.subplots()
-        upper, strip = (only, None) if above else (None, only)
-    if strip is not None:
-        strip.set(yticks=[0], yticklabels=["KL = 0"], ylim=(-1, 1), facecolor="#f4f6f8")
-        strip.tick_params(length=0)
-        strip.spines["left"].set_visible(False)
-    if upper is not None:
-        upper.set_ylabel("KL to the baseline, nats (log axis)")
-    return upper, strip
+        panels = [canvas.subplots()]
+    if zero:
+        panels[-1].set(yticks=[0], yticklabels=["KL = 0"], ylim=(-1, 1), facecolor="#f4f6f8")
+        panels[-1].tick_params(length=0)
+        panels[-1].spines["left"].set_visible(False)
+    if above:
+        panels[0].set_ylabel("KL to the baseline, nats (log axis)")
+    return panels
 
 
 def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) -> None:
     for p in points:
         mine = p.name in highlighted
-        colour = VARIANT if mine else BASELINE
+        colour, size, order = (VARIANT, 95, 4) if mine else (BASELINE, 46, 3)
+        bar = {"color": colour, "linewidth": 1.5, "alpha": 0.7, "zorder": 2}
         if p.kl > 0 and p.low is not None and p.high is not None:
             low = p.low if p.low > 0 else p.kl / 10  # a bound of 0 has no place on a log axis: the bar just runs down
-            axes.plot([p.cost, p.cost], [low, p.high], color=colour, linewidth=1.5, alpha=0.7, zorder=2)
+            axes.plot([p.cost, p.cost], [low, p.high], **bar)
         if p.cost_ends is not None:
-            axes.plot(p.cost_ends, [p.kl, p.kl], color=colour, linewidth=1.5, alpha=0.7, zorder=2)
-        axes.scatter(
-            [p.cost],
-            [p.kl],
-            s=95 if mine else 46,
-            color=colour,
-            edgecolor="white",
-            linewidth=1,
-            zorder=4 if mine else 3,
-        )
+            axes.plot(p.cost_ends, [p.kl, p.kl], **bar)
+        axes.scatter([p.cost], [p.kl], s=size, color=colour, edgecolor="white", linewidth=1, zorder=order)
 
 
 def _cost_axis(axes: Any, axis: CostAxis, points: Sequence[_Point]) -> None:
@@ -347,10 +229,9 @@ _LABELS = {"uniform": "uniform", "searched": "searched", "autoscheme": "AutoSche
 
 
 def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> Drawing | None:
-    """Return the figure of KL (log axis) against stored bits per weight.
+    """Return the figure of KL (log axis) against stored bits per weight, from `Search.to_rows()`.
 
-    `rows` are those of `Search.to_rows()`; a KL of 0 has no place on a log axis and is counted in the caption. None if
-    no variant has a KL above 0.
+    A KL of 0 has no place on a log axis and is counted in the caption. None if no variant has a KL above 0.
     """
     above = [row for row in rows if row["kl"] > 0]
     if not above:
@@ -385,7 +266,6 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     closer = sum(row["against_mix"] == "closer" for row in kinds["searched"])
     title = f"{closer} of {len(kinds['searched'])} searched variants are closer than the linear mix"
     state(canvas, title)
-    canvas.draw_without_rendering()  # fixes the layout; labels are placed in pixels
     # AutoScheme's points are beside those of the same limits, and have no names of their own.
     named = [row for row in above if row["kind"] != "autoscheme"]
     places = [(row["bits_per_weight"], row["kl"]) for row in named]
@@ -438,15 +318,8 @@ def _panel(axes: Any, baseline: MetricResult, variant: MetricResult, label: str)
         if result.low is not None and result.high is not None:
             axes.plot([x, x], [result.low, result.high], color=INK, linewidth=1.6)
             peak = max(peak, result.high)
-        axes.annotate(
-            f"{result.value:.3g}",
-            (x, peak),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            fontweight="bold",
-            fontsize=10,
-        )
+        look = {"ha": "center", "fontweight": "bold", "fontsize": 10}
+        axes.annotate(f"{result.value:.3g}", (x, peak), xytext=(0, 4), textcoords="offset points", **look)
         top = max(top, peak)
     axes.set(xlim=(-0.6, 1.6), ylim=(0, 1.18 * top if top > 0 else 1.0))
     axes.set_xticks([0, 1], ["baseline", "variant"])

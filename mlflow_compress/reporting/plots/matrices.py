@@ -1,0 +1,156 @@
+"""Matrices as heat maps: models' similarity, correlations of metrics, groups of weights; and the map of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.colors import LogNorm
+
+from mlflow_compress.decide.scoreboard import Scoreboard
+from mlflow_compress.metrics.conscompf import ModelSimilarity
+from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound
+from mlflow_compress.reporting.plots.style import (
+    BASELINE,
+    GRID,
+    MUTED,
+    VARIANT,
+    WORSE,
+    Drawing,
+    heat_map,
+    label_points,
+    new_canvas,
+    plain_text,
+    state,
+)
+
+_MOST_MODELS, _MOST_LAYERS = 12, 40  # of more, a matrix shows no numbers: they would cover each other
+
+
+def draw_matrix(found: ModelSimilarity) -> Drawing:
+    """Return the matrix of similarities as a heat map; its colours begin at the smallest value."""
+    size = len(found.names)
+    canvas = new_canvas(1.9 + 0.4 * size)
+    axes = canvas.subplots()
+    lowest = float(found.values.min())
+    image = heat_map(
+        axes,
+        found.values,
+        ["#ffffff", VARIANT],
+        number="{:.3f}".format if size <= _MOST_MODELS else None,
+        is_dark=lambda value: value > (lowest + 1) / 2 + 0.2 * (1 - lowest),
+        vmin=0.0 if found.shares is None else lowest,
+        vmax=1.0,
+    )
+    if size > _MOST_MODELS:
+        canvas.colorbar(image, ax=axes, label="ConSCompF similarity", shrink=0.6)
+    names = [plain_text(name) for name in found.names]
+    axes.set_xticks(range(size), names, rotation=30, ha="right")
+    axes.set_yticks(range(size), names)
+    i, j = divmod(int(found.values.argmin()), size)
+    title = "All models answer alike"
+    if found.shares is not None:
+        title = f"Least alike answer {plain_text(found.names[i])} and {plain_text(found.names[j])}: {lowest:.3f}"
+    state(canvas, title)
+    caption = f"ConSCompF similarity (equation 4), mean over {found.n_instructions} instructions with "
+    caption += f"{found.n_samples} answers each, embedded by {found.encoder}. "
+    caption += "The baseline's two samples show how alike a model is to itself."
+    return Drawing(canvas, title, caption)
+
+
+def draw_map(found: ModelSimilarity) -> Drawing | None:
+    """Return the models on the two principal components of the matrix; None if nothing tells them apart."""
+    if found.shares is None:
+        return None
+    canvas = new_canvas(4.8)
+    axes = canvas.subplots()
+    points = [(float(x), float(y)) for x, y in found.coordinates]
+    for place, (x, y) in enumerate(points):
+        own = place < 2  # the baseline's two samples
+        axes.scatter([x], [y], s=80 if own else 46, color=BASELINE if own else VARIANT, edgecolor="white", zorder=3)
+    for number, (set_label, share) in enumerate(zip((axes.set_xlabel, axes.set_ylabel), found.shares, strict=True), 1):
+        set_label(f"Principal component {number}: {100 * share:.1f} % of the variance")
+    axes.margins(x=0.22, y=0.15)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.tick_params(length=0, labelcolor=MUTED)
+    title = f"Where the baseline and {len(points) - 2} variants lie by their answers"
+    state(canvas, title)
+    label_points(axes, points, [plain_text(name) for name in found.names], bold=0)
+    caption = "Principal components of the rows of the similarity matrix (columns centred, not scaled): models that "
+    caption += "resemble the same models are near each other. Grey: the baseline's two samples."
+    return Drawing(canvas, title, caption)
+
+
+def draw_correlations(board: Scoreboard) -> Drawing | None:
+    """Return the figure: one cell per pair of metrics, with the correlation; None if there is no correlation."""
+    found = {(c.first, c.second): c for c in board.correlations if c.value is not None}
+    if not found:
+        return None
+    labels = {column.key: column.label for column in board.columns}
+    metrics = [name for name in labels if any(name in pair for pair in found)]
+    size = len(metrics)
+    values = np.full((size, size), np.nan)
+    for (first, second), c in found.items():
+        low, high = sorted((metrics.index(first), metrics.index(second)))
+        values[high, low] = np.nan if c.value is None else c.value
+    canvas = new_canvas(1.6 + 0.46 * size)
+    axes = canvas.subplots()
+    shades = (WORSE, "#ffffff", VARIANT)
+    shown = values[1:, :-1]
+    heat_map(
+        axes, shown, shades, number="{:+.2f}".format, is_dark=lambda x: abs(x) > 0.75, fontsize=10, vmin=-1, vmax=1
+    )
+    axes.set_xticks(range(size - 1), [labels[name] for name in metrics[:-1]], rotation=25, ha="right")
+    axes.set_yticks(range(size - 1), [labels[name] for name in metrics[1:]])
+    n = sorted({c.n for c in found.values()})
+    counted = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
+    title = f"Rank correlations between metrics over {counted} variants"
+    state(canvas, title)
+    caption = "Spearman's rank correlation: 1 where two metrics order the variants alike, -1 where in reverse. "
+    caption += "Intervals and p-values stand in scoreboard.json."
+    return Drawing(canvas, title, caption)
+
+
+_ORDER = ("qkv", "o", "gate_up", "down", "experts")
+
+
+def _kinds(groups: Sequence[GroupMove]) -> list[str]:
+    """Return the kinds of matrices in the order in which a layer computes them."""
+    found = list(dict.fromkeys(group.kind for group in groups))
+    return sorted(found, key=lambda kind: _ORDER.index(first) if (first := kind.split("+")[0]) in _ORDER else 99)
+
+
+def draw_layer_map(found: GroupsFound) -> Drawing | None:
+    """Return the heat map of the groups in layers; None where no group is in a layer."""
+    groups = [group for group in found.groups if group.layer is not None]
+    if not groups:
+        return None
+    kinds, layers = _kinds(groups), sorted({group.layer for group in groups if group.layer is not None})
+    values = np.full((len(layers), len(kinds)), np.nan)
+    for group in groups:
+        values[layers.index(group.layer or 0), kinds.index(group.kind)] = group.kl.value
+    canvas = new_canvas(min(14.0, 1.9 + 0.34 * len(layers)))
+    axes = canvas.subplots()
+    positive = values[values > 0]
+    lowest, highest = (float(positive.min()), float(positive.max())) if len(positive) else (1e-6, 1e-5)
+    norm = LogNorm(lowest / 1.5, max(highest, lowest * 1.5))
+    image = heat_map(
+        axes,
+        values,
+        ["#f2f7fb", "#7fb8d8", VARIANT, "#00304d"],
+        number=(lambda value: f"{value:.2g}" if value else "0") if len(layers) <= _MOST_LAYERS else None,
+        is_dark=lambda value: value > 0 and norm(value) > 0.55,
+        norm=norm,
+    )
+    canvas.colorbar(image, ax=axes, label="KL, nats per token (logarithmic)", shrink=0.8)
+    axes.set_xticks(range(len(kinds)), [plain_text(kind.replace("_", "/")) for kind in kinds])
+    step = max(1, len(layers) // 40)
+    axes.set_yticks(range(0, len(layers), step), [f"layer {layer}" for layer in layers[::step]])
+    title = f"{found.largest.name.replace('_', '/')} moves the model most: {found.largest.kl.value:.2g} nats per token"
+    state(canvas, plain_text(title))
+    outside = [group for group in found.groups if group.layer is None]
+    caption = "Mean KL of the final distributions when only this group of weights is the variant's. An empty cell is a "
+    caption += "group that does not differ."
+    if outside:
+        caption += " Outside of layers: " + ", ".join(f"{g.name} {g.kl.value:.2g}" for g in outside) + "."
+    return Drawing(canvas, title, caption)
