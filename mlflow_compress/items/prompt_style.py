@@ -1,14 +1,21 @@
-"""Prompt styles of lettered questions, and their registry. Each style is one file of `prompts`."""
+"""The prompt styles of lettered questions.
+
+Sources: `hendrycks` and `harness` are the prompts of MMLU in lm-evaluation-harness. `original` is hendrycks/test (MIT),
+evaluate.py, `format_subject`, `format_example` and `gen_prompt`: two spaces before the subject, and nothing stripped;
+a passage, which MMLU does not have, is on a line before the question. `base`, `shared` and `task` are
+smartyfh/LLM-Uncertainty-Bench (MIT), prompt.py (`shared_*_prompt`, `task_zero_prompt`, `task_few_prompt`) and
+generate_logits.py (`format_*_prompt`).
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.task import Row
-from mlflow_compress.registry import Registry
 
 LETTERS = ascii_uppercase
 PASSAGES = {"QA": None, "RC": "Context", "CI": "Context", "DRS": "Dialogue", "DS": "Document"}
@@ -28,7 +35,126 @@ class PromptStyle:
     n_options: int | None = None  # The number of options that the wording states; None if it states none
 
 
-PROMPTS: Registry[PromptStyle] = Registry("prompt style", "mlflow_compress.items.prompts", of=PromptStyle)
+def kind_of(row: Row) -> str:
+    """Return a row's task type: its "kind" if given, otherwise RC with a passage and QA without."""
+    return str(row.get("kind") or ("RC" if row.get("context") else "QA"))
+
+
+def lettered(options: Sequence[str]) -> list[str]:
+    """Return one line per option, with its letter."""
+    return [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+
+
+def _stripped_question(row: Row, options: Sequence[str]) -> str:
+    """Return passage, question and options, each on a line of its own."""
+    passage = [row["context"].strip()] if row.get("context") else []
+    return "\n".join([*passage, row["question"].strip(), *lettered(options), "Answer:"])
+
+
+def _subject_header(category: str, kind: str, examples: Sequence[str]) -> str:
+    """Return the instruction line and the examples, each followed by a blank line."""
+    instruction = f"The following are multiple choice questions (with answers) about {category.replace('_', ' ')}."
+    return "\n\n".join([instruction, *examples]) + "\n\n"
+
+
+def _original_question(row: Row, options: Sequence[str]) -> str:
+    """Return passage, question and options unchanged, each on a line of its own."""
+    passage = [row["context"]] if row.get("context") else []
+    return "\n".join([*passage, row["question"], *lettered(options), "Answer:"])
+
+
+def _original_header(category: str, kind: str, examples: Sequence[str]) -> str:
+    """Return the instruction line and the examples. The script puts a space before every word of the subject."""
+    subject = "".join(f" {word}" for word in category.split("_"))
+    instruction = f"The following are multiple choice questions (with answers) about {subject}."
+    return "\n\n".join([instruction, *examples]) + "\n\n"
+
+
+def _labelled_question(row: Row, options: Sequence[str]) -> str:
+    """Return passage, question and options without stripping. The label of the passage depends on the kind."""
+    label = PASSAGES[kind_of(row)]
+    passage = [] if label is None else [f"{label}: {row['context']}"]
+    return "\n".join([*passage, f"Question: {row['question']}", "Choices:", *lettered(options), "Answer:"])
+
+
+def _block(examples: Sequence[str]) -> str:
+    """Return the examples without blank lines between them."""
+    return "".join(f"{example}\n" for example in examples)
+
+
+def _plain_header(category: str, kind: str, examples: Sequence[str]) -> str:
+    """Return the examples, without an instruction."""
+    return _block(examples)
+
+
+ZERO_SHOT = (
+    "The following is a multiple-choice question with six potential answers. Only one of these options is correct. "
+    "Please make your best effort and select the correct answer. You only need to output the option.\n\n"
+)
+FEW_SHOT = (
+    "Below are some examples of multiple-choice questions with six potential answers. "
+    "For each question, only one option is correct.\n\n"
+)
+NOW = (
+    "\nNow make your best effort and select the correct answer for the following question. "
+    "You only need to output the option.\n\n"
+)
+
+
+def _shared_header(category: str, kind: str, examples: Sequence[str]) -> str:
+    """Return the instruction; with examples, they and a second instruction follow."""
+    return f"{FEW_SHOT}{_block(examples)}{NOW}" if examples else ZERO_SHOT
+
+
+ABOUT = {
+    "QA": "question answering",
+    "CI": "commonsense natural language inference",
+    "RC": "reading comprehension",
+    "DRS": "dialogue response selection",
+    "DS": "document summarization",
+}
+TASK_ZERO_SHOT = {
+    "QA": "You should answer the question based on your world knowledge and problem solving ability.",
+    "CI": "You are given a context and you should choose the most likely follow-up.",
+    "RC": "You should answer the question based on the given context and you can use commonsense reasoning when "
+    "necessary.",
+    "DRS": "You are given a dialogue history and you should select the best and correct response without "
+    "hallucination and non-factual information.",
+    "DS": "You are given a document and you should select the best and correct summary without hallucination and "
+    "non-factual information.",
+}
+TASK_FEW_SHOT = {
+    "QA": "Each question should be answered based on your world knowledge and problem solving ability.",
+    "CI": "For each question, there is a given context and the answer is the option that most likely follows the "
+    "context.",
+    "RC": "Each question should be answered based on the given context and commonsense reasoning when necessary.",
+    "DRS": "For each question, the answer is the option that represents the most suitable response for the given "
+    "dialogue history, without hallucination and non-factual information.",
+    "DS": "For each question, the answer is the option that accurately summarizes the given document without "
+    "hallucination and non-factual information.",
+}
+
+
+def _task_header(category: str, kind: str, examples: Sequence[str]) -> str:
+    """Return the instruction of the task type; with examples, they and a second instruction follow."""
+    if examples:
+        below = f"Below are some examples of multiple-choice questions about {ABOUT[kind]}. {TASK_FEW_SHOT[kind]}\n\n"
+        return f"{below}{_block(examples)}{NOW}"
+    return (
+        f"The following is a multiple-choice question about {ABOUT[kind]}. {TASK_ZERO_SHOT[kind]} "
+        "You only need to output the option.\n\n"
+    )
+
+
+_HENDRYCKS = PromptStyle(question=_stripped_question, header=_subject_header)
+PROMPTS = {
+    "hendrycks": _HENDRYCKS,
+    "harness": _HENDRYCKS,
+    "original": PromptStyle(question=_original_question, header=_original_header),
+    "base": PromptStyle(question=_labelled_question, header=_plain_header),
+    "shared": PromptStyle(question=_labelled_question, header=_shared_header, n_options=6),
+    "task": PromptStyle(question=_labelled_question, header=_task_header),
+}
 
 
 def styles_of(asked: str) -> dict[str, PromptStyle]:
@@ -39,14 +165,8 @@ def styles_of(asked: str) -> dict[str, PromptStyle]:
     names = [DEFAULT] if asked == "auto" else [name.strip() for name in asked.split(",")]
     if len(set(names)) < len(names):
         raise ConfigError("Parameter 'prompt_style' names a style twice", got=asked)
-    return {name: PROMPTS.get(name) for name in names}
-
-
-def kind_of(row: Row) -> str:
-    """Return a row's task type: its "kind" if given, otherwise RC with a passage and QA without."""
-    return str(row.get("kind") or ("RC" if row.get("context") else "QA"))
-
-
-def lettered(options: Sequence[str]) -> list[str]:
-    """Return one line per option, with its letter."""
-    return [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+    for unknown in (name for name in names if name not in PROMPTS):
+        near = difflib.get_close_matches(unknown, PROMPTS, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else None
+        raise ConfigError("Unknown prompt style", allowed=sorted(PROMPTS), got=unknown, fix=fix)
+    return {name: PROMPTS[name] for name in names}

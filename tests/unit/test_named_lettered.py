@@ -12,7 +12,7 @@ import pytest
 
 from mlflow_compress.errors import DataError, UnsupportedError
 from mlflow_compress.items.named import halueval_lettered, uncertainty
-from mlflow_compress.items.prompts.uncertainty import ABOUT
+from mlflow_compress.items.prompt_style import ABOUT
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import Task, TaskSettings
 from tests.harness_reference import HUB

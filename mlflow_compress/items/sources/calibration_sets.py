@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
-from mlflow_compress.items.named import wikitext2
+from mlflow_compress.items.named.corpora import read_wikitext2
 from mlflow_compress.items.sources.data_dir import check_data_dir, load_split, read_data_file
 from mlflow_compress.items.sources.question_files import read_jsonl, read_text
 
@@ -60,7 +60,7 @@ def _in_template(tokenizer: Any, conversation: Conversation) -> str:
 
 def _wikitext2(data_dir: str) -> CalibrationSet:
     """Return the training text, one text per article."""
-    articles = _ARTICLE.split(wikitext2.read(data_dir, "train", "calibration=wikitext2"))
+    articles = _ARTICLE.split(read_wikitext2(data_dir, "train", "calibration=wikitext2"))
     return CalibrationSet(name="wikitext2", texts=tuple(text for text in articles if text.strip()))
 
 

@@ -1,14 +1,19 @@
-"""Slices of C4 and of the Pile's validation text. (The harness's own tasks `c4` and `pile_*` score complete documents.)
+"""Named corpora: WikiText-2, slices of C4 and of the Pile, and the baseline's own answers.
 
 `c4_slice` is the text on which SparseGPT and Wanda report perplexity. Their `get_c4` joins the first 1,100 documents of
 the first validation file with spaces, and takes the first 256 x 2048 tokens. They score windows of 2,048 tokens. Here
 windows have 512 tokens, as in llama.cpp, so the perplexity differs. `pile_slice` is as large; no paper defines one.
+(The harness's own tasks `c4` and `pile_*` score complete documents.)
 """
 
 from __future__ import annotations
 
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.data_dir import load_split, read_data_file, register_corpus
+from mlflow_compress.items.task import TRACES, Parts, TaskSettings, TraceCorpus
 
+WIKITEXT, CONFIG = "Salesforce/wikitext", "wikitext-2-raw-v1"
 C4, C4_FILE = "allenai/c4", "en/c4-validation.00000-of-00008.json.gz"
 PILE = "mit-han-lab/pile-val-backup"  # AutoAWQ's calibration set
 DOCUMENTS = 1_100
@@ -42,4 +47,39 @@ register_corpus(
     items=f"first {DOCUMENTS:,} documents of validation, {TOKENS:,} tokens",
     definition=f"{PILE} validation first {DOCUMENTS} documents, blanks, {TOKENS} tokens",
     max_tokens=TOKENS,
+)
+
+
+def read_wikitext2(data_dir: str, split: str = "test", task: str = "wikitext2") -> str:
+    """Return the text of the original file. Its blank lines hold a space, which the hub's copy has removed."""
+    lines = load_split(WIKITEXT, CONFIG, split, data_dir=data_dir, task=task)["text"]
+    return "".join(line or " \n" for line in lines)
+
+
+register_corpus(
+    "wikitext2",
+    read_wikitext2,
+    source=f"{WIKITEXT}, {CONFIG}",
+    licence="CC BY-SA 3.0",
+    items="test text",
+    definition=f"{WIKITEXT} {CONFIG} test",
+)
+
+
+def _traces(settings: TaskSettings, shots: int | None) -> Parts:
+    if shots is not None:
+        raise ConfigError("A corpus has no few-shot examples", got=f"{TRACES}@{shots}")
+    return Parts(corpora=(TraceCorpus(),))
+
+
+TASKS.register(TRACES)(
+    NamedTask(
+        source="written by the baseline",
+        licence="the baseline's",
+        items="sampled answers to trace_instructions",
+        shots="",
+        rule="perplexity and KL, one window per answer",
+        definition="sampled answers to the first turn of instructions, every token behind the prompt".encode,
+        build=_traces,
+    )
 )
