@@ -17,7 +17,7 @@ from mlflow_compress.reporting.plots.style import (
     VARIANT,
     WORSE,
     Drawing,
-    heat_map,
+    draw_heat_map,
     label_points,
     new_canvas,
     plain_text,
@@ -33,7 +33,7 @@ def draw_matrix(found: ModelSimilarity) -> Drawing:
     canvas = new_canvas(1.9 + 0.4 * size)
     axes = canvas.subplots()
     lowest = float(found.values.min())
-    image = heat_map(
+    image = draw_heat_map(
         axes,
         found.values,
         ["#ffffff", VARIANT],
@@ -97,7 +97,7 @@ def draw_correlations(board: Scoreboard) -> Drawing | None:
     axes = canvas.subplots()
     shades = (WORSE, "#ffffff", VARIANT)
     shown = values[1:, :-1]
-    heat_map(
+    draw_heat_map(
         axes, shown, shades, number="{:+.2f}".format, is_dark=lambda x: abs(x) > 0.75, fontsize=10, vmin=-1, vmax=1
     )
     axes.set_xticks(range(size - 1), [labels[name] for name in metrics[:-1]], rotation=25, ha="right")
@@ -134,7 +134,7 @@ def draw_layer_map(found: GroupsFound) -> Drawing | None:
     positive = values[values > 0]
     lowest, highest = (float(positive.min()), float(positive.max())) if len(positive) else (1e-6, 1e-5)
     norm = LogNorm(lowest / 1.5, max(highest, lowest * 1.5))
-    image = heat_map(
+    image = draw_heat_map(
         axes,
         values,
         ["#f2f7fb", "#7fb8d8", VARIANT, "#00304d"],

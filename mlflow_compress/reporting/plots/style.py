@@ -89,7 +89,7 @@ def plain_text(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def heat_map(
+def draw_heat_map(
     axes: Axes,
     values: Float,
     colours: Sequence[str],
