@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlflow
+import pandas as pd
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
@@ -30,7 +31,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # fresh process.
 ALWAYS = (
     "mlflow", "pandas", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "pyarrow",
-    "numba", "llvmlite", "tqdm", "jinja2",
+    "numba", "llvmlite", "tqdm", "jinja2", "pydantic", "pyyaml",
 )  # fmt: skip
 # Distributions that load a quantized checkpoint, by the `quant_method` of its configuration.
 BY_METHOD = {
@@ -88,9 +89,21 @@ EVALUATION_SET = "evaluation"
 
 SIGNATURE = ModelSignature(
     inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "continuation", required=False)]),
-    params=ParamSchema([ParamSpec("max_new_tokens", "long", 128)]),
+    outputs=Schema(
+        [
+            ColSpec(kind, name, required=False)
+            for name, kind in {"text": "string", "loglik": "double", "n_tokens": "long", "greedy": "boolean"}.items()
+        ]
+    ),
+    params=ParamSchema(
+        [
+            ParamSpec("max_new_tokens", "long", 128),
+            ParamSpec("temperature", "double", 0.0),
+            ParamSpec("seed", "long", 0),
+        ]
+    ),
 )
-"""Input columns and parameters of `VariantModel.predict`. MLflow drops parameters that the signature does not name."""
+"""Columns and parameters of `VariantModel.predict`. MLflow drops parameters that are not named here, with a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +202,16 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
             artifacts={"variant": str(description)},
             mlflow_model=meta,
             signature=SIGNATURE,
-            input_example=({"prompt": ["Once upon a time"]}, {"max_new_tokens": 16}),
+            input_example=(pd.DataFrame({"prompt": ["Once upon a time"]}), {"max_new_tokens": 16}),
             code_paths=[str(copy_code(folder))],
             # If they are not given, MLflow loads the model to find them.
             pip_requirements=requirements(entry.checkpoint),
         )
+    saved = Model.load(str(folder / "model"))
+    flavor = saved.flavors["python_function"]  # MLflow notes where the files were; they are loaded from beside it
+    flavor["model_code_path"] = _MODEL_FILE.name
+    flavor["artifacts"]["variant"]["uri"] = flavor["artifacts"]["variant"]["path"]
+    saved.save(str(folder / "model" / "MLmodel"))
     return folder / "model"
 
 

@@ -17,8 +17,8 @@ class VariantModel(PythonModel):  # type: ignore[misc]
     """A compressed checkpoint with MLflow's interface `predict`.
 
     `predict` takes a table. With a column "prompt" alone, it generates and returns "text". With a second column
-    "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". Parameter: `max_new_tokens`
-    (default 128).
+    "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". Parameters: `max_new_tokens`
+    (default 128), `temperature` (default 0: greedy) and `seed`.
     """
 
     def load_context(self, context: PythonModelContext) -> None:
@@ -60,21 +60,42 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         from mlflow_compress.scoring.generation.generate import generate
         from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
-        frame = pd.DataFrame(model_input)
-        if "prompt" not in frame:
-            raise ValueError(f"The input needs a column 'prompt' (and 'continuation' to score). Got: {list(frame)}")
+        frame = _rows(pd.DataFrame(model_input))
         if "continuation" not in frame:
-            longest = int((params or {}).get("max_new_tokens", 128))
-            config = GenerationConfig(max_new_tokens=longest, temperature=0.0, samples=1)
-            texts = generate(self._loaded, [str(p) for p in frame["prompt"]], config)
+            known = params or {}
+            config = GenerationConfig(
+                max_new_tokens=int(known.get("max_new_tokens", 128)),
+                temperature=float(known.get("temperature", 0.0)),
+                seed=int(known.get("seed", 0)),
+                samples=1,
+            )
+            texts = generate(self._loaded, list(frame["prompt"]), config)
             return pd.DataFrame({"text": [samples[0] for samples in texts]})
         requests = [
-            Request("predict", str(row), 0, 0, 0, str(prompt), str(text), len(str(text)), len(str(text).encode()))
+            Request("predict", str(row), 0, 0, 0, prompt, text, len(text), len(text.encode()))
             for row, (prompt, text) in enumerate(zip(frame["prompt"], frame["continuation"], strict=True))
         ]
         scores, _ = Scorer(self._loaded, ScoringConfig()).score(requests)
         table = scores.table.to_pandas().set_index("item_id").loc[[str(row) for row in range(len(frame))]]
         return table[["loglik", "n_tokens", "greedy"]].reset_index(drop=True)
+
+
+def _rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per prompt: a dictionary of lists comes as one row of lists. What is no text is refused."""
+    columns = [name for name in ("prompt", "continuation") if name in frame]
+    if "prompt" not in columns:
+        raise ValueError(f"The input needs a column 'prompt' (and 'continuation' to score). Got: {list(frame)}")
+    frame = frame[columns].explode(columns, ignore_index=True)
+    if "continuation" in columns and frame["continuation"].isna().all():
+        frame = frame[["prompt"]]
+    for name in frame:
+        wrong = [row for row, value in enumerate(frame[name]) if not isinstance(value, str)]
+        if wrong:
+            raise ValueError(
+                f"Column '{name}' of row {wrong[0]} holds no text. Allowed: a prompt in every row, and a continuation "
+                f"in every row or in none. Got: {frame[name][wrong[0]]!r}"
+            )
+    return frame
 
 
 mlflow.models.set_model(VariantModel())

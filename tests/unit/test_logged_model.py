@@ -6,13 +6,18 @@ import importlib.metadata
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mlflow
 import pandas as pd
 import pytest
+import requests
+from fastapi.testclient import TestClient
+from mlflow.pyfunc import scoring_server
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -215,3 +220,78 @@ def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tr
     inputs = {i.dataset.name: i.dataset for i in run.inputs.dataset_inputs}
     assert set(inputs) == {"mmlu", "evaluation"} and inputs["mmlu"].digest == "f" * 16
     assert json.loads(inputs["mmlu"].source) == {"task": "mmlu", "source": "cais/mmlu"}
+
+
+TWO = {"prompt": ["the miller", "the sea"], "continuation": [" sang", " rose"]}
+
+
+def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, checkpoint: Path) -> None:
+    _, model_id = log(tracker, entry(checkpoint))
+    model = mlflow.pyfunc.load_model(f"models:/{model_id}")
+    few = {"max_new_tokens": 4}
+    prompts = pd.DataFrame({"prompt": TWO["prompt"]})
+    texts = model.predict(prompts, params=few)["text"].tolist()
+    assert len(texts) == 2
+    for same in ({"prompt": TWO["prompt"]}, prompts.to_dict("records")):
+        assert model.predict(same, params=few)["text"].tolist() == texts
+    assert model.predict({"prompt": TWO["prompt"][0]}, params=few)["text"].tolist() == texts[:1]
+    assert (
+        model.predict(model.input_example, params=few)["text"].tolist()
+        == model.predict(pd.DataFrame({"prompt": ["Once upon a time"]}), params=few)["text"].tolist()
+    )
+
+    scores = model.predict(pd.DataFrame(TWO))
+    for same in (TWO, pd.DataFrame(TWO).to_dict("records")):
+        pd.testing.assert_frame_equal(model.predict(same), scores)
+    warm = [
+        model.predict(prompts, params={**few, "temperature": 5.0, "seed": seed})["text"].tolist() for seed in (1, 1, 2)
+    ]
+    assert warm[0] == warm[1] != warm[2]
+
+    with pytest.raises(Exception, match=r"row 1 holds no text.*every row or in none"):
+        model.predict([{"prompt": "a", "continuation": " b"}, {"prompt": "c"}])
+    with pytest.raises(Exception, match="row 0 holds no text"):
+        model.predict(pd.DataFrame({"prompt": [None]}))
+    client = TestClient(scoring_server.init(model))
+    for form in (
+        {"inputs": TWO},
+        {"instances": pd.DataFrame(TWO).to_dict("records")},
+        {"dataframe_split": pd.DataFrame(TWO).to_dict("split")},
+    ):
+        answered = client.post("/invocations", json=form).json()["predictions"]
+        assert [row["loglik"] for row in answered] == pytest.approx(scores["loglik"].tolist(), abs=1e-9)
+
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
+    description = (folder / "MLmodel").read_text()
+    assert (
+        str(PACKAGE) not in description
+        and str(tracker.uri.removeprefix("sqlite:///").rpartition("/")[0]) not in description
+    )
+
+
+@pytest.mark.slow
+def test_the_served_model_answers_its_own_example(tracker: Tracker, checkpoint: Path, tmp_path: Path) -> None:
+    _, model_id = log(tracker, entry(checkpoint))
+    example = mlflow.artifacts.load_text(f"models:/{model_id}/serving_input_example.json")
+    expected = mlflow.pyfunc.load_model(f"models:/{model_id}").predict(
+        pd.DataFrame({"prompt": ["Once upon a time"]}), params={"max_new_tokens": 16}
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", f"models:/{model_id}", "--env-manager", "local"]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracker.uri}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    with subprocess.Popen([*command, "-h", "127.0.0.1", "-p", str(port)], cwd=tmp_path, env=environment) as server:
+        try:
+            for _ in range(240):
+                try:
+                    if requests.get(f"http://127.0.0.1:{port}/ping", timeout=5).ok:
+                        break
+                except requests.ConnectionError:
+                    time.sleep(0.5)
+            headers = {"Content-Type": "application/json"}
+            answer = requests.post(f"http://127.0.0.1:{port}/invocations", data=example, headers=headers, timeout=60)
+            assert answer.json()["predictions"] == expected.to_dict("records")
+        finally:
+            server.terminate()
