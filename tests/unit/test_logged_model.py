@@ -272,7 +272,8 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
 @pytest.mark.slow
 def test_the_served_model_answers_its_own_example(tracker: Tracker, checkpoint: Path, tmp_path: Path) -> None:
     _, model_id = log(tracker, entry(checkpoint))
-    example = mlflow.artifacts.load_text(f"models:/{model_id}/serving_input_example.json")
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
+    example = (folder / "serving_input_example.json").read_text()
     expected = mlflow.pyfunc.load_model(f"models:/{model_id}").predict(
         pd.DataFrame({"prompt": ["Once upon a time"]}), params={"max_new_tokens": 16}
     )
