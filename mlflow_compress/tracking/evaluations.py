@@ -75,18 +75,11 @@ def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
     return tuple(sorted(found, key=lambda variant: variant.name))
 
 
-def evaluations(tracker: Tracker, base_model: str) -> tuple[list[EvaluationGroup], list[Run]]:
-    """Return the finished main runs of a baseline by evaluation: most items first, then newest first.
-
-    The second list has runs without an evaluation id. They can be compared with no other run.
-    """
+def evaluations(tracker: Tracker, base_model: str) -> list[EvaluationGroup]:
+    """Return the finished main runs of a baseline by evaluation: most items first, then newest first."""
     groups: dict[str, list[Run]] = {}
-    without = []
     for run in tracker.find_finished("main", **{run_names.BASE_MODEL: base_model}):
-        if run_names.EVALUATION in run.data.tags and run_names.BASE_WEIGHTS in run.data.tags:
-            groups.setdefault(run.data.tags[run_names.EVALUATION], []).append(run)
-        else:
-            without.append(run)
+        groups.setdefault(run.data.tags[run_names.EVALUATION], []).append(run)
     found = [
         EvaluationGroup(
             id=key,
@@ -97,4 +90,4 @@ def evaluations(tracker: Tracker, base_model: str) -> tuple[list[EvaluationGroup
         for key, runs in groups.items()
     ]
     found.sort(key=lambda e: (e.items is not None, e.items or 0, e.started), reverse=True)
-    return found, without
+    return found

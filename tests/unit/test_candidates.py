@@ -68,15 +68,13 @@ def test_only_the_evaluation_with_most_items_competes(tracker: Tracker) -> None:
     """A smaller variant that was measured on five items does not win over one that was measured on all."""
     whole = finished(tracker, "rtn-4bit", ALL, items=1000, size=100)
     finished(tracker, "rtn-2bit", FIVE, items=5, size=10)
-    finished(tracker, "rtn-3bit", None, size=5)
     output = run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     assert champion(tracker) == whole
     assert "1. rtn-4bit (1000 items)" in output and "rtn-2bit" not in output
     assert f"Left out, not comparable: evaluation {FIVE[:8]} (1 variant, 5 items)." in output
-    assert "Left out, not comparable: 1 run of an earlier release, without an evaluation id." in output
     record = decision_of(tracker)
     assert record["evaluation"] == {"id": ALL, "items": 1000, "base_weights": "1" * 64}
-    assert len(record["left_out"]) == 2  # type: ignore[arg-type]
+    assert len(record["left_out"]) == 1  # type: ignore[arg-type]
     assert FIVE[:8] in tracker.find_finished("promote")[0].data.tags["mlflow.note.content"]
 
 
@@ -136,7 +134,7 @@ def test_one_name_for_two_checkpoints_is_two_candidates(tracker: Tracker) -> Non
     """Another calibration text makes another checkpoint of the same name; of one checkpoint the newest run counts."""
     for checkpoint, size in (("d" * 64, 90), ("e" * 64, 100), ("d" * 64, 95)):
         finished(tracker, "awq-4bit", checkpoint=checkpoint, size=size)
-    [found], _ = evaluations(tracker, "llama")
+    [found] = evaluations(tracker, "llama")
     assert [v.name for v in found.variants] == ["awq-4bit (dddddddd)", "awq-4bit (eeeeeeee)"]
     assert found.variants[0].run.data.metrics["size/bytes"] == 95
     assert (
@@ -168,12 +166,6 @@ def test_rejected_parameters_leave_no_run(
     assert tracker.client.search_registered_models() == []
 
 
-def test_only_runs_of_an_earlier_release_is_an_error_that_says_so(tracker: Tracker) -> None:
-    finished(tracker, "rtn-4bit", None)
-    with pytest.raises(ConfigError, match="1 of earlier releases have no evaluation id"):
-        run_promote(PromoteConfig(model="llama")).as_text()
-
-
 def test_an_id_that_begins_two_evaluations_is_refused(tracker: Tracker) -> None:
     for key in ("abcdef" + "0" * 10, "abcdef" + "1" * 10):
         finished(tracker, "rtn-4bit", key)
@@ -194,13 +186,12 @@ def test_a_version_and_its_logged_model_point_to_each_other(tracker: Tracker) ->
 
 
 def test_the_plot_shows_one_evaluation_only(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs on five items, of another model of that name, or of an earlier release have no place beside this one."""
+    """Runs on five items, or of another model of that name, have no place beside this one."""
     finished(tracker, "rtn-4bit", ALL, size=100, kl=0.02)
     finished(tracker, "rtn-4bit", ALL, size=100, kl=0.03, checkpoint="d" * 64)
     finished(tracker, "rtn-8bit", ALL, size=200, kl=0.01)
     finished(tracker, "rtn-2bit", FIVE, items=5)
     finished(tracker, "rtn-3bit", OTHER, weights="2" * 64)
-    finished(tracker, "rtn-6bit", None)
     monkeypatch.setattr(summary, "_values", lambda outcome: {"size/bytes": 99.0, "distance/kl_mean": 0.5})
     outcome = SimpleNamespace(variant="rtn-4bit", checkpoint_sha256="d" * 64, label="llama")
     rows, shown = summary._variants(outcome, tracker, ALL)  # type: ignore[arg-type]

@@ -231,7 +231,7 @@ def _variants(outputs: StageOutputs, tracker: Tracker, evaluation: str | None) -
     """Return size, distance, speed and memory of every variant of the evaluation, and the name that shows this one."""
     this = (outputs.variant, outputs.checkpoint_sha256)
     points: dict[tuple[str, str], Mapping[str, float]] = {}
-    for group in evaluations(tracker, outputs.label)[0]:
+    for group in evaluations(tracker, outputs.label):
         if group.id == evaluation:
             points = {variant.checkpoint: variant.run.data.metrics for variant in group.variants}
     points[this] = _values(outputs)
@@ -285,7 +285,7 @@ def _judge_values(tracker: Tracker, run: TrackedRun) -> Mapping[str, float]:
 
 
 def _answers(outputs: StageOutputs, tracker: Tracker) -> list[ComparedAnswer]:
-    """Return both models' answers side by side; none where no judge stage finished, or an earlier release ran it."""
+    """Return both models' answers side by side; none where no judge stage finished."""
     judge = outputs.children.get("judge")
     if judge is None or not any(file.path == ANSWERS for file in tracker.client.list_artifacts(judge)):
         return []

@@ -108,11 +108,10 @@ def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
             fix="Give the name that its runs show: what baseline_served_model was",
         )
     label = model_label(config.model)
-    every, without = evaluations(tracker, label)
+    every = evaluations(tracker, label)
     if not every:
-        older = f"; {len(without)} of earlier releases have no evaluation id" if without else ""
         raise ConfigError(
-            f"The tracking store has no finished variant of '{label}' that can be compared{older}",
+            f"The tracking store has no finished variant of '{label}' that can be compared",
             fix="Run the main job for a variant first",
         )
     eligible = _of_one_model(every, config, label)
@@ -122,9 +121,6 @@ def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
         for e in every
         if e.id != chosen.id
     ]
-    if without:
-        n = len(without)
-        left_out.append(f"{n} {'run' if n == 1 else 'runs'} of an earlier release, without an evaluation id")
     return Competition(label=label, evaluation=chosen, left_out=tuple(left_out))
 
 
