@@ -126,6 +126,7 @@ def compress(
     method: str = "awq",
     *,
     store: StoreLike = None,
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -154,6 +155,8 @@ def compress(
         A name from `methods()`.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -198,6 +201,7 @@ def diagnose(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -247,7 +251,10 @@ def diagnose(
     progress : callable (line), optional
         Is told what is measured.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -325,6 +332,7 @@ def evaluate(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -377,7 +385,10 @@ def evaluate(
     progress : callable (line), optional
         Is told, before anything is asked, what the server of a served model can.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -469,6 +480,7 @@ def gate(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -526,7 +538,10 @@ def gate(
     progress : callable (line), optional
         Is told after each block how far the gate is.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -645,6 +660,7 @@ def judge(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -703,7 +719,10 @@ def judge(
     progress : callable (line), optional
         Is told, before the first call, how many calls a judge model will take, and what they may cost.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -826,6 +845,7 @@ def methods(
 def plan(
     *,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -876,7 +896,10 @@ def plan(
     Parameters
     ----------
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -1127,6 +1150,7 @@ def run(
     *,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1215,7 +1239,10 @@ def run(
     progress : callable (line), optional
         Is told what happens now, and how long it took before.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -1393,6 +1420,7 @@ def search(
     *,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1453,7 +1481,10 @@ def search(
     progress : callable (line), optional
         Is told what happens now.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -1571,6 +1602,7 @@ def speed(
     *,
     store: StoreLike = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1604,7 +1636,10 @@ def speed(
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
@@ -1651,6 +1686,7 @@ def sweep(
     *,
     progress: Callable[[SweepProgress], None] | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
     offload_dir: str | PathLike[str] | None = None,
@@ -1740,7 +1776,10 @@ def sweep(
     progress : callable (SweepProgress), optional
         Is told what happens: a line, and how far each variant is.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id [demo]
+        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
+        from, where this is left out [demo]
+    other_baseline
+        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]

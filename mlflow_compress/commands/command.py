@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlflow_compress.commands.in_memory import MODELS, is_loaded_model, is_rows, save_loaded_model, write_task_files
 from mlflow_compress.config import EMBEDDED, Parameters, parameters, parse
-from mlflow_compress.config.declarations import AUTO, as_typed, choices
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.config.declarations import AUTO, NONE, as_typed, choices, read_file
+from mlflow_compress.demo import MODEL_DIR
+from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.files import read_json_object
 from mlflow_compress.home import FOLDER_SCHEME, home
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.registry import Registry
@@ -149,7 +151,21 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
                     values.get("model", EMBEDDED), "checkpoint", checkpoint=values[name], store=store, **shared
                 )
                 values[name] = fspath(made)
-    return absolute_paths(parse(cls, values))
+    config = absolute_paths(parse(cls, values))
+    named = {*values, *(read_file(Path(str(values["config"]))) if values.get("config", NONE) != NONE else ())}
+    if "model" in parameters(cls) and "checkpoint" in parameters(cls) and "model" not in named:
+        config = config.with_values(model=_own_baseline(config.values()["checkpoint"]))
+    return config
+
+
+def _own_baseline(checkpoint: str | None) -> str:
+    """Return the model that a checkpoint was made from: the demo, unless the checkpoint says another."""
+    manifest = Path(checkpoint or "") / "compression.json"
+    if checkpoint is None or not manifest.is_file():
+        return EMBEDDED
+    base = str(read_json_object(manifest, error=CheckpointError).get("base_model", EMBEDDED))
+    # The demo lies in the package, which may be installed elsewhere than where the checkpoint was made.
+    return EMBEDDED if Path(base).parts[-3:] == MODEL_DIR.parts[-3:] else base
 
 
 def _inputs(store: StoreLike) -> Path:

@@ -17,7 +17,13 @@ class SourceConfig(Group):
     """Which baseline, where it runs, and the seed of everything random."""
 
     model: str = option(
-        EMBEDDED, "baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id", path="folder"
+        EMBEDDED,
+        "baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given "
+        "checkpoint was made from, where this is left out",
+        path="folder",
+    )
+    other_baseline: bool = option(
+        False, "compare a checkpoint with a baseline that it was not made from (off: refused)"
     )
     device: Device = option(
         "auto", "where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk"

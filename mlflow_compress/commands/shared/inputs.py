@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
 from mlflow_compress.kept import kept
+from mlflow_compress.models import stored_weights
+from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.paths import started_in
 
 
@@ -66,9 +69,15 @@ Made = CheckpointManifest | ServedVariant
 
 
 def described(config: EvaluateConfig | JudgeConfig) -> Made:
-    """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one."""
+    """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one.
+
+    A checkpoint that was made from other weights than the baseline's is refused, unless that was asked for.
+    """
     if not is_endpoint(config.checkpoint):
-        return read_manifest(config.checkpoint)
+        manifest = read_manifest(config.checkpoint)
+        if not config.source.other_baseline and not is_endpoint(config.source.model):
+            _check_made_from(manifest, config.source.model)
+        return manifest
     return ServedVariant(f"endpoint-{_given('served_model', config.served.served_model)}")
 
 
@@ -81,6 +90,25 @@ def read_manifest(checkpoint: str | None) -> CheckpointManifest:
     if not Path(checkpoint).is_dir():
         raise _no_folder("checkpoint", checkpoint, allowed="the folder that quantize wrote")
     return CheckpointManifest.read(Path(checkpoint))
+
+
+def _check_made_from(manifest: CheckpointManifest, model: str) -> None:
+    with folder_or_hub("model", model_path(model)):
+        files = stored_weights.weight_files(local_model_folder(model_path(model)))
+    stats = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    if (weights := _weights_of(files[0].parent, stats)) != manifest.base_weights_hash:
+        raise ConfigError(
+            "The checkpoint was not made from this baseline: their distance would not be that of the compression",
+            allowed=f"{manifest.base_model}, weights {manifest.base_weights_hash}",
+            got=f"{model}, weights {weights}",
+            fix="Leave out model, which is then the checkpoint's own, or set other_baseline to compare all the same",
+        )
+
+
+@cache
+def _weights_of(folder: Path, stats: tuple[object, ...]) -> str:
+    """Return the SHA-256 of a model's weights; `stats` are those of its files, which may change."""
+    return stored_weights.hash_weights(folder)[1]
 
 
 @contextmanager
