@@ -29,6 +29,9 @@ _END = re.compile(r"[\s.*_]*$")
 _LABEL = re.compile(r"(?:(?:rating|score|grade|verdict|decision|judge?ment)(?:is)?:?)?")
 _CONTEXT = 20  # characters before a mark by which a quotation is known again
 
+# What every kept reply has; see `_row`.
+KEPT_FIELDS = ("judgment", "judge", "asked", "finish_reason", "problem", "usage", "prompt_bytes", "sent")
+
 
 class Reading(NamedTuple):
     """What was read in a judge's text: a value, or the reason why there is none."""

@@ -11,7 +11,16 @@ from typing import Any
 
 from mlflow_compress.config import JudgeModelConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.asking import Asker, AskingConfig, Judgment, Question, Read, estimate, unscored_by_reason
+from mlflow_compress.judges.asking import (
+    KEPT_FIELDS,
+    Asker,
+    AskingConfig,
+    Judgment,
+    Question,
+    Read,
+    estimate,
+    unscored_by_reason,
+)
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
 from mlflow_compress.kept import kept
 from mlflow_compress.transport.addresses import VARIABLES
@@ -106,7 +115,7 @@ class Session:
         if isinstance(endpoint, str):
             return endpoint
         prices_of(settings)
-        cache = ReplyCache(folder / JUDGMENTS)
+        cache = ReplyCache(folder / JUDGMENTS, KEPT_FIELDS)
         asking = AskingConfig(endpoint=endpoint, attempts=settings.judge_attempts)
         askers = [Asker(replace(asking, model=model), cache=cache) for model in judge_models(settings)]
         return cls(askers, settings.judge_max_unscored)

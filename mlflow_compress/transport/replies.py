@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -72,7 +72,7 @@ def read_reply(body: str, what: str, read: Callable[[Any], T]) -> T | NoReply:
         return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
     try:
         return read(row)
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):  # the last: an integer too large for a float
         return NoReply(NOT_A_COMPLETION, f"answered something else than {what}: {body[:80]!r}")
 
 
@@ -175,11 +175,13 @@ class ReplyCache:
     """Answers by content key, in a file or (None) in memory. A new one is on disk before `put` returns.
 
     A last line that is incomplete, because its process was killed, is dropped. Any other broken line is a `DataError`.
-    Several processes may share the file. A lock file next to it keeps their lines complete.
+    So is an answer without one of the `fields`. Several processes may share the file. A lock file next to it keeps
+    their lines complete.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, fields: Collection[str] = ()) -> None:
         self._path = path
+        self._fields = fields
         self._lock = threading.Lock()
         self._rows: dict[str, dict[str, Any]] = {}
         if path is not None and path.is_file():
@@ -196,6 +198,9 @@ class ReplyCache:
                 or not isinstance(row.get("value"), dict)
             ):
                 raise DataError(f"{path}, line {number}: not a stored answer", fix="Delete the file")
+            if missing := [name for name in self._fields if name not in row["value"]]:
+                problem = f"{path}, line {number}: a stored answer without {', '.join(missing)}"
+                raise DataError(problem, fix="Delete the line, and what it holds is asked for again")
             self._rows[row["key"]] = row["value"]
 
     def get(self, key: str) -> dict[str, Any] | None:

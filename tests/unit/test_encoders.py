@@ -161,6 +161,7 @@ BROKEN = [
     json.dumps({**GOOD, "data": [{"index": 0, "embedding": []}, {"index": 1, "embedding": []}]}),
     json.dumps({**GOOD, "data": [{"index": 0, "embedding": "AAAA"}, {"index": 1, "embedding": "AAAA"}]}),
     json.dumps({**GOOD, "data": [{"index": 0, "embedding": [1e300]}, {"index": 1, "embedding": [1.0]}]}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": [10**400]}, {"index": 1, "embedding": [1.0]}]}),
 ]
 
 

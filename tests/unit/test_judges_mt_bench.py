@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
 from mlflow_compress.judges import JUDGES, Judge, Judged, JudgeInputs, chosen_judges
 from mlflow_compress.judges import open_judge as opened
+from mlflow_compress.judges.asking import KEPT_FIELDS
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.session import endpoint_from
 from mlflow_compress.transport.addresses import check_address, without_password
@@ -350,8 +352,12 @@ def test_missing_answers_and_references_are_named() -> None:
 
 def test_a_broken_cache_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "judgments.jsonl"
-    path.write_text('{"key": "a", "value": {}}\nnot json\n{"key": "b", "value": {}}\n')
+    value = json.dumps(dict.fromkeys(KEPT_FIELDS, ""))
+    path.write_text(f'{{"key": "a", "value": {value}}}\nnot json\n')
     with pytest.raises(DataError, match="line 2: not JSON"):
+        open_judge("http://localhost/v1", tmp_path)
+    path.write_text('{"key": "a", "value": {"judgment": "[[3]]", "judge": "gpt-4 math"}}\n')
+    with pytest.raises(DataError, match="line 1: a stored answer without asked, finish_reason, problem, usage"):
         open_judge("http://localhost/v1", tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.engines.endpoint.top_k_bound import top_k_bound
+from mlflow_compress.engines.endpoint.endpoint_scorer import top_k_bound
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import compute_all, headline, unmet
 from mlflow_compress.records import OptionBounds

@@ -21,7 +21,6 @@ from mlflow_compress.engines.endpoint.routes import (
     Wanted,
     wanted,
 )
-from mlflow_compress.engines.endpoint.top_k_bound import TopBound, top_k_bound
 from mlflow_compress.engines.endpoint.top_lists import ListWriter, TopLists
 from mlflow_compress.errors import EndpointError, UnsupportedError
 from mlflow_compress.records import TOP_LADDER, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
@@ -39,6 +38,16 @@ from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 logger = logging.getLogger(__name__)
 
 _BATCH = 1024  # only numbers the rows: a server makes its own batches
+
+
+@dataclass(frozen=True)
+class TopBound:
+    """What two lists say about the divergence of their distributions."""
+
+    kl: float  # KL of the merged distributions in nats: at most the exact KL(baseline || variant)
+    kept_baseline: float  # Mass of the tokens that both lists hold
+    kept_variant: float
+    clipped: int  # How many of the two rests were negative by rounding, and are set to 0
 
 
 @dataclass
@@ -94,7 +103,7 @@ class ServedAnswers:
         """
         from tqdm import tqdm
 
-        cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None)
+        cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None, ("positions",))
         keys = [content_key(model=self.identity, repeat=repeat, **question.content) for question in questions]
         by_key = dict(zip(keys, questions, strict=True))
         requests = {key: self.route.request(question) for key, question in by_key.items() if cache.get(key) is None}
@@ -308,6 +317,28 @@ class EndpointScorer:
             for row, theirs in zip(rows, lists, strict=True)
         }
         return bounds, k
+
+
+def top_k_bound(baseline: TopList, variant: TopList) -> TopBound:
+    """Return the KL divergence after all tokens that are not in both lists were merged into one.
+
+    It is the least that the two lists allow (data-processing inequality).
+    """
+    _, here, there = np.intersect1d(baseline[0], variant[0], assume_unique=True, return_indices=True)
+    p, q = np.exp(baseline[1][here]), np.exp(variant[1][there])
+    rest_p, rest_q = 1.0 - float(p.sum()), 1.0 - float(q.sum())
+    clipped = int(rest_p < 0) + int(rest_q < 0)
+    masses_p, masses_q = np.append(p, max(rest_p, 0.0)), np.append(q, max(rest_q, 0.0))
+    if masses_q[-1] == 0.0 and masses_p[-1] > 0.0 and len(p):
+        # Rounding has left the variant no rest. Merged into its least probable token, the bound stays finite, and one.
+        least = int(np.argmin(q))
+        masses_p[least] += masses_p[-1]
+        masses_p, masses_q = masses_p[:-1], masses_q[:-1]
+    some = masses_p > 0
+    # Both sides are normalised again: what rounding has clipped would otherwise be a divergence below zero.
+    masses_p, masses_q = masses_p / masses_p.sum(), masses_q / masses_q.sum()
+    kl = float(np.sum(masses_p[some] * np.log(masses_p[some] / masses_q[some])))
+    return TopBound(max(kl, 0.0), float(p.sum()), float(q.sum()), clipped)
 
 
 def _arrays(targets: Targets, found: Rows) -> Arrays:

@@ -145,4 +145,4 @@ def open_endpoint_encoder(settings: EncoderSettings, folder: Path) -> EndpointEn
         model_parameter="encoder",
         key_variable=KEY_VARIABLE,
     )
-    return EndpointEncoder(endpoint, settings.encoder, ReplyCache(folder / VECTORS))
+    return EndpointEncoder(endpoint, settings.encoder, ReplyCache(folder / VECTORS, ("vector", "model")))
