@@ -26,7 +26,7 @@ from setting import machine, make_model, make_variant, parser
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.ray.remote_model import RemoteModel
-from mlflow_compress.engines.ray.started_workers import started_workers
+from mlflow_compress.engines.ray.workers import started_workers
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import OptionDistances, OptionScores, Request

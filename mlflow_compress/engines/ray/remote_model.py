@@ -18,8 +18,7 @@ from mlflow_compress.engines.file_model import FileModel, open_request
 from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelFacts, ModelRef, ShardResult, ShardTask
 from mlflow_compress.engines.ray.shards import shards_for
-from mlflow_compress.engines.ray.started_workers import current_workers, started_workers
-from mlflow_compress.engines.ray.workers import WorkerCall, Workers
+from mlflow_compress.engines.ray.workers import WorkerCall, Workers, current_workers, started_workers
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
