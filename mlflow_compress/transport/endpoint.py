@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from mlflow_compress.errors import ConfigError, JudgeError, MlflowCompressError
 
 OPENAI_URL = "https://api.openai.com/v1"
+_SHORTEST_SECRET = 8  # characters
 _LONGEST_MESSAGE = 300
 
 
@@ -76,11 +77,15 @@ class EndpointConfig:
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
 
     def without_secrets(self, text: str) -> str:
-        """Return a text in which key and password are replaced, should a server have repeated them."""
+        """Return a text in which key and password are replaced, should a server have repeated them.
+
+        Shorter ones than eight characters are no secrets but placeholders ("1", "EMPTY"), which occur in any text: cut
+        out of a reply, they would take its rating away.
+        """
         password = urlsplit(self.base_url).password
         secrets = {self.key: "[key]", password: "[password]", unquote(password or ""): "[password]"}
         for secret, shown in secrets.items():
-            if secret:
+            if secret and len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, shown)
         return text
 

@@ -321,3 +321,10 @@ def test_the_transport_works_inside_a_running_event_loop() -> None:
                 return transport.for_all(ask, ["a", "b"])
 
     assert [reply.text for reply in asyncio.run(notebook())] == ["[[3]]", "[[3]]"]
+
+
+def test_a_placeholder_for_a_key_is_not_cut_out_of_replies() -> None:
+    short = EndpointConfig(base_url="http://127.0.0.1:1/v1", key="1")
+    assert short.without_secrets("Rating: [[10]], of 10") == "Rating: [[10]], of 10"
+    long = EndpointConfig(base_url="http://127.0.0.1:1/v1", key="sk-12345678")
+    assert long.without_secrets("the key sk-12345678 is wrong") == "the key [key] is wrong"

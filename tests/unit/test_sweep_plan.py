@@ -12,7 +12,7 @@ from mlflow_compress import cli
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.commands.sweep.parameters import SweepConfig
-from mlflow_compress.commands.sweep.plan import combinations, size_estimate, sweep_plan_text
+from mlflow_compress.commands.sweep.plan import combinations, size_estimate
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import METHODS, method_config
 from mlflow_compress.config import as_text, parameters, parse
@@ -163,10 +163,10 @@ def test_the_plan_counts_what_is_to_do() -> None:
 
     both = plan(planned("a", seconds=10), planned("b", seconds=20), planned("c", seconds=None, finished="1" * 32))
     assert both.seconds == 30 and both.disk_bytes == 40
-    assert "about 30 s" in sweep_plan_text(both) and "finished, run 11111111" in sweep_plan_text(both)
+    assert "about 30 s" in both.as_text() and "finished, run 11111111" in both.as_text()
     some = plan(planned("a", seconds=10), planned("b", seconds=None))
-    assert some.seconds is None and "about 10 s, and that of 1 variant is unknown" in sweep_plan_text(some)
-    assert "Nothing to do" in sweep_plan_text(plan(planned("c", seconds=None, finished="1" * 32)))
+    assert some.seconds is None and "about 10 s, and that of 1 variant is unknown" in some.as_text()
+    assert "Nothing to do" in plan(planned("c", seconds=None, finished="1" * 32)).as_text()
 
 
 def test_the_parameters_of_a_sweep_read_back() -> None:

@@ -28,14 +28,13 @@ from mlflow_compress.commands.shared.inputs import (
     read_manifest,
     suite_of,
 )
-from mlflow_compress.commands.shared.past_runs import weights_of
+from mlflow_compress.commands.shared.past_runs import ServedFacts, weights_of
 from mlflow_compress.commands.shared.progress import Progress
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.method import AUTO, METHODS, NONE
 from mlflow_compress.config import (
     EMBEDDED,
-    ENDPOINT,
     CompressionConfig,
     Parameters,
     as_text,
@@ -136,52 +135,6 @@ def _resolved_compression(config: MainConfig, calibration: CalibrationSet | None
         return resolved(compression, method_settings(compression), calibration)
     unused = {name: NONE for name in CompressionConfig.model_fields if name != "checkpoint"}
     return {**unused, "method": SERVED_METHOD}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedFacts:
-    """A model that a server has, as it was when it was evaluated."""
-
-    name: str  # Its name at the server, and the server's address without user and password
-    address: str
-    server: str  # Name and version of the server as far as it tells them, and how it was asked
-    route: str
-    root: str | None  # What the server said it had loaded under the name
-    weights: str  # Digest of name, root and server: what stands for the hash of weights that we do not have
-    evaluate_run: str  # The run that has measured it
-
-    @classmethod
-    def of(cls, tracker: Tracker, evaluate_run: str) -> ServedFacts:
-        """Return what an evaluate run holds about the served model that it has measured."""
-        found = tracker.fetch_json(evaluate_run, run_names.FACTS)
-        if not isinstance(found, dict):
-            raise TrackingError("An evaluation does not say what was served", got=evaluate_run)
-        checkpoint = str(tracker.client.get_run(evaluate_run).data.tags[run_names.CHECKPOINT])
-        return cls(
-            name=str(found["served_model"]),
-            address=checkpoint.removeprefix(ENDPOINT),
-            server=str(found["server"]),
-            route=str(found["route"]),
-            root=None if found["root"] is None else str(found["root"]),
-            weights=str(found["weights"]),
-            evaluate_run=evaluate_run,
-        )
-
-    @property
-    def text(self) -> str:
-        """Who served what where, in a few words."""
-        loaded = f" (loaded from {self.root})" if self.root else ""
-        return f"{self.name}{loaded} at {self.address}, by {self.server}, over {self.route}"
-
-    def settings(self) -> dict[str, str]:
-        """Return what a run and a model show of it as parameters."""
-        return {
-            "served_model": self.name,
-            "endpoint": self.address,
-            "server": self.server,
-            "route": self.route,
-            "served_root": self.root or "not told",
-        }
 
 
 # Where work is done, how calls are made, and what they may cost decide no result.

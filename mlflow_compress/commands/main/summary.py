@@ -11,11 +11,10 @@ from typing import Any
 
 from mlflow_compress.commands.evaluate.stored import logged, read_metadata
 from mlflow_compress.commands.judge.answers_artifact import read_answers
-from mlflow_compress.commands.main.run import ServedFacts
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD
-from mlflow_compress.commands.shared.past_runs import described_runtime
+from mlflow_compress.commands.shared.past_runs import ServedFacts, described_runtime
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE

@@ -9,11 +9,11 @@ from typing import Any
 
 from mlflow_compress.commands.evaluate.stored import results_from_json
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
-from mlflow_compress.config import EMBEDDED
+from mlflow_compress.config import EMBEDDED, ENDPOINT
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import Candidate, GateReading, PolicyGates, read_gates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
@@ -157,3 +157,49 @@ def records_of(tracker: Tracker, main_run: str) -> RunRecords | str:
     if evaluate is None:
         return f"run {main_run[:8]} has no evaluate run"
     return RunRecords.read(tracker.fetch(evaluate, RECORDS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedFacts:
+    """A model that a server has, as it was when it was evaluated."""
+
+    name: str  # Its name at the server, and the server's address without user and password
+    address: str
+    server: str  # Name and version of the server as far as it tells them, and how it was asked
+    route: str
+    root: str | None  # What the server said it had loaded under the name
+    weights: str  # Digest of name, root and server: what stands for the hash of weights that we do not have
+    evaluate_run: str  # The run that has measured it
+
+    @classmethod
+    def of(cls, tracker: Tracker, evaluate_run: str) -> ServedFacts:
+        """Return what an evaluate run holds about the served model that it has measured."""
+        found = tracker.fetch_json(evaluate_run, run_names.FACTS)
+        if not isinstance(found, dict):
+            raise TrackingError("An evaluation does not say what was served", got=evaluate_run)
+        checkpoint = str(tracker.client.get_run(evaluate_run).data.tags[run_names.CHECKPOINT])
+        return cls(
+            name=str(found["served_model"]),
+            address=checkpoint.removeprefix(ENDPOINT),
+            server=str(found["server"]),
+            route=str(found["route"]),
+            root=None if found["root"] is None else str(found["root"]),
+            weights=str(found["weights"]),
+            evaluate_run=evaluate_run,
+        )
+
+    @property
+    def text(self) -> str:
+        """Who served what where, in a few words."""
+        loaded = f" (loaded from {self.root})" if self.root else ""
+        return f"{self.name}{loaded} at {self.address}, by {self.server}, over {self.route}"
+
+    def settings(self) -> dict[str, str]:
+        """Return what a run and a model show of it as parameters."""
+        return {
+            "served_model": self.name,
+            "endpoint": self.address,
+            "server": self.server,
+            "route": self.route,
+            "served_root": self.root or "not told",
+        }

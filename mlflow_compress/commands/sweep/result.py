@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mlflow_compress.commands.shared.progress import duration
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.reporting.tables import Table
+from mlflow_compress.reporting.numbers import bytes_text
+from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking.store import RunLink
 
 
@@ -99,10 +101,41 @@ class SweepPlan(Tabular):
         return {**asdict(self), "seconds": self.seconds, "disk_bytes": self.disk_bytes}
 
     def as_text(self) -> str:
-        """Return what would be made, and what it would cost."""
-        from mlflow_compress.commands.sweep.plan import sweep_plan_text
+        """Return one line per variant, then the sums, then the combinations that are not made."""
+        columns = [Column("variant", left=True), Column("time"), Column("size")]
+        lines = [f"{self.summary}; evaluation {self.evaluation[:8]}", ""]
+        lines += Table(columns=columns, rows=[_row(self, variant) for variant in self.variants]).lines(ruled=False)
+        lines += ["", *_sums(self)]
+        not_made = [f"- {name}: {why}" for name, why in self.left_out.items()]
+        return "\n".join([*lines, *(["", "Not made:", *not_made] if not_made else [])])
 
-        return sweep_plan_text(self)
+
+def _row(plan: SweepPlan, variant: PlannedVariant) -> tuple[str, str, str]:
+    time = "unknown" if variant.seconds is None else f"about {duration(variant.seconds)}"
+    size = bytes_text(int(plan.base_size_bytes if variant.size_bytes is None else variant.size_bytes))
+    on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}" if variant.size_bytes != 0 else "served"
+    return (
+        variant.name,
+        time if variant.finished_run is None else f"finished, run {variant.finished_run[:8]}",
+        on_disk,
+    )
+
+
+def _sums(plan: SweepPlan) -> list[str]:
+    if not plan.to_do:
+        return ["Nothing to do: every variant is finished."]
+    n_unknown = sum(1 for variant in plan.to_do if variant.seconds is None)
+    known = sum(variant.seconds or 0.0 for variant in plan.to_do)
+    if not n_unknown:
+        time = f"about {duration(known)}, as in earlier runs of this store"
+    elif n_unknown == len(plan.to_do):
+        time = "unknown: the store has no finished run of these methods on this evaluation"
+    else:
+        time = (
+            f"about {duration(known)}, and that of {n_unknown} {'variant' if n_unknown == 1 else 'variants'} is unknown"
+        )
+    copies = "the checkpoints, and a copy of each with its model" if plan.copies == 2 else "the checkpoints"
+    return [f"Time: {time}.", f"Disk: about {bytes_text(int(plan.disk_bytes))} ({copies}; records are not counted)."]
 
 
 State = Literal["waits", "runs", "finished", "found", "failed"]

@@ -23,7 +23,6 @@ from mlflow_compress.commands.sweep.plan import (
     combinations,
     plan_of,
     prepare_sweep,
-    sweep_plan_text,
 )
 from mlflow_compress.commands.sweep.result import Sweep, SweepPlan, SweepProgress, VariantProgress
 from mlflow_compress.compression.pipeline import reload_helper
@@ -118,7 +117,7 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
         plan = plan_of(config, prepared, left_out, tracker)
         if config.dry_run:
             return plan
-        tell(SweepProgress(line=sweep_plan_text(plan)))
+        tell(SweepProgress(line=plan.as_text()))
         name = f"sweep of {len(prepared.variants)} variants {plan.baseline}"
         key = digest({"variants": sorted(variant.key for variant in prepared.variants), "left_out": plan.left_out})
         tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}
