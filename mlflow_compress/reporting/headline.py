@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
@@ -21,6 +21,9 @@ from mlflow_compress.reporting.numbers import (
     value_text,
 )
 from mlflow_compress.reporting.tables import Column, Named, Table, escape_markdown, result_text
+
+if TYPE_CHECKING:
+    from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 
 
 def _side(change: float, direction: str) -> str:
@@ -61,35 +64,6 @@ def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: flo
             floor.value if floor.low is None else floor.low
         )
     return "yes" if exceeds else "no: overlaps the noise floor"
-
-
-class Sizes(Protocol):
-    """Interface of a checkpoint's manifest, as far as the tables use it."""
-
-    @property
-    def base_size_bytes(self) -> int:
-        """Bytes of the baseline's stored tensors."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the variant's stored tensors."""
-        ...
-
-    @property
-    def size_ratio(self) -> float:
-        """Bytes of the baseline divided by bytes of the variant."""
-        ...
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Stored bits per weight of the linear layers."""
-        ...
-
-    @property
-    def sparsity(self) -> float | None:
-        """Share of exact zeros in the linear layers' weights; None if they are stored packed."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +172,7 @@ def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[Headline
     ]
 
 
-def _size_rows(sizes: Sizes) -> list[HeadlineRow]:
+def _size_rows(sizes: CheckpointManifest) -> list[HeadlineRow]:
     size = HeadlineRow(
         label="Size",
         meaning="Bytes of the stored tensors.",
@@ -221,7 +195,7 @@ def _size_rows(sizes: Sizes) -> list[HeadlineRow]:
 
 
 def headline_rows(
-    pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str, float] | None = None
+    pooled: Pooled, sizes: CheckpointManifest | None = None, gates: Mapping[str, float] | None = None
 ) -> list[HeadlineRow]:
     """Return the headline table's rows in the order that the metrics declare (`MetricKey.headline`).
 
@@ -323,7 +297,9 @@ _WIDTH = 100
 _IN_A_TERMINAL = ("metric", "n", "baseline", "variant")
 
 
-def headline_rows_table(pooled: Pooled, sizes: Sizes | None = None, gates: Mapping[str, float] | None = None) -> Table:
+def headline_rows_table(
+    pooled: Pooled, sizes: CheckpointManifest | None = None, gates: Mapping[str, float] | None = None
+) -> Table:
     """Return the headline table with all its columns."""
     difference = f"difference [{interval_percent(pooled)} interval]"
     heads = [Column("metric", left=True), *map(Column, _IN_A_TERMINAL[1:]), Column(difference, left=True)]
@@ -336,14 +312,14 @@ def headline_rows_table(pooled: Pooled, sizes: Sizes | None = None, gates: Mappi
     )
 
 
-def _narrow(pooled: Pooled, manifest: Sizes | None, gates: Mapping[str, float] | None) -> Table:
+def _narrow(pooled: Pooled, manifest: CheckpointManifest | None, gates: Mapping[str, float] | None) -> Table:
     table = headline_rows_table(pooled, manifest, gates)
     return table.only(*(column.label for column in table.columns[:5]))
 
 
 def headline_table(
     pooled: Pooled,
-    manifest: Sizes | None = None,
+    manifest: CheckpointManifest | None = None,
     *,
     gates: Mapping[str, float] | None = None,
     n_truncated: int = 0,
@@ -359,7 +335,7 @@ def headline_table(
 def note_markdown(
     sentence: str,
     pooled: Pooled,
-    manifest: Sizes | None = None,
+    manifest: CheckpointManifest | None = None,
     *,
     gates: Mapping[str, float] | None = None,
     n_truncated: int = 0,

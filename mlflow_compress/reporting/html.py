@@ -12,7 +12,6 @@ from mlflow_compress.metrics.core.metric_registry import MetricKey, Pooled, all_
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.answers_page import REPORT_SHOWS, ComparedAnswer, account_rows, answer_cards
 from mlflow_compress.reporting.headline import (
-    Sizes,
     failures,
     footnotes,
     headline_rows_table,
@@ -22,6 +21,7 @@ from mlflow_compress.reporting.numbers import scale_of, value_text
 from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Named, Table, result_text
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
+    from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
     from mlflow_compress.reporting.figures import Figure
 
 FLIPS_SHOWN = 50
@@ -156,7 +156,7 @@ def render_report(
     flips: Sequence[Mapping[str, Any]] = (),
     setup: Mapping[str, Any] | None = None,
     not_computed: Mapping[str, str] | None = None,
-    manifest: Sizes | None = None,
+    manifest: CheckpointManifest | None = None,
     gates: Mapping[str, float] | None = None,
     n_truncated: int = 0,
     failed_stages: Mapping[str, str] | None = None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -200,6 +201,16 @@ def _rolling(name: str, leaf: Leaf, records: RunRecords) -> Responses:
     return {document.item_id: [float(total)] for document, total in zip(leaf.documents, sums, strict=True)}
 
 
+@contextmanager
+def _harness_errors(action: str) -> Iterator[None]:
+    try:
+        yield
+    except MlflowCompressError:
+        raise
+    except Exception as error:  # a task definition is code of its own and may raise anything
+        raise DataError(f"lm-evaluation-harness cannot {action}: {error!r}") from error
+
+
 def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dict[str, list[Mapping[str, Any]]]:
     """Return the task's metrics per filter and document, from its filters and its `process_results`."""
     instances = []
@@ -209,7 +220,7 @@ def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dic
             instance.filtered_resps = {}
             instances.append(instance)
     leaf.task._instances = instances
-    try:
+    with _harness_errors(f"compute the metrics of task {leaf.name!r}"):
         leaf.task.apply_filters()
         return {
             kind: [
@@ -218,8 +229,6 @@ def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dic
             ]
             for kind in instances[0].filtered_resps
         }
-    except Exception as error:  # a task definition is code of its own and may raise anything
-        raise DataError(f"lm-evaluation-harness cannot compute the metrics of task {leaf.name!r}: {error!r}") from error
 
 
 def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -286,7 +295,7 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
     """Return a leaf task with its sampled documents, whose prompts the harness builds."""
     prefix = "" if records == name else f"{name}:"
     in_context, in_request = chat_arguments(settings)
-    try:
+    with _harness_errors(f"build the prompts of task {name!r}"):
         docs = dict(task.doc_iterator(rank=0, limit=None, world_size=1))
         rows = [{"category": name, "number": number} for number in docs]
         documents = []
@@ -301,10 +310,6 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
             made = task.construct_requests(doc=doc, ctx=context, metadata=(name, number, 1), **in_request)
             instances = sorted(made if isinstance(made, list) else [made], key=lambda instance: instance.idx)
             documents.append(Document(f"{prefix}{number}", doc, instances))
-    except MlflowCompressError:
-        raise
-    except Exception as error:  # a task definition is code of its own and may raise anything
-        raise DataError(f"lm-evaluation-harness cannot build the prompts of task {name!r}: {error!r}") from error
     if not documents:
         raise DataError(f"Task {name!r} has no documents")
     kinds = {instance.request_type for document in documents for instance in document.instances}
