@@ -45,16 +45,10 @@ def _listed(names: list[str], got: object) -> str:
 class MlflowCompressError(Exception):
     """Base of every error that is the user's to read.
 
-    Parameters
-    ----------
-    what : str
-        What is wrong, as one sentence without a final full stop.
-    allowed : str or iterable of str, optional
-        What would have been accepted.
-    got : object, optional
-        What was given instead.
-    fix : str, optional
-        What to change.
+    - `what`: What is wrong, as one sentence without a final full stop.
+    - `allowed`: What would have been accepted.
+    - `got`: What was given instead.
+    - `fix`: What to change.
     """
 
     def __init__(
@@ -124,16 +118,10 @@ class EndpointError(MlflowCompressError):
 class StageError(MlflowCompressError):
     """A stage of the main job failed.
 
-    Parameters
-    ----------
-    what : str
-        The stage's own error message, or the signal that killed it.
-    stage : str
-        Name of the stage.
-    fix : str, optional
-        What to change.
-    published : VariantRun, optional
-        What the finished stages have found.
+    - `what`: The stage's own error message, or the signal that killed it.
+    - `stage`: Name of the stage.
+    - `fix`: What to change.
+    - `published`: What the finished stages have found.
     """
 
     def __init__(self, what: str, *, stage: str, fix: str | None = None, published: Any = None) -> None:
@@ -146,14 +134,9 @@ class StageError(MlflowCompressError):
 class SweepError(MlflowCompressError):
     """Variants of a sweep failed; the others are published.
 
-    Parameters
-    ----------
-    what : str
-        How many failed, and why.
-    published : Sweep
-        What the others have found.
-    fix : str
-        What to change.
+    - `what`: How many failed, and why.
+    - `published`: What the others have found.
+    - `fix`: What to change.
     """
 
     def __init__(self, what: str, *, published: Any, fix: str) -> None:
@@ -205,11 +188,8 @@ _ASKED = re.compile(
 def machine_fault(error: BaseException) -> MachineError | None:
     """Return the clear error of a machine that lacks disk space, memory or rights; None for other and for clear ones.
 
-    Parameters
-    ----------
-    error : BaseException
-        What a stage has raised. Libraries written in other languages say the system's error number in their text. An
-        error of ours that was raised because memory ran out is that fault too: the model or file is not broken.
+    - `error`: What a stage has raised. Libraries written in other languages say the system's error number in their
+      text. An error of ours that was raised because memory ran out is that fault too: the model or file is not broken.
     """
     if isinstance(error, MachineError):
         return None

@@ -29,16 +29,10 @@ HARNESS_DEVICE = "cuda:0"
 class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
     """Computes shared prefixes once, and log-softmax in float32 for every dtype of the model.
 
-    Parameters
-    ----------
-    pretrained : str
-        Folder or hub id, as in `models.loading.LoadConfig`.
-    dtype, device : str
-        As there. The harness's default "cuda:0" means the first GPU, or the CPU where there is none.
-    trust_remote_code : bool
-        Allow code that comes with the checkpoint.
-    batch_size, max_batch_size : optional
-        Accepted and ignored: the size of our batches does not depend on them.
+    - `pretrained`: Folder or hub id, as in `models.loading.LoadConfig`.
+    - `dtype`, `device`: As there. The harness's default "cuda:0" means the first GPU, or the CPU where there is none.
+    - `trust_remote_code`: Allow code that comes with the checkpoint.
+    - `batch_size`, `max_batch_size`: Accepted and ignored: the size of our batches does not depend on them.
 
     Attributes
     ----------
@@ -64,13 +58,7 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         self.option_scores: OptionScores | None = None
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Return (summed log-likelihood in nats, is greedy) of every request, computed in one pass.
-
-        Raises
-        ------
-        DataError
-            When an option is longer than the model's context (the harness's backend fails with a bare assertion there).
-        """
+        """Return (summed log-likelihood in nats, is greedy) of every request, computed in one pass."""
         asked = [_request(instance) for instance in requests]
         self.option_scores, _ = self.scorer.score(asked)
         loglik, greedy = (self.option_scores.table.column(name).to_pylist() for name in ("loglik", "greedy"))
@@ -96,13 +84,7 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         return [float(total) for total in sums]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Return the greedy continuation of every request.
-
-        Raises
-        ------
-        UnsupportedError
-            When a task samples its answers.
-        """
+        """Return the greedy continuation of every request."""
         groups: dict[tuple[tuple[str, ...], int], list[int]] = {}
         for number, instance in enumerate(requests):
             groups.setdefault(generation_settings(instance.args[1], instance.task_name), []).append(number)

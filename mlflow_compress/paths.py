@@ -25,12 +25,6 @@ def absolute_paths(config: C) -> C:
     """Return the configuration with absolute paths, because stages run in other working folders.
 
     A value without such a file or folder is unchanged if it may be a name or a hub id.
-
-    Raises
-    ------
-    ConfigError
-        A value can only be a path (it begins with `.`, `~` or `/`, ends in .jsonl, .txt, .gguf or .yaml, or has more
-        parts than a hub id), but there is no such file or folder.
     """
     changed: dict[str, Any] = {}
     values = config.values()

@@ -67,18 +67,12 @@ class Registry(Generic[T]):
         [project.entry-points."mlflow_compress.metrics"]
         my_metric = "my_package.my_metric"
 
-    Parameters
-    ----------
-    kind : str
-        What the objects are, for messages ("compression method").
-    package : str
-        Dotted name of the package whose modules register themselves.
-    group : str, optional
-        Group of entry points that are imported too. Without it there are no plug-ins of this kind.
-    of : type, optional
-        Class of the objects; another one is refused when it registers.
-    inside : str, optional
-        Name of the module that is imported of each sub-package of `package`, in place of the modules of `package`.
+    - `kind`: What the objects are, for messages ("compression method").
+    - `package`: Dotted name of the package whose modules register themselves.
+    - `group`: Group of entry points that are imported too. Without it there are no plug-ins of this kind.
+    - `of`: Class of the objects; another one is refused when it registers.
+    - `inside`: Name of the module that is imported of each sub-package of `package`, in place of the modules of
+      `package`.
     """
 
     def __init__(

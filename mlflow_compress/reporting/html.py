@@ -167,11 +167,6 @@ def render_report(
 
     Figures' files are embedded. Of `flips` (`details.flips_table`) and of `answers` the first are shown and the others
     are counted. `setup` may be nested; `judge_values` are the metrics of the judge's run.
-
-    Raises
-    ------
-    OSError
-        A figure's file cannot be read.
     """
     pooled = headline(list(results))
     return TEMPLATES.get_template("report.html.j2").render(

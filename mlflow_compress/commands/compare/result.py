@@ -11,15 +11,9 @@ from mlflow_compress.commands.shared.tabular import Tabular
 
 @dataclass(frozen=True)
 class Comparison(Tabular):
-    """How the answers of two models differ: accuracy, flips, McNemar's test, pooled and by task.
+    """How the answers of two models differ: accuracy, flips, McNemar's test, pooled and by task."""
 
-    Attributes
-    ----------
-    found : mapping
-        As `metrics.core.answer_comparison.compare_answers` describes it.
-    """
-
-    found: Mapping[str, Any]
+    found: Mapping[str, Any]  # As `compare_answers` describes it
 
     def __getitem__(self, name: str) -> Any:
         """Return one number: "flips_pct", "accuracy_delta", "mcnemar_p"."""

@@ -22,27 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Tabular):
-    """Metric results of one model, and where its records lie.
+    """Metric results of one model, and where its records lie."""
 
-    Attributes
-    ----------
-    name : str
-        The model's short name.
-    results : tuple of MetricResult
-        Every number: pooled, by task and by category.
-    not_computed : mapping of str to str
-        Metrics that could not be computed, and why.
-    records_folder : Path
-        The records that the numbers were computed from, as Parquet files.
-    run : RunLink or None
-        The run that holds them; None for records that lie in a folder alone.
-    """
-
-    name: str
-    results: tuple[MetricResult, ...]
-    not_computed: Mapping[str, str] = field(default_factory=dict)
-    records_folder: Path
-    run: RunLink | None = None
+    name: str  # The model's short name
+    results: tuple[MetricResult, ...]  # Every number: pooled, by task and by category
+    not_computed: Mapping[str, str] = field(default_factory=dict)  # Metrics that could not be computed, and why
+    records_folder: Path  # The records that the numbers were computed from, as Parquet files
+    run: RunLink | None = None  # The run that holds them; None for records that lie in a folder alone
 
     @property
     def pooled(self) -> dict[str, MetricResult]:
@@ -101,33 +87,17 @@ class GateCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Measurement):
-    """A variant held against its baseline on the same items, or the baseline alone.
+    """A variant held against its baseline on the same items, or the baseline alone."""
 
-    Attributes
-    ----------
-    baseline : str or None
-        The baseline's short name; None where there is none to compare with.
-    verdict : str
-        What was found, in one sentence.
-    manifest : CheckpointManifest or None
-        The variant's manifest; None for a baseline.
-    baseline_records_folder : Path or None
-        The baseline's records.
-    baseline_run_id, evaluation_id : str or None
-        The run that holds them, and the id that comparable evaluations share.
-    baseline_found : bool
-        Whether the baseline's records were found in the store, not scored now.
-    variant_found_in : str or None
-        The run in which the variant's records were found; None where it was scored now.
-    """
-
-    baseline: str | None = None
-    verdict: str = ""
-    manifest: CheckpointManifest | None = None
-    baseline_records_folder: Path | None = None
+    baseline: str | None = None  # The baseline's short name; None where there is none to compare with
+    verdict: str = ""  # What was found, in one sentence
+    manifest: CheckpointManifest | None = None  # The variant's manifest; None for a baseline
+    baseline_records_folder: Path | None = None  # The baseline's records
+    # The run that holds them, and the id that comparable evaluations share
     baseline_run_id: str | None = None
     evaluation_id: str | None = None
-    baseline_found: bool = False
+    baseline_found: bool = False  # Whether the baseline's records were found in the store, not scored now
+    # The run in which the variant's records were found; None where it was scored now
     variant_found_in: str | None = None
 
     def items(self) -> pd.DataFrame:
@@ -185,20 +155,11 @@ class Evaluation(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEvaluation(Measurement):
-    """What both models answered to the same instructions: how similar, and how good.
+    """What both models answered to the same instructions: how similar, and how good."""
 
-    Attributes
-    ----------
-    baseline : str
-        The baseline's short name.
-    skipped : str
-        What was left out or found in the store, and why; empty where nothing was.
-    account : mapping of str to float
-        Judgments, those without a rating by reason, calls, tokens and cost; empty where no judge model was asked.
-    """
-
-    baseline: str
-    skipped: str = ""
+    baseline: str  # The baseline's short name
+    skipped: str = ""  # What was left out or found in the store, and why; empty where nothing was
+    # Judgments, those without a rating by reason, calls, tokens and cost; empty where no judge model was asked
     account: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -13,33 +13,15 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 
 @dataclass(frozen=True, kw_only=True)
 class VariantRun(Measurement):
-    """Everything that the stages of one variant found: what its main run shows.
+    """Everything that the stages of one variant found: what its main run shows."""
 
-    Attributes
-    ----------
-    baseline : str
-        The baseline's short name.
-    verdict : str
-        What was found, in one sentence.
-    manifest : CheckpointManifest or None
-        How the checkpoint was made, and what it weighs; None of a served model.
-    checkpoint : str
-        Its folder, or where it is served.
-    gates : mapping of str to float
-        The upper ends of intervals that a promotion reads.
-    n_truncated : int
-        Prompts of which the variant read the end only.
-    failed : mapping of str to str
-        Error message of every stage that failed.
-    """
-
-    baseline: str
-    verdict: str
-    manifest: CheckpointManifest | None
-    checkpoint: str
-    gates: Mapping[str, float]
-    n_truncated: int = 0
-    failed: Mapping[str, str] = field(default_factory=dict)
+    baseline: str  # The baseline's short name
+    verdict: str  # What was found, in one sentence
+    manifest: CheckpointManifest | None  # How the checkpoint was made, and what it weighs; None of a served model
+    checkpoint: str  # Its folder, or where it is served
+    gates: Mapping[str, float]  # The upper ends of intervals that a promotion reads
+    n_truncated: int = 0  # Prompts of which the variant read the end only
+    failed: Mapping[str, str] = field(default_factory=dict)  # Error message of every stage that failed
 
     @property
     def summary(self) -> str:

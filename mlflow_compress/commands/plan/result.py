@@ -11,67 +11,39 @@ from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 
 @dataclass(frozen=True, kw_only=True)
 class StageCost:
-    """The cost of one stage.
-
-    Attributes
-    ----------
-    stage : str
-    times : int
-        How often it runs: once for a baseline, once for each variant.
-    tokens, tokens_unshared : int
-        Tokens that the layers compute; the same without shared prefixes.
-    operations : float or None
-        Floating-point operations; None where there is no formula.
-    bytes_read, bytes_written : float
-        From and to the storage.
-    memory : float
-        Bytes that one copy of the model and its work need at once, without the libraries themselves.
-    seconds, dollars : float or None
-        Of all its runs; None where there is no formula, no price, or too few devices.
-    """
+    """The cost of one stage."""
 
     stage: str
-    times: int
+    times: int  # How often it runs: once for a baseline, once for each variant
+    # Tokens that the layers compute; the same without shared prefixes
     tokens: int
     tokens_unshared: int
-    operations: float | None
+    operations: float | None  # Floating-point operations; None where there is no formula
+    # From and to the storage
     bytes_read: float
     bytes_written: float
-    memory: float
+    memory: float  # Bytes that one copy of the model and its work need at once, without the libraries themselves
+    # Of all its runs; None where there is no formula, no price, or too few devices
     seconds: float | None
     dollars: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostPlan(Tabular):
-    """The plan: what each stage costs, and how the model lies on the devices.
-
-    Attributes
-    ----------
-    model : str
-    parameters, active_parameters : float
-        All weights; those that one token is multiplied with, without embeddings and head.
-    devices, devices_per_copy, copies : int
-        Devices there are; devices that one copy of the model needs; copies that work side by side (0: it does not fit).
-    stages : tuple of StageCost
-    states_bytes : float
-        Bytes of the baseline's stored states.
-    checkpoint_bytes : float
-        Bytes of one compressed checkpoint.
-    notes : tuple of str
-        What the figures assume, and what they leave out.
-    """
+    """The plan: what each stage costs, and how the model lies on the devices."""
 
     model: str
+    # All weights; those that one token is multiplied with, without embeddings and head
     parameters: float
     active_parameters: float
+    # Devices there are; devices that one copy of the model needs; copies that work side by side (0: it does not fit)
     devices: int
     devices_per_copy: int
     copies: int
     stages: tuple[StageCost, ...]
-    states_bytes: float
-    checkpoint_bytes: float
-    notes: tuple[str, ...]
+    states_bytes: float  # Bytes of the baseline's stored states
+    checkpoint_bytes: float  # Bytes of one compressed checkpoint
+    notes: tuple[str, ...]  # What the figures assume, and what they leave out
 
     @property
     def seconds(self) -> float | None:

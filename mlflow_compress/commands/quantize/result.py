@@ -14,21 +14,11 @@ from mlflow_compress.tracking.store import RunLink
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedModel(Tabular):
-    """A compressed checkpoint that was loaded again in a fresh process and computes what it should.
+    """A compressed checkpoint that was loaded again in a fresh process and computes what it should."""
 
-    Attributes
-    ----------
-    folder : Path
-        The checkpoint: transformers, and engines that know its format, load it.
-    manifest : CheckpointManifest
-        How it was made, and what it weighs.
-    run : RunLink
-        The run that holds it.
-    """
-
-    folder: Path
-    manifest: CheckpointManifest
-    run: RunLink
+    folder: Path  # The checkpoint: transformers, and engines that know its format, load it
+    manifest: CheckpointManifest  # How it was made, and what it weighs
+    run: RunLink  # The run that holds it
 
     def __fspath__(self) -> str:
         """Return the folder: a result is given where a checkpoint is asked for."""

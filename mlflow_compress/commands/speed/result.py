@@ -12,21 +12,12 @@ from mlflow_compress.commands.shared.tabular import lines_of_run
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedMeasurement(Measurement):
-    """Tokens a second, waits between tokens, memory and load time; empty, with the reason, where nothing was timed.
+    """Tokens a second, waits between tokens, memory and load time; empty, with the reason, where nothing was timed."""
 
-    Attributes
-    ----------
-    baseline : str
-        The baseline's short name.
-    values : mapping of str to float
-        What was measured once per model: seconds to load it, and resident memory.
-    described : mapping of str to str
-        Runtime with version, device and dtype.
-    """
-
-    baseline: str
+    baseline: str  # The baseline's short name
+    # What was measured once per model: seconds to load it, and resident memory
     values: Mapping[str, float] = field(default_factory=dict)
-    described: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)  # Runtime with version, device and dtype
 
     @property
     def summary(self) -> str:

@@ -16,53 +16,28 @@ from mlflow_compress.tracking.store import RunLink
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedVariant:
-    """One variant of a sweep.
+    """One variant of a sweep."""
 
-    Attributes
-    ----------
-    name, method : str
-        The variant and its method.
-    finished_run : str or None
-        The main run that holds its results already; None where it is to be made.
-    seconds : float or None
-        Estimated duration, from earlier runs of the store; None where there are none.
-    size_bytes : float or None
-        Estimated size of its checkpoint; None for a method that has no bits, whose checkpoint is at most as large as
-        the baseline; 0 of a served model, which takes none of this disk.
-    """
-
+    # The variant and its method
     name: str
     method: str
-    finished_run: str | None
-    seconds: float | None
+    finished_run: str | None  # The main run that holds its results already; None where it is to be made
+    seconds: float | None  # Estimated duration, from earlier runs of the store; None where there are none
+    # Estimated size of its checkpoint; None for a method that has no bits, whose checkpoint is at most as large as
+    # the baseline; 0 of a served model, which takes none of this disk
     size_bytes: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan(Tabular):
-    """The plan of a sweep.
+    """The plan of a sweep."""
 
-    Attributes
-    ----------
-    baseline : str
-        The baseline's short name.
-    evaluation : str
-        The evaluation id that all variants share.
-    variants : tuple of PlannedVariant
-        In the order in which they are made.
-    left_out : mapping of str to str
-        Combinations that are not made, and why.
-    base_size_bytes : int
-        Bytes of the baseline's stored tensors.
-    copies : int
-        How often a checkpoint is stored: in the folder of checkpoints, and with the registered model if it is logged.
-    """
-
-    baseline: str
-    evaluation: str
-    variants: tuple[PlannedVariant, ...]
-    left_out: Mapping[str, str]
-    base_size_bytes: int
+    baseline: str  # The baseline's short name
+    evaluation: str  # The evaluation id that all variants share
+    variants: tuple[PlannedVariant, ...]  # In the order in which they are made
+    left_out: Mapping[str, str]  # Combinations that are not made, and why
+    base_size_bytes: int  # Bytes of the baseline's stored tensors
+    # How often a checkpoint is stored: in the folder of checkpoints, and with the registered model if it is logged
     copies: int
 
     @property
@@ -143,21 +118,11 @@ State = Literal["waits", "runs", "finished", "found", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class VariantProgress:
-    """How far one variant of a running sweep is.
+    """How far one variant of a running sweep is."""
 
-    Attributes
-    ----------
-    name : str
-        The variant.
-    state : {"waits", "runs", "finished", "found", "failed"}
-        "found" means that an earlier run holds it.
-    doing : str
-        What happens now, what was found, or why it failed.
-    """
-
-    name: str
-    state: State = "waits"
-    doing: str = ""
+    name: str  # The variant
+    state: State = "waits"  # "found" means that an earlier run holds it
+    doing: str = ""  # What happens now, what was found, or why it failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,27 +139,13 @@ class SweepProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Tabular):
-    """Many variants of one baseline, side by side.
+    """Many variants of one baseline, side by side."""
 
-    Attributes
-    ----------
-    scoreboard : Scoreboard
-        Every variant with its values, and which of them can be told apart.
-    plan : SweepPlan
-        What was asked for.
-    found : str
-        What was found, in one sentence.
-    text : str
-        The scoreboard as text for a terminal.
-    run : RunLink
-        The run that holds it.
-    """
-
-    scoreboard: Scoreboard
-    plan: SweepPlan
-    found: str
-    text: str
-    run: RunLink
+    scoreboard: Scoreboard  # Every variant with its values, and which of them can be told apart
+    plan: SweepPlan  # What was asked for
+    found: str  # What was found, in one sentence
+    text: str  # The scoreboard as text for a terminal
+    run: RunLink  # The run that holds it
 
     @property
     def failed(self) -> dict[str, str]:

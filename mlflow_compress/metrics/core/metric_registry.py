@@ -134,19 +134,8 @@ class Metric:
     def compute(self, inputs: MetricInputs, *, origin: str = "") -> list[MetricResult]:
         """Return the results, after checking that each is declared, finite and within its bounds.
 
-        Parameters
-        ----------
-        inputs : MetricInputs
-            What it is computed from; the requirements are met.
-        origin : str
-            Which plug-in it is, for messages; "" for a metric of this package.
-
-        Raises
-        ------
-        DataError
-            When a value is NaN, infinite or outside its bounds: the records are broken, or the formula is.
-        ConfigError
-            When it returns anything but results, or a result of a name that it does not declare.
+        - `inputs`: What it is computed from; the requirements are met.
+        - `origin`: Which plug-in it is, for messages; "" for a metric of this package.
         """
         declared = {key.name: key for key in self.keys}
         who, of = (f"The {origin}", f" of the {origin}") if origin else ("A metric", "")
@@ -176,13 +165,7 @@ def metric(
     source: str,
     noise: bool = False,
 ) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
-    """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes.
-
-    Raises
-    ------
-    ConfigError
-        A key is no `MetricKey`, or a requirement none of those in `metrics.core.requirements`.
-    """
+    """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes."""
     for what, given, kind in (("keys", () if callable(keys) else keys, MetricKey), ("requires", requires, Requirement)):
         if not isinstance(given, tuple) or not all(isinstance(one, kind) for one in given):
             raise ConfigError(f"A metric declares wrong {what}", allowed=f"a tuple of {kind.__name__}", got=str(given))

@@ -231,12 +231,8 @@ def _shared_beginnings(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str
 def shared_changes(variants: Mapping[str, VariantChanges], n_items: int) -> tuple[Int, dict[int, int]]:
     """Return how many changed answers each pair of variants shares, and how many items k variants changed, by k.
 
-    Returns
-    -------
-    together : numpy.ndarray of int, shape (n_variants, n_variants)
-        Items that both variants changed; the diagonal has each variant's own.
-    by_count : dict of int to int
-        Number of items that exactly k variants changed, for every k above 0.
+    - `together`: Items that both variants changed; the diagonal has each variant's own.
+    - `by_count`: Number of items that exactly k variants changed, for every k above 0.
     """
     changed = np.zeros((len(variants), n_items), dtype=np.float32)  # floats, because numpy multiplies them fast
     for place, variant in enumerate(variants.values()):
