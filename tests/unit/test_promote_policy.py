@@ -254,8 +254,10 @@ def test_the_history_says_who_had_the_alias_when_and_why(tracker: Tracker, capsy
     mc.promote(model="llama", max_kl=0)  # nothing passes: no entry
     finished(tracker, "second", size=200)
     mc.promote(model="llama", max_kl=0.5)
-    mc.rollback(model="llama")
+    mc.rollback(model="llama", reason="answers are odd")
     found = mc.history(model="llama")
+    assert [tenure.reason for tenure in found.tenures] == ["answers are odd", None, None]
+    assert "answers are odd" in found.as_text()
     assert [(t.variant, t.version, t.by) for t in found.tenures] == [
         ("first", "1", "rollback"),
         ("second", "2", "promote"),

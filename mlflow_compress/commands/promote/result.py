@@ -116,6 +116,7 @@ class Tenure:
     run_id: str  # The run that gave it
     policy_sha256: str | None  # The policy that decided; None for a rollback
     verdict: str  # What happened, in one sentence
+    reason: str | None  # Why, as it was given to a rollback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ class AliasHistory(Tabular):
 
     def as_text(self) -> str:
         """Return one line per move of the alias, newest first."""
-        heads = ("since (UTC)", "version", "variant", "by", "run", "policy")
+        heads = ("since (UTC)", "version", "variant", "by", "run", "policy", "reason")
         rows = [
             (
                 t.since[:19],
@@ -155,6 +156,7 @@ class AliasHistory(Tabular):
                 t.by,
                 t.run_id[:8],
                 (t.policy_sha256 or "")[:8],
+                t.reason or "",
             )
             for t in self.tenures
         ]

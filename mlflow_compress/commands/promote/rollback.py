@@ -10,6 +10,7 @@ from mlflow_compress.commands.promote.result import AliasHistory, Rollback, Tenu
 from mlflow_compress.commands.shared.inputs import model_label
 from mlflow_compress.commands.shared.past_runs import registered_model_of
 from mlflow_compress.config import as_text
+from mlflow_compress.config.declarations import NONE
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.model_registry import (
@@ -81,6 +82,7 @@ def _tenure(run: Any, until: str | None) -> Tenure:
         run_id=run.info.run_id,
         policy_sha256=tags.get(run_names.POLICY),
         verdict=tags[run_names.VERDICT],
+        reason=None if run.data.params.get("reason", NONE) == NONE else run.data.params["reason"],
     )
 
 
