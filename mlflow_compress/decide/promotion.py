@@ -23,6 +23,7 @@ from mlflow_compress.decide.gates import (
     upper_end_label,
 )
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.records import MetricResult
 
@@ -229,6 +230,7 @@ class PolicyGates:
     rules: tuple[Rule, ...]
     # Numbers that must be read from the evaluations' results; the main runs have the others
     readings: frozenset[GateReading]
+    asks_stages: bool = False  # Whether a rule asks which stages have finished
 
     @property
     def asks_speed(self) -> bool:
@@ -287,8 +289,23 @@ def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
     )
 
 
+def lacking_shares(required: Requirements, metrics: Mapping[str, float]) -> list[str]:
+    """Return what a policy finds wrong with the account of an evaluation: too many items without a score, or cut."""
+    wrong = []
+    for metric, bound, what in (
+        (UNSCORED_PCT, required.max_unscored_pct, "of the items have no score"),
+        (CUT_PCT, required.max_cut_pct, "of the prompts were cut to the model's context"),
+    ):
+        share = metrics.get(metric)
+        if share is None:
+            wrong.append(f"{metric} is missing")
+        elif share > bound:
+            wrong.append(f"{share:.3g} % {what} > {bound:g} %")
+    return wrong
+
+
 def _requires(required: Requirements) -> Rule:
-    """Return the rule that stages have finished and that enough items have an answer."""
+    """Return the rule that stages have finished, enough items have an answer, and few enough lack one or were cut."""
 
     def missing(candidate: Candidate) -> list[Check]:
         finished = candidate.stages or frozenset()
@@ -296,6 +313,8 @@ def _requires(required: Requirements) -> Rule:
         if required.items and (candidate.items is None or candidate.items < required.items):
             n_items = "an unknown number of" if candidate.items is None else candidate.items
             lacks.append(f"{n_items} items < {required.items}")
+        if candidate.items != 0:  # an evaluation of running text alone has none
+            lacks += lacking_shares(required, candidate.metrics)
         for task, fewest in required.items_by_task.items():
             n = candidate.metrics.get(GateReading(metric=FLIPS, end="n", task=task).name)
             if n is None:
@@ -341,8 +360,8 @@ def gates_of(policy: Policy) -> PolicyGates:
             readings.add(reading)
     rules: list[Rule] = []
     required, anomalies = policy.require, policy.anomalies
-    if required.stages or required.items or required.items_by_task:
-        rules.append(_requires(required))
+    rules.append(_requires(required))
+    if required.items_by_task:
         readings |= {GateReading(metric=FLIPS, end="n", task=task) for task in required.items_by_task}
     if anomalies.max_accuracy_gain is not None or anomalies.zero_kl:
         rules.append(_refuses(anomalies))
@@ -353,7 +372,12 @@ def gates_of(policy: Policy) -> PolicyGates:
     ranking_of(policy.objective)
     if policy.objective.by == "speed" and policy.objective.speed_metric in all_keys():
         readings.add(GateReading(metric=policy.objective.speed_metric, end="value"))
-    return PolicyGates(gates=tuple(gates), rules=tuple(rules), readings=frozenset(readings))
+    return PolicyGates(
+        gates=tuple(gates),
+        rules=tuple(rules),
+        readings=frozenset(readings),
+        asks_stages=bool(required.stages),
+    )
 
 
 def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:

@@ -7,7 +7,7 @@ a model in a folder needs, apart from how its passes run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from mlflow_compress.records import (
     TokenScores,
 )
 from mlflow_compress.registry import Registry
-from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,14 @@ class Report(Protocol):
     @property
     def n_truncated(self) -> int:
         """Requests that were cut on the left."""
+
+    @property
+    def shortened(self) -> Shortened:
+        """Items that the model could not read whole."""
+
+    @property
+    def asked_again(self) -> Mapping[str, int]:
+        """Requests to a server that were repeated, by fault."""
 
 
 class ModelScorer(Protocol):

@@ -32,7 +32,8 @@ BASELINE = MetricKey.share("quality/accuracy_baseline", "neither", "The baseline
 @metric(
     keys=(ACCURACY, BASELINE),
     requires=(ITEMS, PREDICTIONS),
-    source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong",
+    source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong, and of two models "
+    "the items count that both have answered",
 )
 def accuracy(inputs: MetricInputs) -> list[MetricResult]:
     """``#correct / #scored``, pooled over the headline's items (micro-average), by task and by category."""
@@ -46,7 +47,7 @@ def _share_right(inputs: MetricInputs, model: Predictions, key: MetricKey) -> li
     def share(rows: Int) -> Estimates:
         return {key: Proportion(int(model.correct[rows, 0].sum()), len(rows))}
 
-    return by_subset(inputs, share, scored=model.scored[:, 0])
+    return by_subset(inputs, share, scored=model.scored[:, 0] if inputs.variant is None else inputs.scored_by_both)
 
 
 def largest_drop_pct(delta: MetricResult, pooled: Mapping[str, MetricResult]) -> float | None:

@@ -131,7 +131,7 @@ WRONG_BASELINE = _margin("margin_incorrect_baseline", "neither", "baseline", "wr
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
 )
 def margins(inputs: MetricInputs) -> list[MetricResult]:
-    """Mean of ``p(best) - p(second best)`` over correct and over incorrect items, pooled and by task."""
+    """Mean of ``p(best) - p(second best)`` over correct and over incorrect items that every model has scored."""
     models = [(inputs.subject_predictions, RIGHT, WRONG)]
     if inputs.variant is not None:
         models.append((inputs.baseline_predictions, RIGHT_BASELINE, WRONG_BASELINE))
@@ -140,10 +140,9 @@ def margins(inputs: MetricInputs) -> list[MetricResult]:
         estimates = {}
         for model, right, wrong in models:
             margin, correct = model.margin[rows, 0], model.correct[rows, 0]
-            scored = np.isfinite(margin)
-            left = int((~scored).sum())
-            estimates[right] = Mean(margin[scored & correct], left)
-            estimates[wrong] = Mean(margin[scored & ~correct], left)
+            estimates[right] = Mean(margin[correct])
+            estimates[wrong] = Mean(margin[~correct])
         return estimates
 
-    return by_subset(inputs, means, families=inputs.view.choice)
+    scored = np.logical_and.reduce([np.isfinite(model.margin[:, 0]) for model, *_ in models])
+    return by_subset(inputs, means, scored=scored, families=inputs.view.choice)

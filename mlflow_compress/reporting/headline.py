@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL
+from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, KL_ITEMS, TOP_ITEM, TOP_PERCENT
 from mlflow_compress.records import MetricResult
@@ -259,7 +260,7 @@ def _distances(pooled: Pooled, section: str, named: tuple[tuple[str, str], ...],
     return [f"{sentence}: {', '.join(parts)}."] if parts else []
 
 
-def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_truncated: int = 0) -> list[str]:
+def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None) -> list[str]:
     """Return the sentences under the headline table; empty if there are none."""
     notes = []
     if kl_not_trusted(pooled, gates):
@@ -268,9 +269,6 @@ def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None, n_tru
             "the gate reads the clipped mean and the share of items above the clip."
         )
     notes += _unscored(pooled)
-    if n_truncated:
-        prompts = "1 prompt was" if n_truncated == 1 else f"{n_truncated:,} prompts were"
-        notes.append(f"{prompts} longer than the model's context and lost the beginning.")
     own = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"
     notes += _noise(pooled) + _distances(pooled, "engine", _OF_ENGINE, own)
     return notes + _distances(pooled, "served", _OF_SERVER, "The server's own noise (the same prompts asked twice)")
@@ -322,12 +320,11 @@ def headline_table(
     manifest: CheckpointManifest | None = None,
     *,
     gates: Mapping[str, float] | None = None,
-    n_truncated: int = 0,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
     """Return the headline table as aligned text, followed by failed stages and notes."""
     lines = _narrow(pooled, manifest, gates).lines(widest=_WIDTH)
-    notes = failures(failed_stages) + footnotes(pooled, gates=gates, n_truncated=n_truncated)
+    notes = failures(failed_stages) + footnotes(pooled, gates=gates)
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH)]
     return "\n".join([*lines, *([lines[1], *wrapped] if wrapped else [])])
 
@@ -338,14 +335,16 @@ def note_markdown(
     manifest: CheckpointManifest | None = None,
     *,
     gates: Mapping[str, float] | None = None,
-    n_truncated: int = 0,
+    account: Account | None = None,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a run's note as Markdown of at most 8000 characters: verdict, failed stages, headline table, notes."""
+    """Return a run's note as Markdown of at most 8000 characters: verdict, account, failed stages, table, notes."""
     head = [escape_markdown(sentence)[:_PART_LIMIT], ""]
+    if account is not None:
+        head += [escape_markdown(account.sentence)[:_PART_LIMIT], ""]
     for failure in failures(failed_stages):
         head += [f"**{escape_markdown(failure)[:_PART_LIMIT]}**", ""]
-    notes = footnotes(pooled, gates=gates, n_truncated=n_truncated)
+    notes = footnotes(pooled, gates=gates)
     return "\n".join([*head, _narrow(pooled, manifest, gates).markdown(), *(f"\n{escape_markdown(n)}" for n in notes)])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import MetricKey, Pooled, all_keys, headline_keys
 from mlflow_compress.records import MetricResult
@@ -158,7 +159,7 @@ def render_report(
     not_computed: Mapping[str, str] | None = None,
     manifest: CheckpointManifest | None = None,
     gates: Mapping[str, float] | None = None,
-    n_truncated: int = 0,
+    account: Account | None = None,
     failed_stages: Mapping[str, str] | None = None,
     judge_values: Mapping[str, float] | None = None,
     answers: Sequence[ComparedAnswer] = (),
@@ -172,9 +173,10 @@ def render_report(
     return TEMPLATES.get_template("report.html.j2").render(
         title=title,
         verdict=verdict,
+        account="" if account is None else account.sentence,
         failures=failures(failed_stages),
         headline=headline_rows_table(pooled, manifest, gates),
-        notes=footnotes(pooled, gates=gates, n_truncated=n_truncated),
+        notes=footnotes(pooled, gates=gates),
         figures=[embedded(figure) for figure in figures],
         flips=flip_rows(flips),
         n_flips=len(flips),
@@ -183,7 +185,7 @@ def render_report(
         setup=setting_pairs(setup or {}),
         not_computed=list((not_computed or {}).items()),
         values=value_table(pooled),
-        account=account_rows(judge_values or {}),
+        judge_account=account_rows(judge_values or {}),
         answer_cards=answer_cards(answers[:REPORT_SHOWS]),
         n_answers=len(answers),
     )

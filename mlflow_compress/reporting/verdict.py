@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mlflow_compress.config.policy import Requirements
 from mlflow_compress.decide.gates import KL
+from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import only_generated
@@ -12,6 +14,7 @@ from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_tex
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
+_REQUIRED = Requirements()
 # Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
 _TIMES, _POINTS = 2.0, 1.0
 _MATTERS = 2.0  # accuracy drop in points that a promotion accepts; a sample that cannot show it is too small
@@ -84,21 +87,32 @@ def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant:
 
 
 def verdict(
-    label: str, pooled: Mapping[str, MetricResult], *, size_ratio: float | None, sparsity: float | None = None
+    label: str,
+    pooled: Mapping[str, MetricResult],
+    *,
+    size_ratio: float | None,
+    sparsity: float | None = None,
+    account: Account | None = None,
 ) -> str:
     """Return one sentence about a variant.
 
     As in "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt [-1.9, 1.1] (not significant), but 6.1 % [4.8, 7.8] of answers
     flipped; KL 0.021 [0.019, 0.023]".
 
-    The label "none" is the uncompressed control. The sentence says what was not measured.
+    The label "none" is the uncompressed control. The sentence says what was not measured, and by the `account` that
+    there is no verdict where more items than the default policy accepts have no score, or what was read of the prompts
+    where more of them were cut.
     """
     size = _size(label, size_ratio, sparsity)
+    if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
+        return f"{label}: {size}; no verdict, because {account.lacking}"
+    cut = account is not None and account.cut_pct > _REQUIRED.max_cut_pct
+    remark = f"; {account.shortened}" if account is not None and cut else ""
     delta, flips = pooled.get("quality/accuracy_delta"), pooled.get("distance/flips_pct")
     kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
     if flips is not None and same_answers and kl is not None and kl.value == 0:
-        return f"{label}: {size}; answers identical and KL 0 on all {flips.n:,} items"
+        return f"{label}: {size}; answers identical and KL 0 on all {flips.n:,} items{remark}"
     significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
     link = ", but " if _hidden(delta, flips, significant) else ", "
-    return f"{label}: {size}; {_accuracy(delta, significant)}{link}{_flips(flips)}; {_kl(pooled)}"
+    return f"{label}: {size}; {_accuracy(delta, significant)}{link}{_flips(flips)}; {_kl(pooled)}{remark}"

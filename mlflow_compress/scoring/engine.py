@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays, PassParts, joined_arrays
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut
-from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
+from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
 from mlflow_compress.scoring.plan.packing import Plan, group_units, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import DISTANCES, ModelRunner, ScoringPass, Targets
 
@@ -76,6 +76,7 @@ class ScoringReport:
     n_requests: int
     n_unscored: int
     n_truncated: int
+    shortened: Shortened = field(repr=False)  # Items that the model cannot read whole
     n_tokens: int  # Tokens computed; tokens that would be computed without shared prefixes; scored positions
     n_tokens_naive: int
     n_rows: int
@@ -89,6 +90,7 @@ class ScoringReport:
     # Why the whole model ran instead of the body, and the head at scored positions; None where that was not needed
     whole_model_reason: str | None
     seconds: float
+    asked_again: Mapping[str, int] = field(default_factory=dict)  # Nothing: nobody else is asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +328,7 @@ class Scorer:
         targets, place = Targets.of(rows, tokens)
         work = self._work(plan, targets, limits, path, "options", capture, baseline, resume)
         result, n_splits = self._execution.run(work)
-        self._record_report(work, n_splits, path, reason, began, sum(map(len, sequences)), encoded)
+        self._record_report(work, n_splits, path, reason, began, sum(map(len, sequences)), requests, encoded)
         scores = option_scores(requests, encoded, targets, place, result)
         return scores, option_distances(requests, encoded, targets, place, result)
 
@@ -358,7 +360,7 @@ class Scorer:
         plan, targets = windows.plan(limits["batch_tokens"])
         work = self._work(plan, targets, limits, "plain", task, capture, baseline, resume, entropy=True)
         result, n_splits = self._execution.run(work)
-        self._record_report(work, n_splits, "plain", "corpus windows share no prefixes", began, plan.n_tokens, ())
+        self._record_report(work, n_splits, "plain", "corpus windows share no prefixes", began, plan.n_tokens)
         return token_scores(task, windows, result), token_distances(task, windows, result)
 
     def _work(
@@ -442,7 +444,8 @@ class Scorer:
         reason: str | None,
         began: float,
         n_tokens_naive: int,
-        encoded: Sequence[Encoded],
+        requests: Sequence[Request] = (),
+        encoded: Sequence[Encoded] = (),
     ) -> None:
         plan, baseline = work.plan, work.baseline
         same_plan = same_rounding = None
@@ -457,6 +460,7 @@ class Scorer:
             n_requests=len(encoded),
             n_unscored=sum(not e.fits for e in encoded),
             n_truncated=sum(e.truncated for e in encoded),
+            shortened=Shortened.of(requests, encoded),
             n_tokens=plan.n_tokens,
             n_tokens_naive=n_tokens_naive,
             n_rows=len(plan.keys),

@@ -43,6 +43,7 @@ EMBEDDINGS = "embeddings"  # of a judge run: vectors of the answers of "baseline
 BASELINE_GRADES = "baseline_grades"  # of a judge run: what its judges say of the baseline's answers
 ANSWERS = "answers"  # of a judge run: both models' answers side by side, as page and as JSONL
 FACTS = "endpoint.json"  # of a run that has asked a served model: what its server can, and who it is
+ACCOUNT = "account.json"  # of an evaluate run: what was asked, what became of it, and under what conditions
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
 
 _SIZES = ("size/ratio", "size/bits_per_weight")

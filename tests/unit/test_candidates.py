@@ -49,7 +49,8 @@ def finished(
     with tracker.run(f"{variant} {model}", "main", tags, own=False) as run:
         values = {"size/bytes": size, "size/ratio": 1000 / size, "distance/kl_mean": kl, "distance/flips_pct": 1}
         gates = {"gate/kl_items": items, "gate/kl_upper": kl, "gate/flips_pct_upper": 2}
-        run.log_values({**values, **gates, "gate/accuracy_drop_pct_upper": 1, run_names.ITEMS: items})
+        account = {"items/unscored_pct": 0.0, "items/cut_pct": 0.0}
+        run.log_values({**values, **gates, **account, "gate/accuracy_drop_pct_upper": 1, run_names.ITEMS: items})
         logged = client.create_logged_model(tracker.experiment_id, name=variant, source_run_id=run.run_id, tags=tags)
         client.log_outputs(run.run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return run.run_id

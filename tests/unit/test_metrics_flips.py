@@ -131,8 +131,8 @@ def _two_option_runs() -> tuple[RunRecords, RunRecords]:
 
 def test_records_by_hand_ties_and_unscored():
     found = headline(compute_all(MetricInputs(*_two_option_runs())))
-    # Baseline: 3 of 4. Variant: 1 of the 3 that have a prediction; the fourth is counted apart.
-    assert found["quality/accuracy_baseline"].value == 0.75
+    # Of the three items that both have answered: baseline 2, variant 1. The fourth is counted apart.
+    assert found["quality/accuracy_baseline"].value == pytest.approx(2 / 3)
     assert found["quality/accuracy"].value == pytest.approx(1 / 3)
     assert (found["quality/accuracy"].n, found["quality/accuracy"].n_unscored) == (3, 1)
     # Pairs: items 0 to 2; only item 0 flips.
@@ -141,8 +141,8 @@ def test_records_by_hand_ties_and_unscored():
     assert found["distance/c2w_pct"].n_unscored == 1
     assert found["distance/changed_correct_pct"].value == 50.0
     assert found["distance/changed_incorrect_pct"].value == 0.0
-    # Margins of the baseline's right items: tanh(1/2), 0 (the tie) and tanh(1); p(best) - p(other) = tanh(gap / 2).
-    expected = (np.tanh(0.5) + 0.0 + np.tanh(1.0)) / 3
+    # Margins of the baseline's right items among the three: tanh(1/2) and 0 (the tie); p(best) - p(other) = tanh(gap / 2).
+    expected = (np.tanh(0.5) + 0.0) / 2
     assert found["quality/margin_correct_baseline"].value == pytest.approx(expected)
 
 

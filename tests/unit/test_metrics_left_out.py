@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,16 +11,20 @@ import pytest
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
+from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.answer_files import compare_records
 from mlflow_compress.metrics.core.item_table import option_means
+from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.records import RunRecords
 from mlflow_compress.reporting.details import details, flips_table
+from mlflow_compress.reporting.verdict import verdict
 from tests import metric_records
 
 FULL = metric_records.inputs(60)
 WHOLE = {(r.name, r.task, r.category): r for r in compute_all(FULL)}
 
+SIDES = ("", "_baseline")
 # One option of each is longer than the context: (task, item, permutation, option).
 TOO_LONG = [
     ("mmlu", "00003", 0, 2),
@@ -48,6 +53,9 @@ def _without_scores(run: RunRecords, keys=TOO_LONG) -> RunRecords:
         columns = [name for name in run.option_distances.SCHEMA.names if name not in run.option_distances.KEY]
         changed["option_distances"] = nulled(run.option_distances, columns)
     return replace(run, **changed)
+
+
+OTHERS = _without_scores(FULL.baseline, [("mmlu", "00010", 0, 1), ("mmlu_six", "00011", 0, 2), *TOO_LONG[5:]])
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +94,71 @@ def test_tables_of_unscored_options_do_not_fail(cut):
     assert compare_records(cut.baseline, cut.variant)["n_unscored"] == 3
 
 
-def test_an_option_that_one_model_scored_is_unscored_for_the_pair(cut):
-    found = headline(compute_all(MetricInputs(FULL.baseline, cut.variant)))
-    assert found["quality/accuracy_delta"].n_unscored == 3
-    assert found["quality/accuracy_baseline"].n_unscored == 0
+def test_paired_figures_and_their_two_sides_are_of_one_set_of_items():
+    """Each model lacks other scores: of every metric the variant's value, the baseline's and the change count alike."""
+    variant = _without_scores(FULL.variant, TOO_LONG[:4])
+    variant = replace(variant, judgments=metric_records.judgments(np.random.default_rng(3), unread=3))
+    found = {(r.name, r.task, r.category): r for r in compute_all(replace(FULL, baseline=OTHERS, variant=variant))}
+    pairs = 0
+    for (name, *part), of_baseline in found.items():
+        subject = found.get((name.removesuffix("_baseline"), *part))
+        if not name.endswith("_baseline") or subject is None or "margin" in name:
+            continue
+        change = found.get((all_keys()[subject.name].difference or f"{subject.name}_delta", *part))
+        counts = {r.n for r in (subject, of_baseline, change) if r is not None}
+        assert len(counts) == 1, (name, part, counts)
+        if change is not None and change.name.endswith("_delta"):
+            assert change.value == pytest.approx(subject.value - of_baseline.value, abs=1e-12), (name, part)
+        pairs += 1
+    assert pairs > 40
+    margins = [sum(found[f"quality/margin_{a}{b}", None, None].n for a in ("correct", "incorrect")) for b in SIDES]
+    assert margins[0] == margins[1]
+    accuracy = found["quality/accuracy", None, None]
+    assert (accuracy.n, accuracy.n_unscored) == (117, 3)
+
+
+def test_the_account_says_how_many_items_have_no_score_and_why():
+    inputs = MetricInputs(OTHERS, _without_scores(FULL.variant, TOO_LONG[:4]))
+    account = take_account(
+        inputs,
+        cut={("mmlu", "00001"), ("mmlu", "00002"), ("elsewhere", "1")},
+        too_long={("piqa", "00006")},
+        asked_again={"not a number": 4},
+        setting={"baseline": "demo", "dtype": "float32"},
+    )
+    assert account.asked == len(FULL.baseline.items) and account.cut == 2
+    assert account.unscored == {
+        "an option is longer than the model's context": 1,
+        "the variant gave none": 2,
+        "the baseline gave none": 4,
+    }
+    assert account.scored == account.asked - 7
+    assert account.unscored_pct == 700 / account.asked and account.cut_pct == 200 / account.asked
+    assert account.sentence == (
+        "Account: 7 of 232 items have no score (an option is longer than the model's context: 1, the baseline gave "
+        "none: 4, the variant gave none: 2); 2 of 232 prompts were cut to the model's context; 600 tokens of text "
+        "scored; 4 requests repeated (not a number: 4). Baseline demo, dtype float32."
+    )
+    assert Account.from_dict(json.loads(json.dumps(account.to_dict()))) == account
+    whole = take_account(FULL)
+    assert (whole.unscored, whole.values()) == ({}, {"items/unscored_pct": 0.0, "items/cut_pct": 0.0})
+    assert whole.sentence == "Account: all 232 items scored; no prompt cut; 600 tokens of text scored."
+    text_alone = MetricInputs(*(replace(run, items=None) for run in (FULL.baseline, FULL.variant)))
+    assert take_account(text_alone).sentence == "Account: 600 tokens of text scored."
+    assert take_account(text_alone).values() == {}
+
+
+def test_no_verdict_where_too_few_items_have_a_score_and_cut_prompts_are_said():
+    pooled = headline(compute_all(FULL))
+    lacking = Account(asked=24, unscored={"the variant gave none": 11})
+    assert verdict("v", pooled, size_ratio=2.0, account=lacking) == (
+        "v: 2.0x smaller; no verdict, because 11 of 24 items have no score (the variant gave none: 11)"
+    )
+    plain = verdict("v", pooled, size_ratio=2.0)
+    assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, unscored={"x": 2}, cut=2)) == plain
+    assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, cut=3)) == (
+        f"{plain}; 3 of 200 prompts were cut to the model's context"
+    )
 
 
 def test_items_without_any_score_have_no_value():

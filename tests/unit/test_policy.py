@@ -24,7 +24,8 @@ bounds = st.floats(0, 100, allow_subnormal=False)
 def candidate(name: str = "a", **more: object) -> Candidate:
     values = {"size/bytes": 100.0, "size/ratio": 4.0, "distance/kl_mean": 0.01, "distance/flips_pct": 1.0}
     gates = {"gate/kl_items": 300.0, "gate/kl_upper": 0.02, "gate/flips_pct_upper": 2.0}
-    metrics = {**values, **gates, "gate/accuracy_drop_pct_upper": 1.0, **more}
+    account = {"items/unscored_pct": 0.0, "items/cut_pct": 0.0}
+    metrics = {**values, **gates, **account, "gate/accuracy_drop_pct_upper": 1.0, **more}
     return Candidate(name=name, run_id=name, version=None, method="rtn", metrics=metrics, items=300)  # type: ignore[arg-type]
 
 
@@ -38,7 +39,25 @@ def reasons(policy: Policy, one: Candidate) -> tuple[bool, str]:
 def test_the_default_policy_means_exactly_the_standard_gates() -> None:
     found = gates_of(Policy())
     assert list(found.gates) == standard_gates()
-    assert found.rules == () and found.readings == frozenset()
+    assert found.readings == frozenset() and not found.asks_stages
+
+
+@pytest.mark.parametrize(
+    ("metric", "name", "what"),
+    [
+        ("items/unscored_pct", "max_unscored_pct", "of the items have no score"),
+        ("items/cut_pct", "max_cut_pct", "of the prompts were cut to the model's context"),
+    ],
+)
+def test_too_many_items_without_a_score_or_with_a_cut_prompt_are_refused(metric: str, name: str, what: str) -> None:
+    one = candidate(**{metric: 1.5})
+    passed, said = reasons(Policy(), one)
+    assert not passed and f"required: 1.5 % {what} > 1 %" in said
+    assert reasons(Policy(require=Requirements(**{name: 2.0})), one)[0]  # type: ignore[arg-type]
+    unknown = Candidate(**{**vars(one), "metrics": {k: v for k, v in one.metrics.items() if k != metric}})
+    assert f"required: {metric} is missing" in reasons(Policy(), unknown)[1]
+    text_alone = Candidate(**{**vars(unknown), "items": 0})
+    assert "missing" not in reasons(Policy(), text_alone)[1]
 
 
 @given(bounds, bounds, bounds, bounds)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
+from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import Items
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
@@ -56,13 +57,12 @@ def shown(pooled):
     return {"title": "t", "verdict": "v", "results": list(pooled.values())}
 
 
-def test_cut_prompts_are_counted():
+def test_the_account_is_the_first_line_after_the_verdict():
     pooled = by_name(result("distance/flips_pct", 5.0, 4.0, 6.0))
-    sentence = "3 prompts were longer than the model's context and lost the beginning."
-    assert sentence in headline_table(pooled, n_truncated=3)
-    assert sentence in note_markdown("v", pooled, n_truncated=3)
-    assert sentence in Page(render_report(**shown(pooled), n_truncated=3)).text
-    assert "longer than" not in headline_table(pooled)
+    account = Account(asked=320, cut=3, setting={"baseline": "demo"})
+    sentence = "Account: all 320 items scored; 3 of 320 prompts were cut to the model's context. Baseline demo."
+    assert note_markdown("v", pooled, account=account).splitlines()[:3] == ["v", "", sentence]
+    assert f"v {sentence} Numbers" in " ".join(Page(render_report(**shown(pooled), account=account)).text.split())
 
 
 def test_a_noise_floor_from_a_sample_says_so():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mlflow_compress.records import (
     Traces,
 )
 from mlflow_compress.scoring.generation.generate import generate_until
-from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.encoding import Encoder, ItemKey, Shortened
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun
 
@@ -34,18 +35,23 @@ class ModelOutputs:
 
     records: RunRecords
     n_truncated: int  # Requests and prompts that were too long for the model and lost their beginning
+    shortened: Shortened = field(default_factory=Shortened)  # The items that they belong to
+    asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests to a server that were repeated, by fault
 
 
-def _answers(loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None) -> tuple[Generations | None, int]:
-    """Return the generated answers and the number of prompts that were too long; None where no task generates."""
+def _answers(
+    loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None
+) -> tuple[Generations | None, set[ItemKey]]:
+    """Return the generated answers, None where no task generates, and the items whose prompt was too long."""
     rows = []
-    n_truncated = 0
+    cut: set[ItemKey] = set()
     for task in suite.tasks:
         if task.answering is None:
             continue
         ids, prompts = task.items.column("item_id").tolist(), task.items.column("prompt").tolist()
         length = task.answering.max_new_tokens
-        n_truncated += sum(len(tokens) > loaded.max_length - length for tokens in encoder.ids(prompts))
+        room = loaded.max_length - length
+        cut |= {(task.name, i) for i, tokens in zip(ids, encoder.ids(prompts), strict=True) if len(tokens) > room}
         folder = resume / GENERATED / task.name if resume else None
         texts = generate_until(loaded, prompts, until=task.answering.until, max_new_tokens=length, resume=folder)
         judge = task.answering.judge
@@ -54,7 +60,7 @@ def _answers(loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None) -
             n_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
             row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": 0, "prompt": prompt}
             rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": correct.get(item_id)})
-    return Generations.from_rows(rows) if rows else None, n_truncated
+    return Generations.from_rows(rows) if rows else None, cut
 
 
 def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, int | None]]:
@@ -91,17 +97,20 @@ def run_model(
     - `resume`: Folder of unfinished results, from which an interrupted call resumes.
     """
     scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
-    n_truncated = scorer.report.n_truncated if scorer.report is not None else 0
+    report = scorer.report  # of the options: every corpus has one of its own
+    n_truncated, shortened = (report.n_truncated, report.shortened) if report is not None else (0, Shortened())
+    again = Counter(report.asked_again if report is not None else {})
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
     for name, text, most in _texts(suite):
         found, moved = scorer.score_corpus(
             name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
         )
+        again.update(scorer.report.asked_again if scorer.report is not report and scorer.report is not None else {})
         tokens.append(found)
         if moved is not None:
             token_distances.append(moved)
-    answers, n_long = _answers(scorer.loaded, scorer.encoder, suite, resume) if generations else (None, 0)
+    answers, cut = _answers(scorer.loaded, scorer.encoder, suite, resume) if generations else (None, set())
     records = RunRecords(
         items=suite.items if len(suite.items) else None,  # corpora have none
         option_scores=scores if len(scores) else None,
@@ -112,7 +121,9 @@ def run_model(
         generations=answers,
         traces=suite.traces,
     )
-    return ModelOutputs(records, n_truncated + n_long)
+    return ModelOutputs(
+        records, n_truncated + len(cut), replace(shortened, cut=shortened.cut | cut), asked_again=dict(again)
+    )
 
 
 SECTION = "harness"  # chart section of the metrics that lm-evaluation-harness's code computes

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+    from mlflow_compress.metrics.core.account import Account
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ class Evaluation(Measurement):
 
     baseline: str | None = None  # The baseline's short name; None where there is none to compare with
     verdict: str = ""  # What was found, in one sentence
+    account: Account | None = None  # What was asked, and what became of it; None of records in a folder alone
     manifest: CheckpointManifest | None = None  # The variant's manifest; None for a baseline
     baseline_records_folder: Path | None = None  # The baseline's records
     # The run that holds them, and the id that comparable evaluations share
@@ -128,11 +130,17 @@ class Evaluation(Measurement):
         **bounds
             `max_kl`, `max_kl_outliers_pct`, `max_flips_pct`, `max_accuracy_drop_pct`: see `decide.standard_gates`.
         """
+        from mlflow_compress.config.policy import Requirements
         from mlflow_compress.decide.gates import gate_values
+        from mlflow_compress.decide.promotion import lacking_shares
 
         values = gate_values(self.pooled)
         checks = [check for gate in standard_gates(**bounds) for check in gate.checks(values)]
-        return GateCheck(passed=all(check.passed for check in checks), reasons=tuple(c.reason for c in checks))
+        shares = {} if self.account is None else self.account.values()
+        wrong = lacking_shares(Requirements(), shares) if shares else []
+        return GateCheck(
+            passed=not wrong and all(check.passed for check in checks), reasons=(*(c.reason for c in checks), *wrong)
+        )
 
     @property
     def summary(self) -> str:
@@ -142,12 +150,14 @@ class Evaluation(Measurement):
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain values, ready for JSON."""
         own = ("baseline", "verdict", "evaluation_id", "baseline_run_id")
-        return {**super().to_dict(), **{name: getattr(self, name) for name in own}}
+        account = {} if self.account is None else {"account": self.account.to_dict()}
+        return {**super().to_dict(), **{name: getattr(self, name) for name in own}, **account}
 
     def as_text(self) -> str:
         """Return the verdict, and where the records came from."""
         source = "found in the store" if self.baseline_found else "evaluated now"
-        lines = [self.summary, f"Baseline run {self.baseline_run_id} ({source})."]
+        account = [] if self.account is None else [self.account.sentence]
+        lines = [self.summary, *account, f"Baseline run {self.baseline_run_id} ({source})."]
         if self.variant_found_in is not None:
             lines.append(f"Records of the variant: found in run {self.variant_found_in}.")
         return "\n".join([*lines, *lines_of_run(self.run)])

@@ -12,7 +12,14 @@ from mlflow_compress.commands.evaluate.models import engine_started, open_baseli
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.evaluate.stored import EvalMetadata, logged, results_json, settings_of, write_metadata
+from mlflow_compress.commands.evaluate.stored import (
+    EvalMetadata,
+    logged,
+    read_account,
+    results_json,
+    settings_of,
+    write_metadata,
+)
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
 from mlflow_compress.commands.shared.inputs import ServedVariant, baseline_label, described, suite_of
 from mlflow_compress.commands.shared.unfinished import store_of_command
@@ -21,6 +28,7 @@ from mlflow_compress.config import EMBEDDED, as_text
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
+from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
@@ -29,7 +37,7 @@ from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.run_names import FACTS, NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ACCOUNT, FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
 _SHOWN = "shown"  # sub-folder of unfinished work: the variant's first pass, where it is asked twice
@@ -67,6 +75,7 @@ class EvaluatedVariant:
 
     inputs: MetricInputs  # Everything that metrics read
     baseline: Baseline
+    account: Account  # What was asked, and what became of it
     found_in: str | None  # The earlier run that has scored the variant; None where it was scored now
 
 
@@ -107,6 +116,7 @@ def evaluate_variant(
             again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE))
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
+        account = read_account(store, earlier[0].run_id)
     else:
         recognised_in(resume, variant)
         states, loaded = states_for(baseline, base, variant), variant.load()
@@ -124,18 +134,43 @@ def evaluate_variant(
     if (facts := variant.facts()) is not None:
         run.log_json(facts, FACTS)
     log_harness_metrics(run, suite, outputs, baseline=baseline.records)
+    inputs = MetricInputs(
+        baseline=baseline.records,
+        variant=outputs.records,
+        noise=baseline.noise,
+        engine=baseline.engine,
+        asked_again=again,
+        settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
+    )
+    if not earlier:
+        account = take_account(
+            inputs,
+            cut=outputs.shortened.cut,
+            too_long=outputs.shortened.too_long,
+            asked_again=outputs.asked_again,
+            setting=_setting(config, base, variant),
+        )
+    run.log_json(account.to_dict(), ACCOUNT)
+    run.log_values(account.values())
     return EvaluatedVariant(
-        inputs=MetricInputs(
-            baseline=baseline.records,
-            variant=outputs.records,
-            noise=baseline.noise,
-            engine=baseline.engine,
-            asked_again=again,
-            settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
-        ),
+        inputs=inputs,
         baseline=baseline,
+        account=account,
         found_in=earlier[0].run_id if earlier else None,
     )
+
+
+def _setting(config: EvaluateConfig, base: EngineModel, variant: EngineModel) -> dict[str, str]:
+    """Return under what conditions a variant is compared."""
+    rounding = variant.rounding
+    conditions = {
+        "baseline": baseline_label(config),
+        "engine": "endpoint" if variant.abilities.served else config.running.engine,
+        "dtype": str(variant.dtype).removeprefix("torch."),
+        "threads": rounding.get("threads", ""),
+        "processor": " ".join(rounding[name] for name in ("processor", "instructions") if name in rounding),
+    }
+    return {name: value for name, value in conditions.items() if value}
 
 
 def states_for(baseline: Baseline, base: EngineModel, variant: EngineModel) -> Any:
@@ -205,14 +240,21 @@ def _evaluate(
         baseline = evaluated.baseline
         results = compute_all(evaluated.inputs)
         log_evaluation(store, run, evaluated.inputs, results, baseline.metadata)
-        sentence = verdict(variant.label, headline(results), size_ratio=variant.size_ratio, sparsity=variant.sparsity)
+        sentence = verdict(
+            variant.label,
+            headline(results),
+            size_ratio=variant.size_ratio,
+            sparsity=variant.sparsity,
+            account=evaluated.account,
+        )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})
         if evaluated.found_in is not None:
             run.set_tags({run_names.SKIPPED: f"evaluation: found in run {evaluated.found_in}"})
-        run.set_note(sentence)
+        run.set_note(f"{sentence}\n\n{evaluated.account.sentence}")
     return Evaluation(
         name=variant.label,
+        account=evaluated.account,
         results=tuple(results),
         not_computed=unmet(evaluated.inputs),
         records_folder=store.fetch(run.run_id, RECORDS),

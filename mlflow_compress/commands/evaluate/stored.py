@@ -15,6 +15,7 @@ from mlflow_compress.errors import AlignmentError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.models.identity import TokenizedModel, tokenizer_hash
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
@@ -36,6 +37,11 @@ def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
 def stored_results(store: Store, *run_ids: str) -> list[MetricResult]:
     """Return the results that the runs of stages hold, one run after the other."""
     return [result for run_id in run_ids for result in results_from_json(store.fetch_json(run_id, "metrics.json"))]
+
+
+def read_account(store: Store, run_id: str) -> Account:
+    """Return the account of an evaluate run."""
+    return Account.from_dict(store.fetch_json(run_id, run_names.ACCOUNT))
 
 
 def logged(results: Iterable[MetricResult]) -> list[MetricResult]:

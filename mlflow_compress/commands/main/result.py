@@ -9,6 +9,7 @@ from typing import Any
 from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.shared.tabular import lines_of_run
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.metrics.core.account import Account
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class VariantRun(Measurement):
     manifest: CheckpointManifest | None  # How the checkpoint was made, and what it weighs; None of a served model
     checkpoint: str  # Its folder, or where it is served
     gates: Mapping[str, float]  # The upper ends of intervals that a promotion reads
-    n_truncated: int = 0  # Prompts of which the variant read the end only
+    account: Account  # What was asked, and what became of it
     failed: Mapping[str, str] = field(default_factory=dict)  # Error message of every stage that failed
 
     @property
@@ -36,6 +37,7 @@ class VariantRun(Measurement):
             "verdict": self.verdict,
             "checkpoint": self.checkpoint,
             "manifest": None if self.manifest is None else asdict(self.manifest),
+            "account": self.account.to_dict(),
             "gates": dict(self.gates),
             "failed": dict(self.failed),
         }
@@ -48,7 +50,6 @@ class VariantRun(Measurement):
             self.pooled,
             self.manifest,
             gates=self.gates,
-            n_truncated=self.n_truncated,
             failed_stages=self.failed,
         )
-        return "\n\n".join([self.verdict, table, *lines_of_run(self.run)])
+        return "\n\n".join([self.verdict, self.account.sentence, table, *lines_of_run(self.run)])

@@ -339,7 +339,7 @@ def _base_weights(stages: Stages) -> str:
 def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
     """Log the results of the finished stages on the main run, and return them."""
     # Imported here, because matplotlib takes a second to import and is not needed when a stage fails.
-    from mlflow_compress.commands.evaluate.stored import stored_results
+    from mlflow_compress.commands.evaluate.stored import read_account, stored_results
     from mlflow_compress.commands.main.summary import StageOutputs, publish
     from mlflow_compress.decide.gates import gate_values
     from mlflow_compress.metrics.core.metric_inputs import headline
@@ -359,15 +359,15 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
         children=children,
         dtype=config.inference.dtype,
         seed=config.source.seed,
-        n_truncated=int(evaluated[run_names.TRUNCATED]),
+        account=read_account(tracker, children["evaluate"]),
         log_weights=config.log_weights,
         failed=stages.failed,
     )
     with scratch_folder(tracker.uri) as folder:
         skipped = publish(outputs, tracker, stages.run, folder)
     # After the headline: MLflow's page of two runs opens on the metric that was logged first.
-    if run_names.ITEMS in evaluated:
-        stages.run.log_values({run_names.ITEMS: evaluated[run_names.ITEMS]})
+    items = {run_names.ITEMS: evaluated[run_names.ITEMS]} if run_names.ITEMS in evaluated else {}
+    stages.run.log_values({**items, **outputs.account.values()})
     save_leaderboard(tracker, stages.run.run_id)
     return VariantRun(
         name=variant,
@@ -380,7 +380,7 @@ def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
         manifest=outputs.manifest,
         checkpoint=outputs.checkpoint,
         gates=gate_values(outputs.pooled),
-        n_truncated=outputs.n_truncated,
+        account=outputs.account,
         failed=stages.failed,
     )
 

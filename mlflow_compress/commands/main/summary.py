@@ -20,6 +20,7 @@ from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, gate_values
 from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, unmet
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import ComparedAnswer
@@ -59,7 +60,7 @@ class StageOutputs:
     children: Mapping[str, str]  # Run id of every stage
     dtype: str  # Dtype in which both models were evaluated
     seed: int  # Seed of bootstrap and splits
-    n_truncated: int  # Prompts that were too long for the variant and lost their beginning
+    account: Account  # What was asked, and what became of it
     log_weights: str = "auto"  # Whether the checkpoint is stored with the registered model: see `VariantEntry`
     failed: Mapping[str, str] = field(default_factory=dict)  # Error message of every stage that failed
 
@@ -94,7 +95,7 @@ class StageOutputs:
         """The verdict, as a sentence."""
         made = self.manifest
         ratio, sparsity = (None, None) if made is None else (made.size_ratio, made.sparsity)
-        return verdict(self.variant, self.pooled, size_ratio=ratio, sparsity=sparsity)
+        return verdict(self.variant, self.pooled, size_ratio=ratio, sparsity=sparsity, account=self.account)
 
 
 WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
@@ -184,10 +185,10 @@ def log_model(outputs: StageOutputs, tracker: Tracker, run: TrackedRun, evaluati
 
 
 def _remarks(outputs: StageOutputs) -> dict[str, Any]:
-    """Return what note and report show in addition to the results: gate values, truncated prompts, failed stages."""
+    """Return what note and report show in addition to the results: gate values, the account, failed stages."""
     return {
         "gates": gate_values(outputs.pooled),
-        "n_truncated": outputs.n_truncated,
+        "account": outputs.account,
         "failed_stages": outputs.failed,
     }
 

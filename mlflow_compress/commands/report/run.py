@@ -28,7 +28,7 @@ from mlflow_compress.commands.report.scores import (
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses
 from mlflow_compress.commands.shared.past_runs import absent_values
 from mlflow_compress.config import check_text, parameters
-from mlflow_compress.config.policy import read_policy
+from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
 from mlflow_compress.decide.promotion import Candidate, PolicyGates, decide, gates_of, ranking_of, read_gates
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import AlignmentError, ConfigError
@@ -141,7 +141,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
         decision=decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by),
         policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
         objective=policy.objective.by,
-        gates=[*gate_texts(gates.gates), *(["what its further rules require"] if gates.rules else [])],
+        gates=[*gate_texts(gates.gates), *_required_texts(policy)],
         variants=variants,
         items=baseline.items,
         answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
@@ -150,6 +150,17 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
         similarity=answer_similarity(tracker, board),
         notes=_notes(len(runs), children, len(answered_by)),
     )
+
+
+def _required_texts(policy: Policy) -> list[str]:
+    """Return what a policy requires besides its gates, in words."""
+    required = policy.require
+    further = (required, policy.anomalies) != (Requirements(), AnomalyRule())
+    return [
+        f"at most {required.max_unscored_pct:g} % of the items without a score",
+        f"at most {required.max_cut_pct:g} % of the prompts cut",
+        *(["what its further rules require"] if further else []),
+    ]
 
 
 def _table(folder: Path, kind: type[Any]) -> Any | None:

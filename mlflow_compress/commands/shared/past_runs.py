@@ -101,7 +101,7 @@ def candidates_of(
     Main runs show what the standard gates read. What else a policy reads is in the results of the stages' runs. Those
     are found with one search per stage, whatever the number of variants, and only where the policy needs them.
     """
-    asks = bool(policy.readings or policy.rules)
+    asks = bool(policy.readings or policy.asks_stages)
     children = finished_children(tracker, label) if asks else {}
     found = []
     for variant in variants:

@@ -28,7 +28,7 @@ from mlflow_compress.scoring.baseline_store import Keys
 from mlflow_compress.scoring.engine import option_scores, token_scores
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut
-from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 from mlflow_compress.scoring.plan.packing import Ids, plan_batches
 from mlflow_compress.scoring.scoring_pass import Targets
 from mlflow_compress.transport.client import Transport
@@ -76,7 +76,9 @@ class ServedReport:
     n_requests: int
     n_unscored: int
     n_truncated: int
+    shortened: Shortened = field(repr=False)  # Items that the model cannot read whole
     n_asked: int  # Questions to the server
+    asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests that were repeated, by fault
     seconds: float
 
 
@@ -213,6 +215,7 @@ class EndpointScorer:
             n_requests=len(requests),
             n_unscored=sum(value is None for value in scores.column("loglik").tolist()),
             n_truncated=sum(e.truncated for e in encoded),
+            shortened=Shortened.of(requests, encoded),
             n_asked=n_asked,
             seconds=time.monotonic() - began,
         )

@@ -31,6 +31,27 @@ class Encoded:
     fits: bool  # False where the continuation alone is longer than the model's context: nothing can be scored then
 
 
+ItemKey = tuple[str, str]
+"""Task and item id."""
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """Items that the model cannot read whole."""
+
+    cut: frozenset[ItemKey] = frozenset()  # A prompt is longer than the context, and loses its beginning
+    too_long: frozenset[ItemKey] = frozenset()  # An option alone is longer than the context: it has no score
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], encoded: Sequence[Encoded]) -> Shortened:
+        """Return those of some requests."""
+        pairs = [((r.task, r.item_id), e) for r, e in zip(requests, encoded, strict=True)]
+        return cls(
+            cut=frozenset(key for key, e in pairs if e.truncated),
+            too_long=frozenset(key for key, e in pairs if not e.fits),
+        )
+
+
 class Encoder:
     """Encode strings as the harness does, each distinct string once.
 

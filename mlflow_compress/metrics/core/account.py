@@ -1,0 +1,137 @@
+"""The account of an evaluation: what was asked, what became of it, and under what conditions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.metrics.core.item_table import ItemTable, Predictions, is_null
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import TOO_LONG
+from mlflow_compress.metrics.core.requirements import ITEMS
+from mlflow_compress.metrics.stats.arrays import Bool
+from mlflow_compress.records import RunRecords
+
+ItemKey = tuple[str, str]
+"""Task and item id."""
+
+UNSCORED_PCT, CUT_PCT = "items/unscored_pct", "items/cut_pct"
+"""Metrics of a run: shares of the items in percent, which policies bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What one evaluation was asked, and what became of it."""
+
+    asked: int  # Items
+    unscored: Mapping[str, int] = field(default_factory=dict)  # Items without an answer of both models, by reason
+    tokens: int = 0  # Tokens of running text that have a log-probability
+    cut: int = 0  # Items whose prompt was longer than the context, and lost its beginning
+    asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests to a server that were repeated, by fault
+    # Under what conditions: baseline, engine, dtype, threads, processor
+    setting: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scored(self) -> int:
+        """Items with an answer of the model, and of its baseline."""
+        return self.asked - sum(self.unscored.values())
+
+    @property
+    def unscored_pct(self) -> float:
+        """Share of the items without a score, in percent; 0 where only running text was scored."""
+        return 100.0 * (self.asked - self.scored) / self.asked if self.asked else 0.0
+
+    @property
+    def cut_pct(self) -> float:
+        """Share of the items whose prompt was cut, in percent."""
+        return 100.0 * self.cut / self.asked if self.asked else 0.0
+
+    @property
+    def lacking(self) -> str:
+        """How many items have no score and why, as "11 of 24 items have no score (the variant gave none: 11)"."""
+        n = self.asked - self.scored
+        return f"{n:,} of {self.asked:,} items {'has' if n == 1 else 'have'} no score ({_listed(self.unscored)})"
+
+    @property
+    def shortened(self) -> str:
+        """How many prompts were cut, as "3 of 24 prompts were cut to the context"."""
+        prompts = "prompt was" if self.cut == 1 else "prompts were"
+        return f"{self.cut:,} of {self.asked:,} {prompts} cut to the model's context"
+
+    @property
+    def sentence(self) -> str:
+        """All of it, in one line."""
+        parts = []
+        if self.asked:
+            parts.append(self.lacking if self.unscored else f"all {self.asked:,} items scored")
+            parts.append(self.shortened if self.cut else "no prompt cut")
+        if self.tokens:
+            parts.append(f"{self.tokens:,} tokens of text scored")
+        if self.asked_again:
+            parts.append(f"{sum(self.asked_again.values()):,} requests repeated ({_listed(self.asked_again)})")
+        setting = ", ".join(f"{name} {value}" for name, value in self.setting.items())
+        return f"Account: {'; '.join(parts)}." + (f" {setting[:1].upper()}{setting[1:]}." if setting else "")
+
+    def values(self) -> dict[str, float]:
+        """Return what is logged as metrics of a run, and read by policies."""
+        return {UNSCORED_PCT: self.unscored_pct, CUT_PCT: self.cut_pct} if self.asked else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {**asdict(self), "scored": self.scored}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Account:
+        """Return what `to_dict` has written."""
+        return cls(**{name: value for name, value in content.items() if name != "scored"})
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason}: {n:,}" for reason, n in sorted(counts.items()))
+
+
+def _without_score(view: ItemTable, run: RunRecords, predictions: Predictions) -> Bool:
+    """Return where an item has no score of a model, shape (n_items,)."""
+    lacks = np.isin(view.family, view.graded) & ~predictions.scored[:, 0]
+    if run.option_scores is not None:
+        every_order = np.isin(view.family, view.families(lambda family: family.every_order))
+        rows = view.locate(run.option_scores)
+        null = is_null(run.option_scores, "loglik")
+        lacks[rows[null & ((run.option_scores.column("permutation") == 0) | every_order[rows])]] = True
+    return np.asarray(lacks, dtype=bool)
+
+
+def take_account(
+    inputs: MetricInputs,
+    *,
+    cut: Collection[ItemKey] = (),
+    too_long: Collection[ItemKey] = (),
+    asked_again: Mapping[str, int] | None = None,
+    setting: Mapping[str, str] | None = None,
+) -> Account:
+    """Return the account of records: both models over one set of items.
+
+    An item has a score where each model has one for all of its options in the original order (in every order, if it is
+    scored in all of them), or has answered it, if it is graded.
+
+    - `cut`, `too_long`: Items whose prompt lost its beginning, or of which an option alone is longer than the context.
+    """
+    subject = inputs.subject
+    tokens = 0 if subject.token_scores is None else len(subject.token_scores)
+    empty = Account(asked=0, tokens=tokens, asked_again=dict(asked_again or {}), setting=dict(setting or {}))
+    if ITEMS.missing(inputs) is not None:
+        return empty
+    view = inputs.view
+    names = list(zip(view.task.tolist(), view.item_id.tolist(), strict=True))
+    without = {"baseline": _without_score(view, inputs.baseline, inputs.baseline_predictions)}
+    if inputs.variant is not None:
+        without["variant"] = _without_score(view, inputs.variant, inputs.variant_predictions)
+    reasons: Counter[str] = Counter()
+    for row in np.flatnonzero(np.logical_or.reduce(list(without.values()))):
+        lacking = [side for side, missing in without.items() if missing[row]]
+        reasons[TOO_LONG if names[row] in too_long else f"the {' and the '.join(lacking)} gave none"] += 1
+    return replace(empty, asked=len(view), unscored=dict(reasons), cut=len(set(names) & set(cut)))
