@@ -61,3 +61,6 @@ def test_there_is_no_verdict_where_items_have_no_score(compressed: mc.Compressed
     assert found.to_dict()["account"]["unscored"] == {"an option is longer than the model's context": 3}
     check = found.check()
     assert not check.passed and "37.5 % of the items have no score > 1 %" in check.reasons
+    gate = mc.gate(compressed, tasks=rows(8, too_long=3), store=compressed.folder.parents[1] / "results")
+    assert not gate.passed and "37.5 % of the items have no score > 1 %" in gate.verdict
+    assert gate.as_text().splitlines()[1].startswith("Account: 3 of 8 items have no score (the baseline gave none: 3)")

@@ -148,7 +148,7 @@ def evaluate_variant(
             cut=outputs.shortened.cut,
             too_long=outputs.shortened.too_long,
             asked_again=outputs.asked_again,
-            setting=_setting(config, base, variant),
+            setting=conditions(config, variant),
         )
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
@@ -160,17 +160,17 @@ def evaluate_variant(
     )
 
 
-def _setting(config: EvaluateConfig, base: EngineModel, variant: EngineModel) -> dict[str, str]:
+def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
     """Return under what conditions a variant is compared."""
     rounding = variant.rounding
-    conditions = {
+    known = {
         "baseline": baseline_label(config),
         "engine": "endpoint" if variant.abilities.served else config.running.engine,
         "dtype": str(variant.dtype).removeprefix("torch."),
         "threads": rounding.get("threads", ""),
         "processor": " ".join(rounding[name] for name in ("processor", "instructions") if name in rounding),
     }
-    return {name: value for name, value in conditions.items() if value}
+    return {name: value for name, value in known.items() if value}
 
 
 def states_for(baseline: Baseline, base: EngineModel, variant: EngineModel) -> Any:

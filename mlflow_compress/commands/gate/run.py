@@ -17,7 +17,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant, recognised_in
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
-from mlflow_compress.commands.evaluate.run import readable, states_for
+from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.gate.result import GateRow, GateVerdict
 from mlflow_compress.commands.quantize.run import size_values
@@ -30,17 +30,19 @@ from mlflow_compress.config import as_text
 from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
 from mlflow_compress.decide.gates import SPEED, Gate, gate_values, in_words, without_speed
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
-from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, read_gates
+from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, lacking_shares, read_gates
 from mlflow_compress.engines.interface import ModelScorer
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
+from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import RunRecords
 from mlflow_compress.reporting.tables import Column, Table, escape_markdown
+from mlflow_compress.scoring.plan.encoding import Shortened
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
@@ -94,19 +96,21 @@ class BlockScorer:
     states: Any  # What the variant is compared with: see `EngineModel.comparable_with`
     folder: Path  # Folder of finished blocks, which a gate that was interrupted finds again
 
-    def records(self, number: int, keys: Keys) -> tuple[RunRecords, int]:
-        """Return the variant's records of one block, and the number of prompts that were too long."""
+    def records(self, number: int, keys: Keys) -> tuple[RunRecords, Shortened]:
+        """Return the variant's records of one block, and the items that it could not read whole."""
         folder = self.folder / f"block-{number:05d}"
         done = folder / _DONE
         if done.is_file():
             known = read_json_object(done)
-            if known.get("items") == [list(key) for key in keys] and isinstance(known.get("truncated"), int):
-                return RunRecords.read(folder), known["truncated"]
+            if known.get("items") == [list(key) for key in keys]:
+                cut, too_long = (frozenset(map(tuple, known[name])) for name in ("cut", "too_long"))
+                return RunRecords.read(folder), Shortened(cut, too_long)
         outputs = self._score(keys, folder / "unfinished")
         outputs.records.write(folder)
+        short = {"cut": sorted(outputs.shortened.cut), "too_long": sorted(outputs.shortened.too_long)}
         # Last, so that an interrupted block is scored again.
-        atomic.write(done, json.dumps({"items": [*map(list, keys)], "truncated": outputs.n_truncated}).encode())
-        return outputs.records, outputs.n_truncated
+        atomic.write(done, json.dumps({"items": [*map(list, keys)], **short}).encode())
+        return outputs.records, outputs.shortened
 
     def _score(self, keys: Keys, resume: Path) -> ModelOutputs:
         return run_model(self.scorer(), part_of(self.suite, keys), baseline=self.states, resume=resume)
@@ -147,6 +151,8 @@ class ChecksSoFar:
     # Verdict of every decided check, with the number of items that the gate had looked at
     decided_at: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
     n_items: int = 0  # Items looked at
+    parts: list[RunRecords] = field(default_factory=list)  # The variant's records of every block
+    shortened: Shortened = field(default_factory=Shortened)  # Items that it could not read whole
 
     def look(self, inputs: MetricInputs, order: Keys) -> None:
         """Take the items of one block, and decide what can be decided."""
@@ -193,22 +199,65 @@ class ChecksSoFar:
         )
 
 
-def needed_items(checks: Sequence[ItemCheck], inputs: MetricInputs, headline: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the items that some check is about and that the baseline has answered, by task and id."""
+def needed_items(
+    checks: Sequence[ItemCheck], inputs: MetricInputs, headline: Sequence[str]
+) -> tuple[list[tuple[str, str]], int]:
+    """Return the items that some check is about and that the baseline has answered, and how many it has not."""
     view = inputs.view
-    rows = {int(row) for check in checks for row in check.rows(view, headline)}
-    answered = inputs.baseline_predictions.scored[:, 0]
-    return [(str(view.task[row]), str(view.item_id[row])) for row in sorted(rows) if answered[row]]
+    rows = sorted({int(row) for check in checks for row in check.rows(view, headline)})
+    answered = [row for row in rows if inputs.baseline_predictions.scored[row, 0]]
+    return [(str(view.task[row]), str(view.item_id[row])) for row in answered], len(rows) - len(answered)
 
 
-def at_once(wanted: ItemPolicy, made: Made, timed: TimedForGate, verdict: str) -> list[GateRow]:
+@dataclass(frozen=True, kw_only=True)
+class GateWork:
+    """What one gate has to decide, and from what."""
+
+    config: GateConfig
+    policy: Policy
+    wanted: ItemPolicy  # The policy's gates, with the checks of items
+    made: Made  # The variant
+    timed: TimedForGate
+    baseline: Baseline
+    families: tuple[str, ...]  # Families that pooled checks are about
+    order: Keys  # The items in the order in which they are looked at
+    n_unanswered: int  # Items that the baseline has not answered, and that no gate looks at
+    conditions: Mapping[str, str]  # Under which the variant is compared
+
+    def inputs(self, records: RunRecords) -> MetricInputs:
+        """Return the variant's records of some items, and the baseline's."""
+        items = records.items
+        assert items is not None
+        keys = list(zip(items.column("task").tolist(), items.column("item_id").tolist(), strict=True))
+        seed = self.config.source.seed
+        return MetricInputs(
+            baseline=restricted(self.baseline.records, joined(keys)),
+            variant=records,
+            settings=MetricSettings(seed=seed, split_seed=seed),
+        )
+
+    def account(self, so_far: ChecksSoFar) -> Account:
+        """Return the account of the items so far; those that the baseline has not answered count in proportion."""
+        if not so_far.parts:
+            return Account(asked=0, setting=self.conditions)
+        short = so_far.shortened
+        looked = take_account(
+            self.inputs(joined_records(so_far.parts)), cut=short.cut, too_long=short.too_long, setting=self.conditions
+        )
+        left_out = round(self.n_unanswered * so_far.n_items / len(self.order))
+        more = {"the baseline gave none": left_out} if left_out else {}
+        return replace(looked, asked=looked.asked + left_out, unscored={**looked.unscored, **more})
+
+
+def at_once(work: GateWork, verdict: str) -> list[GateRow]:
     """Return the gates that need no item, those of one verdict."""
+    made, timed = work.made, work.timed
     sizes = size_values(made) if isinstance(made, CheckpointManifest) else {}
     values = {**sizes, **timed.values, "gate/kl_items": 0.0}
     absent = without_speed(timed.reason)
     rows = []
-    for number in sorted(wanted.at_once):
-        gate = wanted.gates[number]
+    for number in sorted(work.wanted.at_once):
+        gate = work.wanted.gates[number]
         checks = gate.checks(values)
         found = "pass" if all(check.passed for check in checks) else "fail"
         if found == verdict:
@@ -231,8 +280,9 @@ def _row(number: int, reason: str, verdict: str, by: str, n: int = 0) -> GateRow
     )
 
 
-def is_sure(policy: Policy, wanted: ItemPolicy, so_far: ChecksSoFar, order: Keys) -> bool:
+def is_sure(work: GateWork, so_far: ChecksSoFar) -> bool:
     """Return whether more items can no longer change the verdict, at the error level."""
+    policy, wanted, order = work.policy, work.wanted, work.order
     verdicts = [so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once]
     if "fail" in verdicts:
         return True
@@ -243,62 +293,52 @@ def is_sure(policy: Policy, wanted: ItemPolicy, so_far: ChecksSoFar, order: Keys
     return enough and all(verdict == "pass" for verdict in verdicts)
 
 
-def verdict_of_gate(
-    config: GateConfig,
-    policy: Policy,
-    wanted: ItemPolicy,
-    so_far: ChecksSoFar,
-    records: RunRecords,
-    baseline: Baseline,
-    made: Made,
-    timed: TimedForGate,
-    available: int,
-    label: str,
-    run: RunLink,
-) -> GateVerdict:
+def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLink) -> GateVerdict:
     """Return the verdict: of the items so far, or of the fixed-n rule where all of them left a gate open."""
-    decided_at_once = [row for found in ("pass", "fail") for row in at_once(wanted, made, timed, found)]
-    rows = [*decided_at_once, *so_far.rows()]
+    policy, wanted, made, available = work.policy, work.wanted, work.made, len(work.order)
+    rows = [*at_once(work, "pass"), *at_once(work, "fail"), *so_far.rows()]
     by_items = {gate: so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once}
     failed = {row.gate for row in rows if row.verdict == "fail"}
     open_gates = [gate for gate, verdict in by_items.items() if verdict == "undecided"]
     all_used = so_far.n_items == available
     if all_used and open_gates and not failed:
-        decided = _fixed_n(config, policy, wanted, records, baseline, open_gates)
+        decided = _fixed_n(work, so_far, open_gates)
         rows = [row for row in rows if row.gate - 1 not in open_gates] + decided
         failed = {row.gate for row in rows if row.verdict == "fail"}
-    remarks = [timed.remark] if timed.remark else []
+    account = work.account(so_far)
+    lacking = lacking_shares(policy.require, account.values()) if account.asked else []
     anomalous = []
     if policy.anomalies.zero_kl and compresses(made.method) and _all_zero(so_far):
         anomalous.append(f"Anomalous: every KL is exactly 0, although method '{made.method}' changes weights.")
-    passed = not failed and not anomalous
+    passed = not failed and not anomalous and not lacking
     share = f"{so_far.n_items} of {available} items"
     saved = "" if all_used else f" ({100 * (1 - so_far.n_items / available):.0f} % saved)"
     after = (
         "by the fixed-n rule after all items" if any(row.by == "all items" for row in rows) else f"after {share}{saved}"
     )
-    names = "; ".join(row.reason or row.name for row in rows if row.verdict == "fail")
+    names = "; ".join([*lacking, *(row.reason or row.name for row in rows if row.verdict == "fail")])
     why = "every gate passes" if passed else f"it fails {names}" if names else "it is anomalous"
     sentence = f"{made.label} {'passes' if passed else 'does not pass'}, {after}: {why}."
-    if not passed and open_gates and not all_used:
-        remarks.append("Gates that are undecided were not needed: one that fails is enough.")
+    undecided = "Gates that are undecided were not needed: one that fails is enough."
     return GateVerdict(
         passed=passed,
         verdict=sentence,
         rows=tuple(sorted(rows, key=lambda row: row.gate)),
         items_used=so_far.n_items,
         items_available=available,
-        error=config.error,
-        seed=config.source.seed,
+        error=work.config.error,
+        seed=work.config.source.seed,
         policy_sha256=policy.sha256,
         policy=policy_yaml(policy),
         variant=made.label,
         baseline=label,
-        baseline_run_id=baseline.run_id,
+        baseline_run_id=work.baseline.run_id,
         remarks=(
-            f"The baseline was {'evaluated now' if baseline.fresh else 'found in the store'}.",
+            account.sentence,
+            f"The baseline was {'evaluated now' if work.baseline.fresh else 'found in the store'}.",
             *anomalous,
-            *remarks,
+            *([work.timed.remark] if work.timed.remark else []),
+            *([undecided] if not passed and open_gates and not all_used else []),
         ),
         run=run,
     )
@@ -311,36 +351,20 @@ def _all_zero(so_far: ChecksSoFar) -> bool:
     return bool(found) and max(found) <= 0.0
 
 
-def _fixed_n(
-    config: GateConfig,
-    policy: Policy,
-    wanted: ItemPolicy,
-    records: RunRecords,
-    baseline: Baseline,
-    open_gates: list[int],
-) -> list[GateRow]:
+def _fixed_n(work: GateWork, so_far: ChecksSoFar, open_gates: list[int]) -> list[GateRow]:
     """Return what a promotion would say of the gates that all items together have left open."""
-    items = records.items
-    assert items is not None
-    keys = list(zip(items.column("task").tolist(), items.column("item_id").tolist(), strict=True))
-    seed = config.source.seed
-    inputs = MetricInputs(
-        baseline=restricted(baseline.records, joined(keys)),
-        variant=records,
-        settings=MetricSettings(seed=seed, split_seed=seed),
-    )
-    results = compute_all(inputs)
+    results = compute_all(work.inputs(joined_records(so_far.parts)))
     pooled = headline(results)
     values = {
         **{name: result.value for name, result in pooled.items()},
         **gate_values(pooled),
-        **read_gates(results, gates_of(policy).readings),
+        **read_gates(results, gates_of(work.policy).readings),
     }
     rows = []
     for number in open_gates:
-        checks = wanted.gates[number].checks(values)
+        checks = work.wanted.gates[number].checks(values)
         verdict = "pass" if all(check.passed for check in checks) else "fail"
-        rows.append(_row(number, "; ".join(check.reason for check in checks), verdict, "all items", len(keys)))
+        rows.append(_row(number, "; ".join(check.reason for check in checks), verdict, "all items", so_far.n_items))
     return rows
 
 
@@ -459,10 +483,21 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
         check_places(wanted.checks, inputs.view, families)
         if not set(families) & set(inputs.view.scored):
             wanted = _without_kl(wanted)
-        keys = needed_items(wanted.checks, inputs, families)
+        keys, n_unanswered = needed_items(wanted.checks, inputs, families)
         order = [keys[row] for row in random_order(keys, seed=config.source.seed)] if keys else []
         _check_counts(policy, order)
-        timed = timed_for_gate(config.speed_config, policy, store)
+        work = GateWork(
+            config=config,
+            policy=policy,
+            wanted=wanted,
+            made=made,
+            timed=timed_for_gate(config.speed_config, policy, store),
+            baseline=baseline,
+            families=families,
+            order=order,
+            n_unanswered=n_unanswered,
+            conditions=conditions(evaluation, variant),
+        )
         states = states_for(baseline, base, variant)
         # Other sizes of blocks are other work; another policy may be about other items.
         fingerprint = digest(
@@ -473,13 +508,10 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Progress 
             # The model is loaded for the first block that must be scored.
             load_once = cache(lambda: variant.scorer(variant.load()))
             scorer = BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
-            so_far, records = _look(config, policy, wanted, families, baseline, scorer, order, made, timed, progress)
-            link = store.link(run.run_id)
-            found = verdict_of_gate(
-                config, policy, wanted, so_far, records, baseline, made, timed, len(order), label, link
-            )
+            so_far = _look(work, scorer, progress)
+            found = verdict_of_gate(work, so_far, label, store.link(run.run_id))
             with scratch_folder(store.uri) as scratch:
-                records.write(scratch)
+                joined_records(so_far.parts).write(scratch)
                 run.log_folder(scratch, RECORDS)
         _log(store, run, found)
     if config.output is not None:
@@ -520,33 +552,23 @@ def _check_counts(policy: Policy, order: Keys) -> None:
             )
 
 
-def _look(
-    config: GateConfig,
-    policy: Policy,
-    wanted: ItemPolicy,
-    families: tuple[str, ...],
-    baseline: Baseline,
-    scorer: BlockScorer,
-    order: Keys,
-    made: Made,
-    timed: TimedForGate,
-    progress: Progress,
-) -> tuple[ChecksSoFar, RunRecords]:
-    """Look at block after block until the verdict is sure; return what is known, and the variant's records."""
-    so_far = ChecksSoFar(policy=wanted, headline=families, error=config.error)
-    parts: list[RunRecords] = []
-    if at_once(wanted, made, timed, "fail"):
-        return so_far, RunRecords()
-    for number, keys in blocks(order, config.block):
-        records, _ = scorer.records(number, keys)
-        parts.append(records)
-        so_far.look(MetricInputs(baseline=restricted(baseline.records, joined(keys)), variant=records), keys)
+def _look(work: GateWork, scorer: BlockScorer, progress: Progress) -> ChecksSoFar:
+    """Look at block after block until the verdict is sure; return what is known."""
+    wanted = work.wanted
+    so_far = ChecksSoFar(policy=wanted, headline=work.families, error=work.config.error)
+    if at_once(work, "fail"):
+        return so_far
+    for number, keys in blocks(work.order, work.config.block):
+        records, short = scorer.records(number, keys)
+        so_far.parts.append(records)
+        so_far.shortened = Shortened(so_far.shortened.cut | short.cut, so_far.shortened.too_long | short.too_long)
+        so_far.look(work.inputs(records), keys)
         gates = [gate for gate in range(len(wanted.gates)) if gate not in wanted.at_once]
         decided = sum(so_far.of_gate(gate) != "undecided" for gate in gates)
-        progress(f"{so_far.n_items} of {len(order)} items: {decided} of {len(gates)} gates decided")
-        if is_sure(policy, wanted, so_far, order):
+        progress(f"{so_far.n_items} of {len(work.order)} items: {decided} of {len(gates)} gates decided")
+        if is_sure(work, so_far):
             break
-    return so_far, joined_records(parts)
+    return so_far
 
 
 def _log(store: Store, run: OpenRun, found: GateVerdict) -> None:
