@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
+from mlflow_compress.metrics.stats.intervals import fewest_without_event
 from mlflow_compress.records import MetricResult
 
 SIZE = "size/bytes"
@@ -94,7 +95,12 @@ class DivergenceGate:
         outliers = Gate(
             metric=GATE_KL_OUTLIERS, bound=self.max_outliers_pct, label="items above the clip limit in % (upper end)"
         )
-        return (*clipped.checks(metrics), *outliers.checks(metrics))
+        [above] = outliers.checks(metrics)
+        needed = fewest_without_event(self.max_outliers_pct / 100.0)
+        if not above.passed and not above.missing and n_items < needed:
+            fix = f"even with none above it, at least {needed:,} items are needed: raise limit, or name more tasks"
+            above = replace(above, reason=f"{above.reason} ({fix}; there are {n_items:,.0f})")
+        return (*clipped.checks(metrics), above)
 
 
 def upper_end_label(metric: str) -> str:

@@ -21,7 +21,7 @@ from mlflow_compress.metrics.margins import kl_by_confidence, mean_by_bin, token
 from mlflow_compress.metrics.noise import distinguishable, noise_table
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape
 from mlflow_compress.metrics.stats.correlation import correlate, pearson, spearman
-from mlflow_compress.metrics.stats.intervals import items_for_flips_gate, wilson
+from mlflow_compress.metrics.stats.intervals import fewest_without_event, items_for_flips_gate, wilson
 from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 from mlflow_compress.reporting.headline import footnotes
@@ -145,7 +145,8 @@ def test_asymmetry_is_the_kolmogorov_distance():
 
 def test_sample_size_of_the_flips_gate_by_hand():
     # No flips at all: the Wilson bound z²/(n + z²) is 0.05 at n = 19 z² = 72.99.
-    assert items_for_flips_gate(0.0, 0.05) == 73
+    assert items_for_flips_gate(0.0, 0.05) == 73 == fewest_without_event(0.05)
+    assert fewest_without_event(0.01) == 381 and wilson(0, 381).high <= 0.01 < wilson(0, 380).high
     # About ((1.96 + 0.84) sqrt(0.04 x 0.96)/0.02)² = 753 by the normal rule; whole flips cost a little more.
     assert 753 < items_for_flips_gate(0.03, 0.05) < 900
     with pytest.raises(ConfigError):

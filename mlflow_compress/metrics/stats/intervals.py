@@ -141,6 +141,17 @@ def _lower_end(x: Float, stakes: Float, goal: float) -> float:
     return low
 
 
+def fewest_without_event(limit: float, *, level: float = 0.95) -> float:
+    """Return the smallest n whose Wilson interval of 0 events in n ends at `limit` or below; infinite for a limit of 0.
+
+    The upper end is ``z^2 / (n + z^2)``, so that ``n >= z^2 (1 - limit) / limit``.
+    """
+    if limit <= 0:
+        return math.inf
+    z = float(norm.ppf((1 + level) / 2))
+    return max(1, math.ceil(z * z * (1 - limit) / limit - 1e-9))
+
+
 def items_for_flips_gate(flips: float, limit: float, *, level: float = 0.95, power: float = 0.8) -> int:
     """Return the items after which a gate "upper end of the flips interval <= limit" passes with the wanted power.
 
