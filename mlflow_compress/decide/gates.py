@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -97,7 +98,7 @@ class DivergenceGate:
         )
         [above] = outliers.checks(metrics)
         needed = fewest_without_event(self.max_outliers_pct / 100.0)
-        if not above.passed and not above.missing and n_items < needed:
+        if not above.passed and not above.missing and n_items < needed < math.inf:
             fix = f"even with none above it, at least {needed:,} items are needed: raise limit, or name more tasks"
             above = replace(above, reason=f"{above.reason} ({fix}; there are {n_items:,.0f})")
         return (*clipped.checks(metrics), above)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from mlflow_compress.scoring.costs import (
     model_shape,
     scoring_memory,
     scoring_operations,
+    solving_seconds,
     states_bytes,
     workload,
 )
@@ -222,3 +225,38 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 def test_the_text_names_what_is_not_known() -> None:
     text = mc.plan(limit=2, method="slicegpt", device="cpu", judge=False).as_text()
     assert "quantize (slicegpt)" in text and "unknown" in text
+
+
+PUBLISHED = {  # seconds of GPTQ by weights in billions: one A100, 128 samples of 2,048 tokens (arXiv 2210.17323)
+    "OPT-13B": (12.85, 20.9 * 60),
+    "OPT-30B": (29.97, 44.9 * 60),
+    "OPT-66B": (65.72, 1.6 * 3600),
+    "OPT-175B": (174.6, 4.2 * 3600),
+    "BLOOM-1.7B": (1.72, 2.9 * 60),
+    "BLOOM-3B": (3.0, 5.2 * 60),
+    "BLOOM-7.1B": (7.07, 10.0 * 60),
+    "BLOOM-176B": (176.2, 3.8 * 3600),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_gptq_takes_what_was_published(name: str) -> None:
+    billions, seconds = PUBLISHED[name]
+    shape = replace(tiny(), dense=int(billions * 1e9), experts=0)
+    forward = 2 * 2.0 * shape.dense * 128 * 2048 / 125e12
+    predicted = solving_seconds("gptq", shape) + forward
+    assert 0.85 < predicted / seconds < 1.17, f"{predicted:.0f} s predicted, {seconds:.0f} s published"
+    assert solving_seconds("awq", shape) == 0
+
+
+def test_a_plan_names_its_machine_and_a_cpu_is_this_one() -> None:
+    plan = mc.plan(limit=2, method="gptq", bits=4, judge=False)
+    assert "Times are of 1 GPU with 80 GiB, 400 Tflop/s and 2.5 TB/s: device, devices, device_memory" in plan.as_text()
+    assert "All stages: less than 1 s." in plan.as_text()
+    here = mc.plan(limit=2, method="gptq", bits=4, judge=False, device="cpu")
+    [note] = [note for note in here.notes if note.startswith("Times are of 1 machine like this one")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    assert f"with {memory:.3g} GiB" in note
+    assert here.seconds > 10 * plan.seconds  # type: ignore[operator]
+    large = mc.plan(limit=2, judge=False, device="cpu", device_memory=0.01)
+    assert large.devices_per_copy > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,16 +17,26 @@ from mlflow_compress.config.groups import (
     SourceConfig,
 )
 
+AutoOrNumber = Annotated[float, Field(gt=0)] | Literal["auto"]
+
 
 class MachineConfig(Group):
     """What the work would run on. Give what a device sustains, not its data sheet's peak."""
 
     devices: int = option(1, "GPUs, or machines without one", ge=1)
-    device_memory: float = option(80.0, "GiB of one device", gt=0)
-    device_tflops: float = option(
-        400.0, "10^12 operations a second that one device sustains in the dtype (H100, bfloat16: about 400)", gt=0
+    device_memory: AutoOrNumber = option(
+        "auto", "GiB of one device; auto: 80, and with device=cpu the memory of this machine"
     )
-    device_bandwidth: float = option(2.5, "TB a second that one device reads of its own memory (H100: about 2.5)", gt=0)
+    device_tflops: AutoOrNumber = option(
+        "auto",
+        "10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in bfloat16, and with "
+        "device=cpu what this machine is measured to do in float32",
+    )
+    device_bandwidth: AutoOrNumber = option(
+        "auto",
+        "TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this "
+        "machine is measured to do",
+    )
     disk_bandwidth: float = option(2.0, "GB a second of the storage, for all devices together", gt=0)
     price: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = option(
         None, "dollars of one device for an hour; none: no dollars"

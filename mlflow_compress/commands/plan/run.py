@@ -15,7 +15,7 @@ from mlflow_compress.commands.evaluate.outputs import WINDOW
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.plan.parameters import PlanConfig
+from mlflow_compress.commands.plan.parameters import MachineConfig, PlanConfig
 from mlflow_compress.commands.plan.result import CostPlan, StageCost
 from mlflow_compress.commands.shared.inputs import instructions_of, model_label, suite_of
 from mlflow_compress.compression.method import METHODS
@@ -105,6 +105,32 @@ _FREE = 0.9  # share of a device's memory that a model and its work may take
 _SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
 
 
+def planned_machine(config: MachineConfig, *, on_cpu: bool) -> formulas.Machine:
+    """Return the machine that is planned for; what is "auto" is an H100, or this machine where a CPU is asked for."""
+    if on_cpu:
+        memory, flops, bandwidth = formulas.this_machine()
+    else:
+        memory, flops, bandwidth = 80 * 2.0**30, 400e12, 2.5e12
+    return formulas.Machine(
+        devices=config.devices,
+        memory=memory if config.device_memory == "auto" else config.device_memory * 2**30,
+        flops=flops if config.device_tflops == "auto" else config.device_tflops * 1e12,
+        bandwidth=bandwidth if config.device_bandwidth == "auto" else config.device_bandwidth * 1e12,
+        disk=config.disk_bandwidth * 1e9,
+        price=config.price,
+    )
+
+
+def _machine_note(machine: formulas.Machine, on_cpu: bool) -> str:
+    """Return what the times are of, and which parameters change it."""
+    device = ("machine like this one", "machines like this one") if on_cpu else ("GPU", "GPUs")
+    rates = f"{machine.flops / 1e12:.3g} Tflop/s and {machine.bandwidth / 1e12:.2g} TB/s"
+    return (
+        f"Times are of {machine.devices} {device[machine.devices > 1]} with {machine.memory / 2**30:.3g} GiB, {rates}: "
+        "device, devices, device_memory, device_tflops and device_bandwidth name another"
+    )
+
+
 class StageCosts:
     """The costs of each stage.
 
@@ -128,15 +154,7 @@ class StageCosts:
     ) -> None:
         self.config, self.shape, self.scored = config, shape, scored
         self.number_bytes = number_bytes
-        given = config.machine
-        self.machine = formulas.Machine(
-            devices=given.devices,
-            memory=given.device_memory * 2**30,
-            flops=given.device_tflops * 1e12,
-            bandwidth=given.device_bandwidth * 1e12,
-            disk=given.disk_bandwidth * 1e9,
-            price=given.price,
-        )
+        self.machine = planned_machine(config.machine, on_cpu=config.source.device == "cpu")
         linear, bits = shape.dense + shape.experts, config.bits + (_SCALE_BITS if config.bits < 16 else 0)
         self.base = float(shape.parameters * stored_bytes)
         self.checkpoint = linear * bits / 8 + (shape.parameters - linear) * stored_bytes
@@ -155,17 +173,20 @@ class StageCosts:
     def compression(self) -> StageCost:
         """Return the cost of compressing the model. Methods whose work has no formula have no seconds."""
         method, length = METHODS.get(self.config.method), self.config.calibration_length
-        tokens, operations = 0, 0.0 if not method.needs_calibration else None
+        tokens, operations, computing = 0, 0.0 if not method.needs_calibration else None, 0.0
         if method.needs_calibration:
             asked = self.config.calibration_samples
             default = getattr(method.Config(), "calibration_samples", 0)  # of every method that is calibrated
             tokens = length * (default if asked == "auto" else asked)
             operations = formulas.calibration_operations(method.name, self.shape, tokens, length)
+            on_gpu = self.config.source.device != "cpu"
+            solving = formulas.solving_seconds(method.name, self.shape) if on_gpu else 0.0
+            computing = solving + (operations or 0.0) / self.machine.flops
         return self._cost(
             f"quantize ({method.name})",
             Workload(tokens=tokens, tokens_unshared=tokens),
             operations,
-            computing=None if operations is None else operations / self.machine.flops,
+            computing=None if operations is None else computing,
             read=self.base,
             written=self.checkpoint,
             memory=self._memory(Workload(groups=(GroupSize(longest_unit=length),)), heads=0),
@@ -315,7 +336,11 @@ def run_plan(config: PlanConfig) -> CostPlan:
         stages=tuple(stages),
         states_bytes=costs.states,
         checkpoint_bytes=costs.checkpoint,
-        notes=(*_NOTES, *([spread] if costs.per_copy > 1 else [])),
+        notes=(
+            _machine_note(costs.machine, config.source.device == "cpu"),
+            *_NOTES,
+            *([spread] if costs.per_copy > 1 else []),
+        ),
     )
 
 

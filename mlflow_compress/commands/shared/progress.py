@@ -46,7 +46,9 @@ def _times(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in a readable unit: "40 s", "12 min", "3.5 h"."""
+    """Return a duration in a readable unit: "less than 1 s", "40 s", "12 min", "3.5 h"."""
+    if 0 < seconds < 1:
+        return "less than 1 s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
