@@ -34,6 +34,7 @@ class ServedDemo:
     loaded: LoadedModel
     kind: str = "vllm"
     max_logprobs: int = 20
+    lists: bool = True  # takes lists of prompts, where it takes ids
     chat: str | None = None  # written before every conversation: "" for the model's own template; None: it has no chat
     pause: float = 0.002  # seconds before each token of a stream
     fault: Fault = lambda number, body: None
@@ -54,7 +55,15 @@ class ServedDemo:
         """Return the completion that this server gives, or a status and why."""
         as_text = self.kind in ("text", "shifted")
         prompt = body["prompt"]
-        if as_text and not isinstance(prompt, str):
+        if self.lists and not as_text and isinstance(prompt, list) and isinstance(prompt[0], list):
+            replies = [self.completion({**body, "prompt": one}) for one in prompt]
+            parts = [reply for reply in replies if isinstance(reply, dict)]
+            if len(parts) < len(replies):
+                return replies[0]
+            choices = [{**part["choices"][0], "index": index} for index, part in enumerate(parts)]
+            usage = {name: sum(part["usage"][name] for part in parts) for name in parts[0]["usage"]}
+            return {**parts[0], "choices": choices[::-1], "usage": usage}  # clients go by the index
+        if not isinstance(prompt, str) and (as_text or not isinstance(prompt[0], int)):
             return 422, "prompt: Input should be a valid string"
         k = body.get("logprobs")
         if k is not None and k > self.max_logprobs:

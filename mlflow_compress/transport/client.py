@@ -7,8 +7,9 @@ import random
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -38,10 +39,15 @@ R = TypeVar("R")
 A = TypeVar("A", bound=Answered)
 
 
+ENDING_SECONDS = 5.0
+"""After an error or Ctrl-C, the calls under way have these seconds, so that their answers are kept."""
+
+
 class LoopInThread:
     """Runs asynchronous work in its own thread, at most `at_once` things of `for_all` at the same time."""
 
     def __init__(self, at_once: int) -> None:
+        self.ending = asyncio.Event()  # Set by an error or Ctrl-C: no call begins, and none is made again
         self._places = asyncio.Semaphore(at_once)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
@@ -49,6 +55,14 @@ class LoopInThread:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait so long; return at once, and True, where an error or Ctrl-C ends the work."""
+        try:
+            await asyncio.wait_for(self.ending.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def stop(self, last: Callable[[], Awaitable[None]]) -> None:
         """End what an interruption has left, await `last`, and end the thread."""
@@ -61,7 +75,7 @@ class LoopInThread:
             await last()
 
         try:
-            self._wait_for(end())
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -70,30 +84,43 @@ class LoopInThread:
     def for_all(self, function: Callable[[T], Awaitable[R]], things: Iterable[T]) -> list[R]:
         """Return an asynchronous function's results for all things, at most `concurrency` at the same time.
 
-        An error, or Ctrl-C, ends the calls under way; what other calls have returned before is the function's to keep.
+        After an error, or Ctrl-C, no call begins; those under way have `ENDING_SECONDS`. What calls have returned is
+        the function's to keep.
         """
+        under_way: set[asyncio.Future[R]] = set()
 
         async def one(thing: T) -> R:
             async with self._places:
-                return await function(thing)
+                if self.ending.is_set():
+                    raise asyncio.CancelledError
+                under_way.add(asyncio.current_task())  # type: ignore[arg-type]  # a coroutine runs in a task
+                try:
+                    return await function(thing)
+                except BaseException:
+                    self.ending.set()
+                    raise
 
         async def everything() -> list[R]:
+            self.ending.clear()
             tasks = [asyncio.ensure_future(one(thing)) for thing in things]
-            try:
-                return await asyncio.gather(*tasks)
-            finally:
+            results, ending = asyncio.gather(*tasks), asyncio.ensure_future(self.ending.wait())
+            either: list[asyncio.Future[Any]] = [results, ending]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self.ending.is_set():
+                if under_way:
+                    await asyncio.wait(under_way, timeout=ENDING_SECONDS)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+            ending.cancel()
+            return results.result()
 
-        return self._wait_for(everything())
-
-    def _wait_for(self, work: Coroutine[Any, Any, R]) -> R:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        work = asyncio.run_coroutine_threadsafe(everything(), self._loop)
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C; `__exit__` waits for the calls to end
+            return work.result()
+        except BaseException:  # Ctrl-C
+            self._loop.call_soon_threadsafe(self.ending.set)
+            futures.wait([work])
             raise
 
 
@@ -277,6 +304,7 @@ class Transport:
         self._requests = PerMinute(config.requests_per_minute)
         self._tokens = PerMinute(config.tokens_per_minute)
         self._money = asyncio.Condition()  # told when a call ends: it may leave enough for another
+        self.asked_again: Counter[str] = Counter()  # Requests that were made again, by what was wrong before
         self._answered = False  # whether the endpoint has ever answered as one
         self._loop = LoopInThread(config.concurrency)
 
@@ -403,8 +431,10 @@ class Transport:
             pause = found.wait if found.wait is not None else back_off(retry)
             if not found.passing or retry >= self.config.max_retries or pause > LONGEST_RETRY_AFTER:
                 return given_up(self.config, found, answered=self._answered)
+            if await self._loop.ends_within(pause):
+                return found.no_reply
             retry += 1
-            await asyncio.sleep(pause)
+            self.asked_again[found.no_reply.reason] += 1
 
     async def _paced(
         self,

@@ -64,7 +64,7 @@ class NoReply:
     detail: str
 
 
-def read_reply(body: str, what: str, read: Callable[[Any], T]) -> T | NoReply:
+def read_reply(body: str, what: str, read: Callable[[Any], T | NoReply]) -> T | NoReply:
     """Return what `read` finds in the JSON of a response's body; a `NoReply` where it is not `what` was asked for."""
     try:
         row = parse_json(body, source="the reply")
@@ -209,15 +209,19 @@ class ReplyCache:
 
     def put(self, key: str, value: dict[str, Any]) -> None:
         """Store an answer. Several threads may call this."""
+        self.put_all({key: value})
+
+    def put_all(self, values: Mapping[str, dict[str, Any]]) -> None:
+        """Store answers that came together."""
         with self._lock:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with _file_lock(self._path), self._path.open("ab+") as sink:
                     _drop_unfinished_line(sink)
-                    sink.write(json.dumps({"key": key, "value": value}).encode() + b"\n")
+                    sink.writelines(json.dumps({"key": k, "value": v}).encode() + b"\n" for k, v in values.items())
                     sink.flush()
                     os.fsync(sink.fileno())
-            self._rows[key] = value
+            self._rows.update(values)
 
     def values(self) -> list[dict[str, Any]]:
         """Return every answer."""

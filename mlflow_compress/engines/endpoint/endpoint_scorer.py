@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,8 @@ from mlflow_compress.scoring.baseline_store import Keys
 from mlflow_compress.scoring.engine import option_scores, token_scores
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut
-from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
-from mlflow_compress.scoring.plan.packing import Ids, plan_batches
+from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
+from mlflow_compress.scoring.plan.packing import Ids, plan_batches, sequence_key
 from mlflow_compress.scoring.scoring_pass import Targets
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -77,76 +78,110 @@ class ServedReport:
     n_unscored: int
     n_truncated: int
     shortened: Shortened = field(repr=False)  # Items that the model cannot read whole
-    n_asked: int  # Questions to the server
-    asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests that were repeated, by fault
+    n_asked: int  # Requests to the server whose answers are used, those of an interrupted run among them
+    asked_again: Mapping[str, int]  # Requests that were made again, by what was wrong with the reply before
     seconds: float
 
 
 ANSWERS = "served_answers.jsonl"
 _BYTES_PER_ID = 4  # what paces requests by tokens counts bytes
+_MOST_PROMPTS, _MOST_TOKENS = 16, 4096  # of prompts that share a request
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServedAnswers:
-    """Answers of one served model."""
+    """Answers of one served model, and what it took to get them."""
 
     endpoint: EndpointConfig
     model: str  # Name of the model there
     route: Route  # How it is asked
+    lists: bool  # Whether a request may hold several prompts
     identity: str  # Digest of what is known of the model; the cache's keys begin with it
     folder: Path | None = None  # Where the answers are kept until the records are written; None: in memory alone
+    n_asked: int = 0  # As in `ServedReport`
+    asked_again: Counter[str] = field(default_factory=Counter)
 
     def ask(self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0) -> list[list[Position] | None]:
         """Return the answer to each question, in order; None where no text of the server's terms asks it.
 
-        Equal questions are asked once. Questions with a common beginning follow each other.
-
-        `repeat` 1 asks the same again. What was answered before an error is kept.
+        Equal questions are asked once, and those with a common beginning follow each other. `repeat` 1 asks the same
+        again. A reply is checked before it is kept. What was answered before an error is kept.
         """
         from tqdm import tqdm
 
         cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None, ("positions",))
         keys = [content_key(model=self.identity, repeat=repeat, **question.content) for question in questions]
-        by_key = dict(zip(keys, questions, strict=True))
-        requests = {key: self.route.request(question) for key, question in by_key.items() if cache.get(key) is None}
-        to_ask = sorted((key for key, request in requests.items() if request), key=lambda key: by_key[key].order)
-        if to_ask:
-            n_known = len(by_key) - len(requests)
-            with (
-                Transport(self.endpoint) as transport,
-                tqdm(
-                    initial=n_known,
-                    total=n_known + len(to_ask),
-                    desc=label,
-                    unit="request",
-                    disable=None,
-                    leave=False,
-                ) as bar,
-            ):
+        by_key = dict(sorted(zip(keys, questions, strict=True), key=lambda pair: pair[1].order))
+        requests = self._requests(
+            {key: q for key, q in by_key.items() if cache.get(key) is not None or self.route.request(q) is not None}
+        )
+        to_ask = [left for one in requests if (left := [key for key in one if cache.get(key) is None])]
+        n, n_known = len(requests), len(requests) - len(to_ask)
+        self.n_asked += n
+        failed: list[NoReply] = []
+        failed_in_a_row = 0
+        bar = tqdm(initial=n_known, total=n, desc=label, unit="request", disable=None, leave=False)
+        with Transport(self.endpoint) as transport, bar:
 
-                async def one(key: str) -> NoReply | None:
-                    path, body = requests[key] or ("", {})
-                    found = await transport.post(
-                        path,
-                        body,
-                        lambda text: self.route.read(text, by_key[key]),
-                        model=self.model,
-                        n_bytes=_BYTES_PER_ID * len(by_key[key].tokens),
-                    )
-                    if isinstance(found, NoReply):
-                        return found
-                    cache.put(key, {"positions": [position.to_json() for position in found.found]})
-                    bar.update(1)
-                    return None
-
-                failed = [found for found in transport.for_all(one, to_ask) if found is not None]
-            if failed:
-                raise EndpointError(
-                    f"{len(failed)} of {len(to_ask)} requests to the served model failed: {failed[0].detail}",
-                    fix="What was answered is kept: the same command again asks only for the rest",
+            async def one(keys: Sequence[str]) -> None:
+                nonlocal failed_in_a_row
+                if failed_in_a_row >= self.endpoint.concurrency:
+                    return  # The server is broken, and each request would take all its retries
+                asked = [by_key[key] for key in keys]
+                path, body = self.route.request(*asked) or ("", {})
+                reply = await transport.post(
+                    path,
+                    body,
+                    lambda text: self.route.read(text, *asked),
+                    model=self.model,
+                    n_bytes=_BYTES_PER_ID * sum(len(question.tokens) for question in asked),
                 )
+                if isinstance(reply, NoReply):
+                    failed.append(reply)
+                    failed_in_a_row += 1
+                    return
+                failed_in_a_row = 0
+                answers = [[position.to_json() for position in answer] for answer in reply.of_questions]
+                cache.put_all({key: {"positions": answer} for key, answer in zip(keys, answers, strict=True)})
+                bar.update(1)
+
+            try:
+                transport.for_all(one, to_ask)
+            except EndpointError as error:
+                raise EndpointError(str(error), fix=self._kept(cache, requests)) from None
+            finally:
+                self.asked_again += transport.asked_again
+        if failed:
+            kinds = ", ".join(f"{kind} {n_of_kind}" for kind, n_of_kind in Counter(f.reason for f in failed).items())
+            raise EndpointError(
+                f"{len(failed)} of {n} requests to the served model failed ({kinds}): {failed[0].detail}",
+                fix=self._kept(cache, requests),
+            )
         rows = {key: cache.get(key) for key in by_key}
         return [_positions(rows[key]) for key in keys]
+
+    def _requests(self, by_key: Mapping[str, TokenQuestion]) -> list[list[str]]:
+        """Return the keys of the questions of each request: one, or several options after the same prompt."""
+        requests: list[list[str]] = []
+        last: dict[bytes, list[str]] = {}  # By the prompt, the request to which further options are added
+        for key, question in by_key.items():
+            if not self.lists or not question.scored:
+                requests.append([key])
+                continue
+            prompt = sequence_key(question.tokens[: -question.scored])
+            room = _MOST_TOKENS // len(question.tokens)
+            if prompt not in last or len(last[prompt]) >= min(room, _MOST_PROMPTS):
+                last[prompt] = []
+                requests.append(last[prompt])
+            last[prompt].append(key)
+        return requests
+
+    def _kept(self, cache: ReplyCache, requests: Sequence[Sequence[str]]) -> str | None:
+        """Return what an error says about the answers that are there."""
+        if self.folder is None:
+            return None
+        n_kept = sum(all(cache.get(key) is not None for key in one) for one in requests)
+        return f"The answers to {n_kept} of {len(requests)} are kept: the same command again asks only for the rest"
 
 
 def _positions(row: dict[str, list[dict[str, object]]] | None) -> list[Position] | None:
@@ -205,21 +240,14 @@ class EndpointScorer:
         rows = np.concatenate(plan.sequence_rows) if fits else np.zeros(0, np.int64)
         tokens = np.concatenate(predicted) if fits else np.zeros(0, np.int32)
         targets, place = Targets.of(rows, tokens.astype(np.int64))
-        asked = self._wanted(inputs, predicted, plan.sequence_rows)
-        found, n_asked = self._ask(asked, label="options", resume=resume)
+        answers = self.loaded.answers(resume)
+        found = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows), label="options")
         scores = option_scores(requests, encoded, targets, place, _arrays(targets, found))
         shown = {plan.keys[row].tobytes(): top for row, top in sorted(found.top.items())}
         if capture is not None:
             capture.write(shown)
-        self.report = ServedReport(
-            n_requests=len(requests),
-            n_unscored=sum(value is None for value in scores.column("loglik").tolist()),
-            n_truncated=sum(e.truncated for e in encoded),
-            shortened=Shortened.of(requests, encoded),
-            n_asked=n_asked,
-            seconds=time.monotonic() - began,
-        )
-        logger.info("scored: %s", self.report)
+        n_unscored = sum(value is None for value in scores.column("loglik").tolist())
+        self._record_report("options", answers, began, requests, encoded, n_unscored)
         if baseline is None:
             return scores, None
         bounds, k = self._bounds(found, plan.keys, baseline)
@@ -243,29 +271,55 @@ class EndpointScorer:
 
         A server that reads no window of this length is an `UnsupportedError`.
         """
+        began = time.monotonic()
         windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
         plan, targets = windows.plan(_BATCH)
         inputs = [ids[:-1] for ids in windows.ids]
         predicted = [ids[places] for ids, places in zip(windows.ids, windows.scored, strict=True)]
-        found, _ = self._ask(self._wanted(inputs, predicted, plan.sequence_rows), label=task, resume=resume)
+        answers = self.loaded.answers(resume)
+        found = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows), label=task)
         result = _arrays(targets, found)
         missing = int(np.isnan(result["logprob"]).sum())
         if missing:
+            longest, read = max(map(len, windows.ids)), self.loaded.can.max_length
+            too_long = read is not None and longest > read
             raise UnsupportedError(
                 f"The server has not scored {missing} of {len(targets.row)} tokens of {task!r}",
-                got=f"windows of up to {max(map(len, windows.ids))} tokens",
-                fix="Serve the model with a longer context, or leave the corpus out of tasks",
+                got=f"windows of up to {longest} tokens"
+                + (f", and the server reads {read}" if too_long else "; it says that these tokens have probability 0"),
+                fix=("Serve the model with a longer context, or leave" if too_long else "Leave")
+                + " the corpus out of tasks",
             )
+        self._record_report(task, answers, began)
         return token_scores(task, windows, result), None
+
+    def _record_report(
+        self,
+        label: str,
+        answers: ServedAnswers,
+        began: float,
+        requests: Sequence[Request] = (),
+        encoded: Sequence[Encoded] = (),
+        n_unscored: int = 0,
+    ) -> None:
+        self.report = ServedReport(
+            n_requests=len(requests),
+            n_unscored=n_unscored,
+            n_truncated=sum(e.truncated for e in encoded),
+            shortened=Shortened.of(requests, encoded),
+            n_asked=answers.n_asked,
+            asked_again=dict(answers.asked_again),
+            seconds=time.monotonic() - began,
+        )
+        logger.info("scored %s%s: %s", label, " again, for the noise floor" if self._repeat else "", self.report)
 
     def _wanted(self, inputs: Sequence[Ids], predicted: Sequence[Ids], rows: Sequence[npt.NDArray[np.int64]]) -> Wanted:
         can = self.loaded.can
         return wanted(inputs, predicted, rows, echo=can.echo, steps=can.steps)
 
-    def _ask(self, asked: Wanted, *, label: str, resume: Path | None) -> tuple[Rows, int]:
+    def _ask(self, answers: ServedAnswers, asked: Wanted, *, label: str) -> Rows:
         """Return what the server shows: first its lists, then the wanted tokens that no list holds."""
         can, found = self.loaded.can, Rows()
-        answers = self.loaded.answers(resume)
 
         def ask(questions: Sequence[TokenQuestion]) -> list[list[Position] | None]:
             return answers.ask(questions, label=label, repeat=self._repeat)
@@ -295,7 +349,7 @@ class EndpointScorer:
         for (row, token, _), positions in zip(left, ask([q for *_, q in left]), strict=True):
             for position in positions or []:
                 found.add(row, token, position)
-        return found, len(fitting) + len(steps) + len(left)
+        return found
 
     def _alone(self, prefix: Ids, token: int) -> TokenQuestion:
         """Return the question for one token after a prefix."""

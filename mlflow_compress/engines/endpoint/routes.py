@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.errors import AlignmentError
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids, sequence_key
 from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, read_reply, read_usage
@@ -35,6 +35,7 @@ class Capabilities:
     forces: bool  # Whether it can be made to write a token, and then says the log-probability that the token had before
     drops_first: bool  # Whether its echo leaves out the first token of a text
     echo_alone: bool  # Whether it echoes without writing a token
+    lists: bool  # Whether a request may hold several prompts, so that the options of a question share one
     max_length: int | None  # Tokens of prompt and answer together; None where it does not tell
     probe: tuple[float, ...]  # Log-probabilities of a fixed text, by which the same model is recognised
     chat: bool = False  # Whether conversations are sent as chat completions
@@ -128,15 +129,19 @@ def wanted(
     Options of one token share their prompt: one question for the token that comes next shows most of them, and the
     server's prefix cache serves it. A longer continuation is one echo. Without `echo` every position is a question.
 
+    Where one option of a question is longer, all of them are echoes: so none takes two questions, and they may share a
+    request.
+
     Of each sequence, `inputs` are read, the last `len(targets)` tokens are predicted, and `rows` has the row of each.
     `echo` and `steps` are the server's `Capabilities`.
     """
+    longer = {int(places[0]) for predicted, places in zip(targets, rows, strict=True) if len(predicted) > 1}
     prefix: dict[int, Ids] = {}
     tokens: dict[int, list[int]] = {}
     whole: list[TokenQuestion] = []
     whole_rows: list[npt.NDArray[np.int64]] = []
     for read, predicted, places in zip(inputs, targets, rows, strict=True):
-        if echo and not (steps and len(predicted) == 1):
+        if echo and not (steps and len(predicted) == 1 and int(places[0]) not in longer):
             whole.append(TokenQuestion(np.append(read, predicted[-1]).astype(np.int32), scored=len(predicted)))
             whole_rows.append(places)
             continue
@@ -152,24 +157,52 @@ BIAS = 100.0  # what OpenAI's protocol allows at most
 ID_PREFIX = "token_id:"
 NEVER = -9998.0
 """Servers write -9999, or the lowest float, where a probability is 0: no log-probability."""
+_ROUNDING = 0.01  # nats by which rounding, in bfloat16 too, can lift a log-probability above 0
+
+# Faults of replies that say something, but not what was asked: reasons of a `NoReply`, beside those of `replies`.
+NULL, NOT_FINITE, ABOVE_ZERO, SHORT_LIST = "null", "not_finite", "above_zero", "short_list"
+OTHER_MODEL, OTHER_TOKENS, NO_TOKEN = "other_model", "other_tokens", "no_token"
+
+
+class WrongReplyError(Exception):
+    """A reply with a fault: its kind, and what is wrong in words."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.no_reply = NoReply(reason, detail)
+
+
+def log_probability(value: object) -> float | None:
+    """Return a log-probability; None where the server says that the probability is 0."""
+    if value is None:
+        raise WrongReplyError(NULL, "gave null in place of a log-probability")
+    number = float(value)  # type: ignore[arg-type]  # what is no number is an error that `read_reply` names
+    if not math.isfinite(number):
+        raise WrongReplyError(NOT_FINITE, f"gave {number} in place of a log-probability")
+    if number > _ROUNDING:
+        raise WrongReplyError(ABOVE_ZERO, f"gave {number} in place of a log-probability, which is at most 0")
+    return number if number > NEVER else None
 
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """The answer to a question: one position per wanted token."""
+    """The answers to the questions of one request: of each, one position per wanted token."""
 
-    found: list[Position]
+    of_questions: list[list[Position]]
     usage: Usage | None = None
 
 
 class Route(Protocol):
     """Interface of how a server is asked."""
 
-    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
-        """Return path and body of the request; None where the question cannot be asked in the server's terms."""
+    def request(self, *questions: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
+        """Return path and body of the request; None where a question cannot be asked in the server's terms.
 
-    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
-        """Return the answer in a response's body."""
+        Several questions must be echoes, of a server that takes `Capabilities.lists`.
+        """
+
+    def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
+        """Return the answers in a response's body; a `NoReply` where one of them has a fault."""
 
 
 @dataclass(frozen=True)
@@ -213,62 +246,69 @@ class CompletionsRoute:
     vocabulary: Vocabulary
     can: Capabilities
 
-    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
+    def request(self, *questions: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
         """Return path and body of the request; None where no text becomes these tokens."""
-        prompt = question.tokens.tolist() if self.can.ids_in else self.vocabulary.text(question.tokens)
-        if prompt is None:
+        prompts = [q.tokens.tolist() if self.can.ids_in else self.vocabulary.text(q.tokens) for q in questions]
+        if None in prompts:
             return None
-        echo = question.scored > 0
+        first = questions[0]
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": prompt,
-            "max_tokens": 0 if echo and self.can.echo_alone else 1,
+            "prompt": prompts if len(prompts) > 1 else prompts[0],
+            "max_tokens": 0 if first.scored and self.can.echo_alone else 1,
             "temperature": 0,
             "logprobs": self.can.n_top,
         }
-        if echo:
+        if first.scored:
             body["echo"] = True
-        if question.forced is not None:
-            body["logit_bias"] = {str(question.forced): BIAS}
+        if first.forced is not None:
+            body["logit_bias"] = {str(first.forced): BIAS}
         if self.can.ids_out:
             body["return_tokens_as_token_ids"] = True
         return "/completions", body
 
-    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
-        """Return the answer in a response's body."""
-        parsed = completion_logprobs(body)
-        if isinstance(parsed, NoReply):
-            return parsed
-        tokens, logprobs, tops = parsed.tokens, parsed.logprobs, parsed.tops
-        read = parsed.usage.prompt if parsed.usage is not None else len(question.tokens)
-        if read != len(question.tokens):
-            raise AlignmentError(
-                "The server's tokens are not ours", allowed=f"{len(question.tokens)} tokens of a prompt", got=read
-            )
-        if not question.scored:
-            if not tokens:
-                return Positions([Position(None, top_list({}, 0))], parsed.usage)
-            last = self._position(logprobs[0], tops[0])
-            written = self.vocabulary.id_of(tokens[0])
-            said = question.forced is not None and written == question.forced
-            return Positions([last if said else Position(None, last.top)], parsed.usage)
-        n = len(question.tokens) - self.can.drops_first
-        if not n <= len(tokens) <= n + 1:
-            raise AlignmentError(
-                "The server's tokens are not ours", allowed=f"{n} tokens", got=f"{len(tokens)} tokens of one prompt"
-            )
-        first = n - question.scored
-        for place, token in zip(range(first, n), question.tokens[-question.scored :].tolist(), strict=True):
-            there = self.vocabulary.id_of(tokens[place])
-            if there is not None and there != token:
-                raise AlignmentError("The server's tokens are not ours", allowed=f"token {token}", got=tokens[place])
-        return Positions([self._position(logprobs[i], tops[i]) for i in range(first, n)], parsed.usage)
+    def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
+        """Return the answers in a response's body."""
+        completions = read_completions(body, model=self.model, root=self.can.root, n=len(questions))
+        if isinstance(completions, NoReply):
+            return completions
+        usage, n_sent = completions[0].usage, sum(len(question.tokens) for question in questions)
+        if usage is not None and usage.prompt != n_sent:
+            return NoReply(OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {n_sent} were sent")
+        try:
+            answers = [self._answer(*pair) for pair in zip(completions, questions, strict=True)]
+        except WrongReplyError as fault:
+            return fault.no_reply
+        return Positions(answers, usage)
 
-    def _position(self, logprob: float | None, top: Mapping[str, float]) -> Position:
-        shown = {self.vocabulary.id_of(name): value for name, value in top.items()}
-        known = {number: value for number, value in shown.items() if number is not None and value > NEVER}
-        there = logprob is not None and logprob > NEVER
-        return Position(float(logprob) if there and logprob is not None else None, top_list(known, self.can.n_top))
+    def _answer(self, told: EchoedTokens, question: TokenQuestion) -> list[Position]:
+        if not question.scored:
+            if not told.tokens:
+                if told.finish != "stop":  # an answer that ends at once is told without a token
+                    raise WrongReplyError(NO_TOKEN, "wrote no token where one was asked for")
+                return [Position(None, top_list({}, 0))]
+            written = self._position(told, 0)
+            said = question.forced is not None and self.vocabulary.id_of(told.tokens[0]) == question.forced
+            return [written if said else Position(None, written.top)]
+        n = len(question.tokens) - self.can.drops_first
+        if not n <= len(told.tokens) <= n + 1:
+            raise WrongReplyError(OTHER_TOKENS, f"echoed {len(told.tokens)} tokens of a prompt of {n}")
+        sent = question.tokens[int(self.can.drops_first) :].tolist()
+        for place, (name, token) in enumerate(zip(told.tokens, sent, strict=False)):
+            there = self.vocabulary.id_of(name)
+            if there is not None and there != token:
+                raise WrongReplyError(OTHER_TOKENS, f"echoed {name!r} as token {place}, where {token} was sent")
+        return [self._position(told, place) for place in range(n - question.scored, n)]
+
+    def _position(self, told: EchoedTokens, place: int) -> Position:
+        shown = {self.vocabulary.id_of(name): log_probability(value) for name, value in told.tops[place].items()}
+        # Tokens with one text between them have one entry: only such a text explains a shorter list.
+        if len(shown) < min(self.can.n_top, self.vocabulary.size) and None not in shown:
+            raise WrongReplyError(
+                SHORT_LIST, f"showed {len(shown)} top log-probabilities of {self.can.n_top} asked for"
+            )
+        known = {token: value for token, value in shown.items() if token is not None and value is not None}
+        return Position(log_probability(told.logprobs[place]), top_list(known, self.can.n_top))
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,24 +316,41 @@ class EchoedTokens:
     """Tokens of a completion, as the server names them, with their log-probabilities and top lists."""
 
     tokens: list[str]
-    logprobs: list[float | None]
-    tops: Sequence[Mapping[str, float]]
-    usage: Usage | None
+    logprobs: list[object]  # As they came: `log_probability` checks those that are wanted
+    tops: Sequence[Mapping[str, object]]
+    finish: str | None
+    usage: Usage | None  # Of all completions of the response
 
 
-def completion_logprobs(body: str) -> EchoedTokens | NoReply:
-    """Return the tokens in the body of a completion; a `NoReply` where there are none, or the body is cut off."""
+def read_completions(body: str, *, model: str, root: str | None, n: int) -> list[EchoedTokens] | NoReply:
+    """Return the tokens of the `n` completions in a response's body, by their index.
 
-    def read(reply: Any) -> EchoedTokens:
-        first = reply["choices"][0]["logprobs"]
-        tokens, values = list(map(str, first["tokens"])), list(first["token_logprobs"])
-        tops = [top if isinstance(top, dict) else {} for top in first.get("top_logprobs") or [{}] * len(tokens)]
-        return EchoedTokens(tokens, values, tops, read_usage(reply))
+    A `NoReply` where there are others, or of another model than the one asked for, or `root`, which is what the server
+    says it has loaded under that name.
+    """
 
-    echoed = read_reply(body, "log-probabilities", read)
-    if isinstance(echoed, EchoedTokens) and not len(echoed.tokens) == len(echoed.logprobs) == len(echoed.tops):
-        return NoReply(NOT_A_COMPLETION, "gave another number of tokens than of log-probabilities")
-    return echoed
+    def read(reply: Any) -> list[EchoedTokens] | NoReply:
+        named = reply.get("model")
+        if named not in (None, "", model, root):
+            return NoReply(OTHER_MODEL, f"answered as the model {named!r}, where {model!r} was asked for")
+        choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
+        completions = [tokens_of(choice, read_usage(reply)) for choice in choices]
+        if len(completions) != n:
+            return NoReply(NOT_A_COMPLETION, f"gave {len(completions)} completions of {n} prompts")
+        return completions
+
+    def tokens_of(choice: Mapping[str, Any], usage: Usage | None) -> EchoedTokens:
+        told = choice["logprobs"]
+        names, values = list(map(str, told["tokens"])), list(told["token_logprobs"])
+        tops = [top if isinstance(top, dict) else {} for top in told.get("top_logprobs") or [{}] * len(names)]
+        if not len(names) == len(values) == len(tops):
+            raise WrongReplyError(SHORT_LIST, "gave another number of tokens than of log-probabilities")
+        return EchoedTokens(names, values, tops, choice.get("finish_reason"), usage)
+
+    try:
+        return read_reply(body, "log-probabilities", read)
+    except WrongReplyError as fault:
+        return fault.no_reply
 
 
 @dataclass(frozen=True)
@@ -305,9 +362,11 @@ class LlamaCppRoute:
 
     root: str  # The server's address, without ``/v1``
     can: Capabilities
+    vocab_size: int
 
-    def request(self, question: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
+    def request(self, *questions: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
         """Return address and body of the request; None for an echo."""
+        [question] = questions
         if question.scored:
             return None
         body: dict[str, Any] = {
@@ -321,20 +380,29 @@ class LlamaCppRoute:
             body["logit_bias"] = [[question.forced, BIAS]]
         return f"{self.root}/completion", body
 
-    def read(self, body: str, question: TokenQuestion) -> Positions | NoReply:
+    def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
         """Return the answer in a response's body."""
+        [question] = questions
 
         def read(reply: Any) -> Positions:
-            first = reply["completion_probabilities"][0]
-            top = {int(row["id"]): float(row["logprob"]) for row in first["top_logprobs"]}
-            written, logprob = int(first["id"]), float(first["logprob"])
-            known = {number: value for number, value in top.items() if value > NEVER}
-            said = question.forced == written and logprob > NEVER
-            return Positions([Position(logprob if said else None, top_list(known, self.can.n_top))])
+            written = reply["completion_probabilities"][0]
+            top = {int(row["id"]): log_probability(row["logprob"]) for row in written["top_logprobs"]}
+            n_asked = min(self.can.n_top, self.vocab_size)
+            if len(top) < n_asked:
+                raise WrongReplyError(SHORT_LIST, f"showed {len(top)} top log-probabilities of {n_asked} asked for")
+            known = {token: value for token, value in top.items() if value is not None}
+            logprob = log_probability(written["logprob"])
+            said = question.forced == int(written["id"])
+            return Positions([[Position(logprob if said else None, top_list(known, self.can.n_top))]])
 
-        return read_reply(body, "log-probabilities", read)
+        try:
+            return read_reply(body, "log-probabilities", read)
+        except WrongReplyError as fault:
+            return fault.no_reply
 
 
 def route_of(can: Capabilities, *, model: str, root: str, vocabulary: Vocabulary) -> Route:
     """Return how a server with these capabilities is asked."""
-    return LlamaCppRoute(root, can) if can.route == LLAMA_CPP else CompletionsRoute(model, vocabulary, can)
+    if can.route == LLAMA_CPP:
+        return LlamaCppRoute(root, can, vocabulary.size)
+    return CompletionsRoute(model, vocabulary, can)

@@ -201,7 +201,8 @@ class ServedModel:
         vocabulary = Vocabulary(Encoder(self.tokenizer, self.max_length), self.vocab_size)
         route = route_of(self.can, model=self.name, root=self.endpoint.root, vocabulary=vocabulary)
         known = json.dumps([self.identity, self.can.n_top], sort_keys=True, default=str)
-        return ServedAnswers(self.endpoint, self.name, route, hashlib.sha256(known.encode()).hexdigest(), folder)
+        identity = hashlib.sha256(known.encode()).hexdigest()
+        return ServedAnswers(self.endpoint, self.name, route, self.can.lists, identity, folder)
 
     def _prompt(
         self, row: GenerationRow, vocabulary: Vocabulary, stops: Sequence[str], end_tokens: Collection[int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -16,11 +16,10 @@ from mlflow_compress.engines.endpoint.routes import (
     Capabilities,
     EchoedTokens,
     Position,
-    Positions,
     Route,
     TokenQuestion,
     Vocabulary,
-    completion_logprobs,
+    read_completions,
     route_of,
 )
 from mlflow_compress.engines.endpoint.served_model import SAME, ChatAnswer, ServedModel, read_chat
@@ -29,9 +28,9 @@ from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.generation.chat_format import PLAIN, chat_format
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids
-from mlflow_compress.transport.client import Transport
+from mlflow_compress.transport.client import Transport, may_pass
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NoReply
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply
 
 _SECONDS = 10.0
 
@@ -153,23 +152,17 @@ class ServerProbe:
             forces=False,
             drops_first=False,
             echo_alone=server.startswith("vLLM"),
+            lists=False,
             max_length=pages.max_length,
             probe=(),
         )
-        can, echoed = self._echo(transport, can)
-        if echoed is not None:
-            can = self._same_tokens(transport, can)
-            can = self._aligned(transport, can)
-        elif pages.is_llama_cpp:
-            can = replace(can, route=LLAMA_CPP, ids_out=True, n_top=TOPS[0])
+        if pages.is_llama_cpp:
+            can = replace(can, route=LLAMA_CPP, n_top=TOPS[0])
             self._compare(pages.tokens_of(TEXT), self.tokens.tolist())
         else:
-            raise EndpointError(
-                f"{self.endpoint.where} gives log-probabilities of the tokens that it writes, and none of a prompt's: "
-                "every option of a question would score 0",
-                allowed="a server that takes echo with logprobs (vLLM, SGLang, llama-cpp-python), or llama.cpp's own",
-                got=server,
-            )
+            can = self._echo(transport, can)
+            can = self._same_tokens(transport, can)
+            can = self._aligned(transport, can)
         if not can.echo:
             can = replace(can, forces=self._forces(transport, can))
             if not can.forces:
@@ -178,65 +171,86 @@ class ServerProbe:
                     "nor takes logit_bias to show that of a token: no option can be scored",
                     got=server,
                 )
+        else:
+            can = replace(can, lists=self._takes_lists(can))
         return replace(can, probe=self._recognised(transport, can))
 
     def _route(self, can: Capabilities) -> Route:
         return route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
 
-    def _post(self, transport: Transport, path: str, body: Mapping[str, Any]) -> EchoedTokens | NoReply:
+    def _echoed(self, transport: Transport, can: Capabilities) -> EchoedTokens | NoReply:
+        """Return the fixed text as the server echoes it."""
+        request = self._route(can).request(TokenQuestion(self.tokens, scored=1))
+        if request is None:
+            return NoReply("", "no text is these tokens")
+
+        def read(text: str) -> EchoedTokens | NoReply:
+            completions = read_completions(text, model=self.model, root=can.root, n=1)
+            return completions if isinstance(completions, NoReply) else completions[0]
+
         async def once(_: None) -> EchoedTokens | NoReply:
-            return await transport.post(path, body, completion_logprobs, model=self.model, n_bytes=len(TEXT))
+            return await transport.post(*request, read, model=self.model, n_bytes=len(TEXT))
 
         return transport.for_all(once, [None])[0]
 
-    def _ask(self, transport: Transport, can: Capabilities, *questions: TokenQuestion) -> list[list[Position]]:
-        """Return the answers, which must be there."""
+    def _answers(
+        self, transport: Transport, can: Capabilities, *requests: Sequence[TokenQuestion]
+    ) -> list[list[list[Position]]]:
+        """Return the answers to the questions of each request, which must be there."""
         route = self._route(can)
 
-        async def once(question: TokenQuestion) -> list[Position]:
-            asked = route.request(question)
-            if asked is None:
+        async def once(questions: Sequence[TokenQuestion]) -> list[list[Position]]:
+            request = route.request(*questions)
+            if request is None:
                 raise EndpointError(f"{self.endpoint.where} cannot be asked for the tokens of the fixed text")
-            found = await transport.post(
-                *asked, lambda text: route.read(text, question), model=self.model, n_bytes=len(TEXT)
+            answer = await transport.post(
+                *request, lambda text: route.read(text, *questions), model=self.model, n_bytes=len(TEXT)
             )
-            if isinstance(found, Positions):
-                return found.found
-            raise EndpointError(found.detail)
+            if isinstance(answer, NoReply):
+                raise EndpointError(answer.detail)
+            return answer.of_questions
 
-        return transport.for_all(once, questions)
+        return transport.for_all(once, requests)
 
-    def _echo(self, transport: Transport, can: Capabilities) -> tuple[Capabilities, EchoedTokens | None]:
-        """Return whether prompts may be ids, how long the top lists are, and what was echoed; None: nothing."""
-        refusal = NoReply("", "")
+    def _ask(self, transport: Transport, can: Capabilities, *questions: TokenQuestion) -> list[list[Position]]:
+        """Return the answer to each question, which must be there."""
+        return [answer for [answer] in self._answers(transport, can, *([question] for question in questions))]
+
+    def _echo(self, transport: Transport, can: Capabilities) -> Capabilities:
+        """Return whether prompts may be ids, and how long the top lists are; a server that echoes nothing is an error.
+
+        A request that the server refuses is made with a shorter list, and then with text.
+        """
+        refusal = NoReply("", f"{self.endpoint.where} takes no prompt of ours")
         for ids_in in (True, False):
             for n_top in TOPS:
                 tried = replace(can, ids_in=ids_in, n_top=n_top)
-                route = self._route(tried)
-                asked = route.request(TokenQuestion(self.tokens, scored=1))
-                if asked is None:
-                    continue
-                try:
-                    found = self._post(transport, *asked)
-                except EndpointError:
-                    if can.server.startswith("llama.cpp"):
-                        return can, None  # its own route needs no /v1/completions
-                    raise
-                if isinstance(found, NoReply):
-                    refusal = found
-                    continue
-                if len(found.tokens) <= 1:
-                    return tried, None
-                shown = max((len(top) for top in found.tops), default=0)
-                # A server may show fewer than it was asked for, without a word.
-                return replace(tried, n_top=max(n for n in TOPS if n <= max(1, min(n_top, shown)))), found
-        raise EndpointError(refusal.detail or f"{self.endpoint.where} takes no prompt of ours")
+                echoed = self._echoed(transport, tried)
+                if isinstance(echoed, NoReply):
+                    refusal = echoed if echoed.reason else refusal
+                    if echoed.reason.startswith("http_4") and not may_pass(int(echoed.reason[-3:])):
+                        continue
+                    if echoed.reason.startswith("http_5") or echoed.reason in ("", NOT_A_COMPLETION):
+                        break
+                    raise EndpointError(echoed.detail)
+                if len(echoed.tokens) <= 1:
+                    raise EndpointError(
+                        f"{self.endpoint.where} gives log-probabilities of the tokens that it writes, and none of a "
+                        "prompt's: every option of a question would score 0",
+                        allowed="a server that takes echo with logprobs (vLLM, SGLang, llama-cpp-python), or "
+                        "llama.cpp's own",
+                        got=can.server,
+                    )
+                # A server may show fewer than it was asked for, without a word; once may be a fault.
+                shown = max(map(len, echoed.tops))
+                if shown < n_top and isinstance(again := self._echoed(transport, tried), EchoedTokens):
+                    shown = max(shown, *map(len, again.tops))
+                return replace(tried, n_top=max(n for n in TOPS if n <= max(1, min(n_top, shown))))
+        raise EndpointError(refusal.detail)
 
     def _same_tokens(self, transport: Transport, can: Capabilities) -> Capabilities:
         """Return whether tokens are named by ids and the first is left out; other tokens than ours are an error."""
-        route = self._route(replace(can, ids_in=False))
-        asked = route.request(TokenQuestion(self.tokens, scored=1))
-        found = self._post(transport, *asked) if asked is not None else NoReply("", "no text is these tokens")
+        found = self._echoed(transport, replace(can, ids_in=False))
         if isinstance(found, NoReply):
             raise EndpointError(f"{self.endpoint.where}: {found.detail}")
         ids_out = any(self.vocabulary.id_of(name) is not None and ":" in name for name in found.tokens) and all(
@@ -299,6 +313,18 @@ class ServerProbe:
         askable = route.request(before) is not None
         steps = askable and _agree(self._ask(transport, can, before)[0][0], first[0])
         return replace(can, echo=True, steps=steps)
+
+    def _takes_lists(self, can: Capabilities) -> bool:
+        """Return whether a request may hold several prompts, whose answers are those that each gets alone."""
+        questions = [TokenQuestion(tokens, scored=1) for tokens in self._other_end(can)]
+        try:
+            # Some servers answer a list with a 5xx: one more try is enough.
+            with Transport(replace(self.endpoint, max_retries=min(self.endpoint.max_retries, 1))) as transport:
+                alone = self._ask(transport, can, *questions)
+                [together] = self._answers(transport, can, questions)
+        except EndpointError:
+            return False
+        return all(_agree(one[0], other[0]) for one, other in zip(alone, together, strict=True))
 
     def _forces(self, transport: Transport, can: Capabilities) -> bool:
         """Return whether a token that the server is made to write has the log-probability that its list shows."""

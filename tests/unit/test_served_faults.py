@@ -1,0 +1,246 @@
+"""Twenty kinds of faults of a server of models: each is asked again, counted, and refused by name when it persists."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlflow_compress import demo
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.served_model import ServedModel
+from mlflow_compress.errors import EndpointError
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.transport import client
+from tests.judge_server import Raw, fault
+from tests.served_demo import ServedDemo, served_demo
+from tests.unit.test_endpoint_scoring import open_demo, requests_
+
+Change = Callable[[dict[str, Any]], object]
+RETRIES = 2
+
+
+def reply_with(change: Change) -> Callable[[dict[str, Any]], Raw]:
+    def faulty(reply: dict[str, Any]) -> Raw:
+        change(reply)
+        return Raw(json.dumps(reply).encode())
+
+    return faulty
+
+
+def logprobs(reply: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = reply["choices"][-1]["logprobs"]
+    return found
+
+
+def last(value: float | None) -> Callable[[dict[str, Any]], Raw]:
+    """Return a reply whose last log-probability is another value."""
+    return reply_with(lambda reply: logprobs(reply)["token_logprobs"].__setitem__(-1, value))
+
+
+def shorten(reply: dict[str, Any]) -> None:
+    tops = logprobs(reply)["top_logprobs"]
+    tops[-1] = dict(list(tops[-1].items())[:3])
+
+
+def poison(reply: dict[str, Any]) -> None:
+    top = logprobs(reply)["top_logprobs"][-1]
+    top[min(top)] = math.nan
+
+
+KINDS: dict[str, tuple[str, Callable[[dict[str, Any]], Raw]]] = {
+    "429 with Retry-After": ("http_429", lambda _: fault("rate_limit", "")),
+    "429 without": ("http_429", lambda _: Raw(b'{"error": {"message": "slow down"}}', 429)),
+    "500": ("http_500", lambda _: fault("server_error", "")),
+    "503 of a proxy": ("http_503", lambda _: Raw(b"<html>no upstream</html>", 503, kind="text/html")),
+    "truncated JSON": ("not_json", lambda reply: Raw(json.dumps(reply).encode()[:-20])),
+    "truncated body": ("connection", lambda reply: Raw(json.dumps(reply).encode(), cut=20)),
+    "HTML": ("not_json", lambda _: fault("html", "")),
+    "empty body": ("not_json", lambda _: Raw()),
+    "closed connection": ("connection", lambda _: fault("dropped", "")),
+    "slow": ("timeout", lambda _: fault("timeout", "", wait=1.2)),
+    "null": ("null", last(None)),
+    "NaN": ("not_finite", last(math.nan)),
+    "NaN in a list": ("not_finite", reply_with(poison)),
+    "infinite": ("not_finite", last(-math.inf)),
+    "above zero": ("above_zero", last(0.7)),
+    "short list": ("short_list", reply_with(shorten)),
+    "no lists": ("short_list", reply_with(lambda reply: logprobs(reply).update(top_logprobs=None))),
+    "no log-probabilities": ("not_a_completion", reply_with(lambda reply: reply["choices"][-1].update(logprobs=None))),
+    "a completion less": ("not_a_completion", reply_with(lambda reply: reply["choices"].pop())),
+    "other model": ("other_model", reply_with(lambda reply: reply.update(model="another"))),
+    "tokens counted otherwise": ("other_tokens", reply_with(lambda reply: reply["usage"].update(prompt_tokens=1))),
+    "tokens echoed otherwise": (
+        "other_tokens",
+        reply_with(lambda reply: logprobs(reply)["tokens"].__setitem__(0, "token_id:7")),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def opened(loaded: LoadedModel) -> Iterator[tuple[ServedDemo, ServedModel, list[float]]]:
+    """A server, its model asked one request at a time, and the right log-likelihoods."""
+    with served_demo(loaded) as server:
+        served = open_demo(server, loaded, max_retries=RETRIES, concurrency=1)
+        exact, _ = EndpointScorer(served).score(requests_())
+        yield server, served, exact.column("loglik").tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
+    kind: str,
+    opened: tuple[ServedDemo, ServedModel, list[float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    server, served, exact = opened
+    reason, faulty = KINDS[kind]
+    if kind == "slow":
+        served = replace(served, endpoint=replace(served.endpoint, timeout=1.0))
+    echoes_alone = kind == "tokens echoed otherwise"  # of a next token nothing is echoed
+    injected: Counter[str] = Counter()
+    begin = len(server.bodies)
+
+    def inject(number: int, body: dict[str, Any]) -> Raw | None:
+        if number - begin not in due or (echoes_alone and "echo" not in body):
+            return None
+        injected[reason] += 1
+        reply = server.answer("/v1/completions", body)
+        assert isinstance(reply, dict)
+        return faulty(reply)
+
+    try:
+        # Every request fails once: the figures are right, and the faults counted by kind.
+        due = [0, 2, 4, 6, 8, 10, 12, 14]
+        server.fault = inject
+        scorer = EndpointScorer(served)
+        scores, _ = scorer.score(requests_(), resume=tmp_path / "passing")
+        assert scores.column("loglik").tolist() == exact
+        assert scorer.report is not None and injected[reason] > 0
+        assert scorer.report.asked_again == dict(injected)
+        assert len(server.bodies) - begin == scorer.report.n_asked + injected[reason] <= 15
+        n = scorer.report.n_asked
+
+        # It does not pass: an error names the kind, and what is kept; nothing with a fault is.
+        injected.clear()
+        begin = len(server.bodies)
+        due = list(range(2, 12))
+        with pytest.raises(EndpointError) as error:
+            EndpointScorer(served).score(requests_(), resume=tmp_path / "persisting")
+        n_kept = len(server.bodies) - begin - (RETRIES + 1)
+        assert f"({reason} 1)" in str(error.value) and f"Tried {RETRIES + 1} times" in str(error.value)
+        assert f"{n_kept} of " in str(error.value) and "the same command again asks only for the rest" in str(
+            error.value
+        )
+        assert len(str(error.value)) < 600 and injected[reason] == RETRIES + 1
+    finally:
+        server.fault = lambda number, body: None
+
+    # The healthy server goes on from there, and gives the right figures.
+    begin = len(server.bodies)
+    scorer = EndpointScorer(served)
+    scores, _ = scorer.score(requests_(), resume=tmp_path / "persisting")
+    assert scores.column("loglik").tolist() == exact
+    assert len(server.bodies) - begin == n - n_kept
+    assert scorer.report is not None and scorer.report.asked_again == {} and scorer.report.n_unscored == 0
+
+
+def test_a_refused_key_ends_it_at_once_and_midway_with_what_is_kept(
+    opened: tuple[ServedDemo, ServedModel, list[float]], loaded: LoadedModel, tmp_path: Path
+) -> None:
+    server, served, exact = opened
+    refusal = Raw(b'{"error": {"message": "who is there?"}}', 401)
+    try:
+        server.fault = lambda number, body: refusal
+        begin = len(server.bodies)
+        with pytest.raises(EndpointError, match=r"refused the key \(HTTP 401\). Check ENDPOINT_API_KEY"):
+            open_demo(server, loaded)
+        assert len(server.bodies) == begin + 1
+        server.fault = lambda number, body: refusal if number >= begin + 4 else None
+        said = r"refused the key \(HTTP 401\).*The answers to 3 of \d are kept: the same command again"
+        with pytest.raises(EndpointError, match=said):
+            EndpointScorer(served).score(requests_(), resume=tmp_path)
+        assert len(server.bodies) == begin + 5
+    finally:
+        server.fault = lambda number, body: None
+    begin = len(server.bodies)
+    scorer = EndpointScorer(served)
+    scores, _ = scorer.score(requests_(), resume=tmp_path)
+    assert scores.column("loglik").tolist() == exact
+    assert scorer.report is not None and len(server.bodies) - begin == scorer.report.n_asked - 3
+
+
+def test_a_broken_server_is_not_asked_for_everything_first(
+    opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    server, served, _ = opened
+    served = replace(served, endpoint=replace(served.endpoint, concurrency=2))
+    begin = len(server.bodies)
+    server.fault = lambda number, body: fault("server_error", "")
+    try:
+        with pytest.raises(EndpointError, match=r"\(http_500 [23]\)"):
+            EndpointScorer(served).score(requests_(), resume=tmp_path)
+    finally:
+        server.fault = lambda number, body: None
+    assert len(server.bodies) - begin <= 3 * (RETRIES + 1)  # of 6 requests
+
+
+def test_a_model_that_is_served_under_another_name_is_refused_when_it_is_opened(loaded: LoadedModel) -> None:
+    with served_demo(loaded) as server:
+
+        def other(number: int, body: dict[str, Any]) -> Raw | None:
+            reply = server.answer("/v1/completions", body)
+            return Raw(json.dumps({**reply, "model": "another"}).encode()) if isinstance(reply, dict) else None
+
+        server.fault = other
+        with pytest.raises(EndpointError, match="answered as the model 'another', where 'demo-served' was asked for"):
+            open_demo(server, loaded, max_retries=0)
+
+
+def test_an_interruption_asks_nothing_again_that_was_under_way(
+    opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path
+) -> None:
+    server, served, exact = opened
+    served = replace(served, endpoint=replace(served.endpoint, concurrency=4))
+    begin, enough = len(server.bodies), threading.Event()
+
+    def slow(number: int, body: dict[str, Any]) -> None:
+        if number - begin >= 3:
+            enough.set()
+            threading.Event().wait(0.3)
+
+    def press() -> None:
+        enough.wait()
+        threading.Event().wait(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    server.fault = slow
+    threading.Thread(target=press).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            EndpointScorer(served).score(requests_(), resume=tmp_path)
+    finally:
+        server.fault = lambda number, body: None
+    n_sent = len(server.bodies) - begin
+    scorer = EndpointScorer(served)
+    scores, _ = scorer.score(requests_(), resume=tmp_path)
+    assert np.allclose(scores.column("loglik").tolist(), exact)
+    assert scorer.report is not None and n_sent >= 4
+    assert len(server.bodies) - begin == scorer.report.n_asked  # those under way were kept: none was asked twice
