@@ -881,9 +881,9 @@ def plan(
     judge_max_tokens: int | Literal["auto"] = "auto",
     judge: bool = True,
     devices: int = 1,
-    device_memory: float = 80.0,
-    device_tflops: float = 400.0,
-    device_bandwidth: float = 2.5,
+    device_memory: float | Literal["auto"] = "auto",
+    device_tflops: float | Literal["auto"] = "auto",
+    device_bandwidth: float | Literal["auto"] = "auto",
     disk_bandwidth: float = 2.0,
     price: float | None = None,
     experiment: str = "auto",
@@ -976,11 +976,13 @@ def plan(
     devices
         GPUs, or machines without one [1]
     device_memory
-        GiB of one device [80.0]
+        GiB of one device; auto: 80, and with device=cpu the memory of this machine [auto]
     device_tflops
-        10^12 operations a second that one device sustains in the dtype (H100, bfloat16: about 400) [400.0]
+        10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in bfloat16, and
+        with device=cpu what this machine is measured to do in float32 [auto]
     device_bandwidth
-        TB a second that one device reads of its own memory (H100: about 2.5) [2.5]
+        TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this
+        machine is measured to do [auto]
     disk_bandwidth
         GB a second of the storage, for all devices together [2.0]
     price
