@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -122,6 +123,14 @@ def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, st
     return values
 
 
+def _in_words_of_the_caller(error: MlflowCompressError) -> str:
+    """Return the message with parameters as they are typed here: `name=value` is `--name value`, or `-P name=value`."""
+    names = {name for _, one in COMMANDS.items() if one.parameters is not None for name in parameters(one.parameters)}
+    typed = r"-P \1=" if "MLFLOW_RUN_ID" in os.environ else r"--\1 "
+    fix = re.sub(rf"(?<![\w.\-])({'|'.join(sorted(names))})=(?=\S)", typed, error.fix)
+    return str(error).replace(error.fix, fix) if error.fix else str(error)
+
+
 def _reject(error: MlflowCompressError) -> None:
     """Let the run that `mlflow run` has made for this process fail, where the command ended before it took that run."""
     if "MLFLOW_RUN_ID" not in os.environ or isinstance(error, TrackingError):
@@ -152,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, StageError | SweepError) and error.published is not None:
             print(f"{error.published.as_text()}\n", flush=True)
         error = machine_fault(error) or error  # before a run was open
-        print(f"mlflow-compress: {error}", file=sys.stderr)
+        print(f"mlflow-compress: {_in_words_of_the_caller(error)}", file=sys.stderr)
         _reject(error)
         if isinstance(error, StoreAwayError):
             return lifetime.STORE_AWAY

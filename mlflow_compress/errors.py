@@ -27,10 +27,11 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _MOST_SHOWN = 200  # characters of a wrong value
+_MOST_ERRORS = 12  # of several that are told together
 _MOST_LISTED = 40  # names; of more, those that are nearest to what was given
 
 
@@ -40,6 +41,12 @@ def _listed(names: list[str], got: object) -> str:
         return ", ".join(names)
     near = difflib.get_close_matches(str(got), names, n=5, cutoff=0.0)
     return f"{', '.join(near)}, or one of {len(names) - len(near)} others"
+
+
+def nearest(name: str, known: Iterable[str], *, n: int = 1) -> list[str]:
+    """Return the known names that are most like a wrong one, whatever its capitals; none where none is alike."""
+    by_folded = {one.casefold(): one for one in known}
+    return [by_folded[one] for one in difflib.get_close_matches(name.casefold(), by_folded, n=n)]
 
 
 class MlflowCompressError(Exception):
@@ -59,7 +66,12 @@ class MlflowCompressError(Exception):
         got: object = None,
         fix: str | None = None,
     ) -> None:
-        parts = [what.rstrip(".") + "."]
+        if fix is None and isinstance(got, str) and allowed is not None and not isinstance(allowed, str):
+            allowed = list(map(str, allowed))
+            near = nearest(got, allowed)
+            fix = f"Did you mean {' or '.join(map(repr, near))}?" if near else None
+        self.fix = fix or ""
+        parts = [what if what.endswith("?") else what.rstrip(".") + "."]
         if allowed is not None:
             parts.append(f"Allowed: {allowed if isinstance(allowed, str) else _listed(list(map(str, allowed)), got)}.")
         if got is not None:
@@ -69,6 +81,17 @@ class MlflowCompressError(Exception):
         if fix is not None:
             parts.append(fix if fix.endswith("?") else fix.rstrip(".") + ".")
         super().__init__(" ".join(parts))
+
+
+def raise_together(errors: Sequence[MlflowCompressError]) -> None:
+    """Raise what was found wrong, if anything, as one error of the first one's kind: a line for each."""
+    if len(errors) < 2:
+        if errors:
+            raise errors[0]
+        return
+    more = [f"... and {len(errors) - _MOST_ERRORS:,} more"] if len(errors) > _MOST_ERRORS else []
+    lines = [str(error) for error in errors[:_MOST_ERRORS]] + more
+    raise type(errors[0])(f"{len(errors):,} things are wrong:\n" + "\n".join(lines))
 
 
 class ConfigError(MlflowCompressError):

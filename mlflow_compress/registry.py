@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -161,13 +160,7 @@ class Registry(Generic[T]):
         """Return the object called `name`, or raise `ConfigError` naming what exists and the nearest match."""
         self._load()
         if name not in self._objects:
-            near = difflib.get_close_matches(name, self._objects, n=1)
-            raise ConfigError(
-                f"Unknown {self.kind}",
-                allowed=self.names(),
-                got=name,
-                fix=f"Did you mean {near[0]!r}?" if near else None,
-            )
+            raise ConfigError(f"Unknown {self.kind}", allowed=self.names(), got=name)
         return self._objects[name]
 
     def names(self) -> list[str]:

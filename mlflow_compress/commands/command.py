@@ -152,10 +152,24 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
                 )
                 values[name] = fspath(made)
     config = absolute_paths(parse(cls, values))
+    _refuse_unknown_names(config)
     named = {*values, *(read_file(Path(str(values["config"]))) if values.get("config", NONE) != NONE else ())}
     if "model" in parameters(cls) and "checkpoint" in parameters(cls) and "model" not in named:
         config = config.with_values(model=_own_baseline(config.values()["checkpoint"]))
     return config
+
+
+def _refuse_unknown_names(config: Parameters) -> None:
+    """Refuse an unknown method, unknown tasks and wrong rows of task files: all of them, before torch is imported."""
+    values = config.values()
+    if isinstance(method := values.get("method"), str):
+        from mlflow_compress.compression.method import METHODS
+
+        METHODS.get(method)
+    if isinstance(tasks := values.get("tasks"), str):
+        from mlflow_compress.items.suite import check_tasks_named
+
+        check_tasks_named(tasks, model=str(values.get("model", EMBEDDED)))
 
 
 def _own_baseline(checkpoint: str | None) -> str:

@@ -330,7 +330,7 @@ def require_version(source: SourceModel, file: Path) -> None:
             f"The GGUF file and the base differ in {len(differ)} tensors, the first of them {first}",
             allowed=str(in_base.get(first, "none")),
             got=str(in_file.get(first, "none")),
-            fix="Give the base that it was made from as -P model=...",
+            fix="Give the base that it was made from as model=FOLDER",
         )
 
 

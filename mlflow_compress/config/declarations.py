@@ -6,7 +6,6 @@ A command has its parameters under one flat list of names, as a command line has
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -38,8 +37,7 @@ def one_error(error: ValidationError, known: list[str]) -> ConfigError:
 
 def unknown_parameter(name: str, known: list[str]) -> ConfigError:
     """Return the error for a name that no parameter has, with the nearest one that there is."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return ConfigError("Unknown parameter", allowed=known, got=name, fix=f"Did you mean '{near[0]}'?" if near else None)
+    return ConfigError("Unknown parameter", allowed=known, got=name)
 
 
 def _wrong_value(name: str, first: Details, same: Sequence[Details]) -> ConfigError:

@@ -9,7 +9,6 @@ generate_logits.py (`format_*_prompt`).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
@@ -166,7 +165,5 @@ def styles_of(asked: str) -> dict[str, PromptStyle]:
     if len(set(names)) < len(names):
         raise ConfigError("Parameter 'prompt_style' names a style twice", got=asked)
     for unknown in (name for name in names if name not in PROMPTS):
-        near = difflib.get_close_matches(unknown, PROMPTS, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else None
-        raise ConfigError("Unknown prompt style", allowed=sorted(PROMPTS), got=unknown, fix=fix)
+        raise ConfigError("Unknown prompt style", allowed=sorted(PROMPTS), got=unknown)
     return {name: PROMPTS[name] for name in names}

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from mlflow_compress.config import EMBEDDED
-from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
-from mlflow_compress.items.sources.question_files import load_file
+from mlflow_compress.items.sources.question_files import check_file, load_file
 from mlflow_compress.items.task import (
     Corpus,
     GroupAverages,
@@ -134,14 +134,13 @@ def _grade(name: str, judge: Callable[[Mapping[str, str]], object], answers: Map
 def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:
     """Return the tasks of a group's members. Where data sets are missing, one error lists all of them."""
     parts: list[Parts] = []
-    errors: list[str] = []
+    errors: list[DataError] = []
     for member in members:
         try:
             parts.append(_named(member, settings))
         except DataError as error:
-            errors.append(str(error))
-    if errors:
-        raise DataError("\n".join(errors).rstrip("."))
+            errors.append(error)
+    raise_together(errors)
     return parts
 
 
@@ -151,6 +150,33 @@ def _check_names(parts: Parts) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError("Two tasks have the same name", got=twice, fix="Rename one of the files, or leave one out")
+
+
+def _parts(spec: str, model: str) -> list[str]:
+    """Return the names and files that a specification lists."""
+    if spec == "auto" and model != EMBEDDED:
+        raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give tasks=NAMES or files")
+    return [EMBEDDED] if spec == "auto" else [part.strip() for part in spec.split(",")]
+
+
+def _is_file(part: str) -> bool:
+    return Path(part).suffix in (".jsonl", ".txt")
+
+
+def check_tasks_named(spec: str, *, model: str) -> None:
+    """Refuse unknown names and wrong files, all of them in one error. No harness, torch or data set is loaded."""
+    errors: list[MlflowCompressError] = []
+    for part in _parts(spec, model):
+        try:
+            if _is_file(part):
+                check_file(Path(part))
+            elif (name := part.partition("@")[0]) not in TASKS.names():
+                from mlflow_compress.items.harness.harness_tasks import check_is_mentioned
+
+                check_is_mentioned(name)
+        except (ConfigError, DataError) as error:
+            errors.append(error)
+    raise_together(errors)
 
 
 def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
@@ -163,14 +189,10 @@ def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
     Raises `ConfigError` or `DataError`: a name is unknown; a data set is missing (the message has the command that
     fetches it); a file is broken (the message has file and line).
     """
-    if spec == "auto" and model != EMBEDDED:
-        raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give -P tasks=NAMES or files")
     check_data_dir(settings.data_dir)
     styles_of(settings.prompt_style)  # refuses a wrong name, even if no task uses the style
-    several: list[Parts] = []
-    for part in [EMBEDDED] if spec == "auto" else [p.strip() for p in spec.split(",")]:
-        is_file = Path(part).suffix in (".jsonl", ".txt")
-        several.append(load_file(Path(part), settings) if is_file else _named(part, settings))
-    parts = Parts.join(several)
+    parts = Parts.join(
+        [load_file(Path(part), settings) if _is_file(part) else _named(part, settings) for part in _parts(spec, model)]
+    )
     _check_names(parts)
     return Suite(tasks=parts.tasks, corpora=parts.corpora, averages=parts.averages)

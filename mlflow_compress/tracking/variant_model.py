@@ -43,7 +43,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
                 "This model was registered by reference, and its checkpoint is not on this machine",
                 allowed="the folder that the quantize stage wrote",
                 got=str(folder),
-                fix="Copy the folder here, or run the main job again with -P log_weights=true",
+                fix="Copy the folder here, or run the main job again with log_weights=true",
             )
         manifest = CheckpointManifest.read(folder)
         if manifest.weight_files != variant["weight_files"]:

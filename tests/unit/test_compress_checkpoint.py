@@ -87,7 +87,7 @@ def test_a_gguf_file_of_another_model_is_refused(base: Path, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs a checkpoint.*-P checkpoint="):
+    with pytest.raises(ConfigError, match=r"needs a checkpoint.*Give checkpoint="):
         compress_model(str(base), "checkpoint", None, [], tmp_path / "out")
     with pytest.raises(ConfigError, match="Method 'rtn' has no parameter 'checkpoint'"):
         method_settings(QuantizeConfig(method="rtn", checkpoint="somewhere"))

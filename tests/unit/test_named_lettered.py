@@ -229,7 +229,7 @@ def test_a_missing_data_set_is_named_with_the_command_that_fetches_it(tmp_path: 
     with pytest.raises(DataError) as caught:
         tasks(name, tmp_path)
     place = f"{tmp_path}/{dataset.partition(' ')[0]}"
-    assert f"hf download --repo-type dataset {dataset} --local-dir {place} ; then give -P data_dir={tmp_path}" in str(
+    assert f"hf download --repo-type dataset {dataset} --local-dir {place} ; then give data_dir={tmp_path}" in str(
         caught.value
     )
     assert f"{name!r} needs the data set" in str(caught.value)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress.errors import DataError
-from mlflow_compress.items.harness.harness_tasks import defined_names, folder_of_task, is_mentioned, manager
+from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.harness.harness_tasks import check_is_mentioned, defined_names, folder_of_task, manager
 from mlflow_compress.items.named import mmlu_lettered
 from mlflow_compress.items.named_tasks import TASKS, rows
 from mlflow_compress.items.suite import load_suite
@@ -49,8 +49,10 @@ def test_the_demo_s_counts_are_right() -> None:
 
 @pytest.mark.parametrize("name", ["mmlu", "piqa", "arc_easy", "lambada_openai", "gsm8k", "triviaqa"])
 def test_names_are_the_harness_s_own(name: str) -> None:
-    assert is_mentioned(name) and name in defined_names()
-    assert not is_mentioned("surely_not_a_task")
+    check_is_mentioned(name)
+    assert name in defined_names()
+    with pytest.raises(ConfigError, match="Unknown task"):
+        check_is_mentioned("surely_not_a_task")
 
 
 def test_printing_the_table_imports_neither_torch_nor_the_harness() -> None:

@@ -25,7 +25,6 @@ from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import Store, StoredRun
-from mlflow_compress.tracking.tracker import Tracker
 
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 
@@ -87,7 +86,10 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
     """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
     if not re.fullmatch("[0-9a-f]{32}", run_id):
         raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
-    store = store if store is not None else Tracker()
+    if store is None:
+        from mlflow_compress.tracking.tracker import Tracker  # imports MLflow, which names of files do not need
+
+        store = Tracker()
     run = store.look_up(store.child_ids(run_id).get("evaluate", run_id))
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):

@@ -82,7 +82,7 @@ def diagnose(
     >>> moves["layers.0.qkv"].kl.value > 0
     True
     """
+    config = configured(DiagnoseConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.diagnose.run import run_diagnose
 
-    config = configured(DiagnoseConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_diagnose(config, opened_store(store, config), progress or silent)

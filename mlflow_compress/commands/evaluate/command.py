@@ -76,7 +76,7 @@ def evaluate(
     >>> sorted(found.to_pandas().columns)[:4]
     ['category', 'high', 'label', 'level']
     """
+    config = configured(EvaluateConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.evaluate.run import run_evaluate
 
-    config = configured(EvaluateConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_evaluate(config, opened_store(store, config), progress or silent)

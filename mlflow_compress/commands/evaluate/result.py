@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.metric_registry import METRICS, key
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
@@ -46,10 +47,10 @@ class Measurement(Tabular):
     def __getitem__(self, metric: str) -> MetricResult:
         """Return a headline result; one that was not computed is a `ConfigError` that says why, where it is known."""
         if metric not in self.pooled:
-            reason = "; ".join(f"{name}: {why}" for name, why in self.not_computed.items())
-            raise ConfigError(
-                "This metric was not computed", allowed=sorted(self.pooled), got=metric, fix=reason or None
-            )
+            declared = key(metric)  # refuses a name that no metric has
+            names = [name for name, one in METRICS.items() if declared in one.keys]
+            reason = next((self.not_computed[name] for name in names if name in self.not_computed), None)
+            raise ConfigError("This metric was not computed", got=metric, fix=reason)
         return self.pooled[metric]
 
     def records(self) -> RunRecords:

@@ -63,7 +63,7 @@ def gate(
     >>> verdict.items_used <= verdict.items_available
     True
     """
+    config = configured(GateConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.gate.run import run_gate
 
-    config = configured(GateConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_gate(config, opened_store(store, config), progress or silent)

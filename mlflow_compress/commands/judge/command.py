@@ -71,7 +71,7 @@ def judge(
     >>> -1 <= answers["judge/similarity"].value <= 1
     True
     """
+    config = configured(JudgeConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.judge.run import run_judge
 
-    config = configured(JudgeConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_judge(config, opened_store(store, config), progress or silent)

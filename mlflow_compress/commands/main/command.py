@@ -43,7 +43,7 @@ def run(*, progress: Say | None = None, **parameters: Any) -> VariantRun:
         ...
     mlflow_compress.errors.ConfigError: Parameter 'limit' is too small. Allowed: 0 or more. Got: -1.
     """
+    config = configured(MainConfig, parameters)
     from mlflow_compress.commands.main.run import run_main
 
-    config = configured(MainConfig, parameters)
     return run_main(config, progress or silent)

@@ -33,6 +33,7 @@ def plan(**parameters: Any) -> CostPlan:
     >>> [stage.stage for stage in found.stages]
     ['baseline', 'baseline again (noise)', 'quantize (awq)', 'evaluate']
     """
+    config = configured(PlanConfig, parameters)
     from mlflow_compress.commands.plan.run import run_plan
 
-    return run_plan(configured(PlanConfig, parameters))
+    return run_plan(config)

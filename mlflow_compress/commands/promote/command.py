@@ -34,9 +34,10 @@ def promote(**parameters: Any) -> Promotion:
         ...
     mlflow_compress.errors.ConfigError: Parameter 'max_kl' must be a number. Got: 'much'.
     """
+    config = configured(PromoteConfig, parameters)
     from mlflow_compress.commands.promote.run import run_promote
 
-    return run_promote(configured(PromoteConfig, parameters))
+    return run_promote(config)
 
 
 @register_command("rollback", RollbackConfig, place=8)
@@ -61,9 +62,10 @@ def rollback(**parameters: Any) -> Rollback:
         ...
     mlflow_compress.errors.ConfigError: This alias is reserved.
     """
+    config = configured(RollbackConfig, parameters)
     from mlflow_compress.commands.promote.rollback import run_rollback
 
-    return run_rollback(configured(RollbackConfig, parameters))
+    return run_rollback(config)
 
 
 @register_command("history", HistoryConfig, place=16, project=False)

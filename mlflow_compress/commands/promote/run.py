@@ -93,7 +93,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
             f"'{label}' is the name of {len(hashes)} different models",
             allowed=listed,
             got=label,
-            fix="Give the model's folder, or choose with -P evaluation=ID",
+            fix="Give the model's folder, or choose with evaluation=ID",
         )
     return [evaluation for evaluation in every if weights in (None, evaluation.base_weights)]
 

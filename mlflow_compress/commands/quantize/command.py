@@ -42,7 +42,7 @@ def compress(
     >>> round(compressed.manifest.size_ratio, 1)
     2.3
     """
+    config = configured(QuantizeConfig, {"model": model, "method": method, **parameters}, store)
     from mlflow_compress.commands.quantize.run import run_quantize
 
-    config = configured(QuantizeConfig, {"model": model, "method": method, **parameters}, store)
     return run_quantize(config, opened_store(store, config))

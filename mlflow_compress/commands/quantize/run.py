@@ -41,7 +41,7 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
         given["checkpoint"] = asked.checkpoint
     if twice := sorted(given.keys() & asked.method_args.keys()):
         got = as_text(config)["method_args"]
-        raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give -P {twice[0]}=...")
+        raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give {twice[0]}=VALUE")
     return method_config(asked.method, **given, **asked.method_args)
 
 

@@ -38,7 +38,7 @@ def resume(*, progress: Say | None = None, **parameters: Any) -> Resumed:
         ...
     mlflow_compress.errors.ConfigError: Parameter 'dry_run' is a switch. Allowed: true, false. Got: 'perhaps'.
     """
+    config = configured(ResumeConfig, parameters)
     from mlflow_compress.commands.resume.run import run_resume
 
-    config = configured(ResumeConfig, parameters)
     return run_resume(config, progress or silent)

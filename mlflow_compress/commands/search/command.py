@@ -56,7 +56,7 @@ def search(*, progress: Say | None = None, **parameters: Any) -> Search:
         ...
     mlflow_compress.errors.ConfigError: bits_per_weight is out of range. Allowed: 3 (every group in its smallest ...
     """
+    config = configured(SearchConfig, parameters)
     from mlflow_compress.commands.search.run import run_search
 
-    config = configured(SearchConfig, parameters)
     return run_search(config, progress or silent)

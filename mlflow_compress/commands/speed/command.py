@@ -46,7 +46,7 @@ def speed(
     >>> times["speed/decode_ratio_batch_1"].value > 0
     True
     """
+    config = configured(SpeedConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.speed.run import run_speed
 
-    config = configured(SpeedConfig, {"checkpoint": checkpoint, **parameters}, store)
     return run_speed(config, opened_store(store, config))

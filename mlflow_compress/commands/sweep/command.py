@@ -46,7 +46,7 @@ def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **paramete
         ...
     mlflow_compress.errors.ConfigError: Parameter 'bits' must be a whole number. Allowed: whole numbers, auto. Got: 'x'.
     """
+    config = configured(SweepConfig, parameters)
     from mlflow_compress.commands.sweep.run import run_sweep
 
-    config = configured(SweepConfig, parameters)
     return run_sweep(config, progress or silent)

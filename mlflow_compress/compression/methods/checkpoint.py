@@ -33,7 +33,7 @@ class CheckpointConfig(gguf_model.GgufFileConfig):
             raise ConfigError(
                 "Method 'checkpoint' needs a checkpoint",
                 allowed="a folder, a hub id or a GGUF file",
-                fix="Give -P checkpoint=...",
+                fix="Give checkpoint=FOLDER",
             )
         file = Path(self.checkpoint).expanduser()
         if file.suffix == GGUF and not file.is_dir():
@@ -99,7 +99,7 @@ class Checkpoint(Method[CheckpointConfig]):
                 "The checkpoint has another vocabulary than the base, so their predictions cannot be compared",
                 allowed=str(base.vocab_size),
                 got=found.vocab_size,
-                fix="Give the base that it was made from as -P model=...",
+                fix="Give the base that it was made from as model=FOLDER",
             )
         if not stored_weights.bytes_of_layers(tensors, source.linear):
             raise UnsupportedError(

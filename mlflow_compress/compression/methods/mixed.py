@@ -40,7 +40,7 @@ class MixedConfig(CalibratedConfig):
         """The recipe, read from its file once."""
         if not self.recipe:
             raise ConfigError(
-                "Method 'mixed' needs a recipe", allowed="a JSON file", fix="Give -P method_args=recipe=FILE"
+                "Method 'mixed' needs a recipe", allowed="a JSON file", fix="Give method_args=recipe=FILE"
             )
         return MixedRecipe.read(Path(self.recipe).expanduser())
 

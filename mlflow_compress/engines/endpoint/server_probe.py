@@ -279,7 +279,7 @@ class ServerProbe:
                     "differs",
                     allowed=f"{token} ({text!r})",
                     got=there,
-                    fix="Give its own tokenizer as -P tokenizer=, and a baseline that has the same",
+                    fix="Give its own tokenizer as tokenizer=, and a baseline that has the same",
                 )
         if len(names) > len(ours) + 1:
             raise AlignmentError(

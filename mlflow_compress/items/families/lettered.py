@@ -197,7 +197,7 @@ def _plain_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
     raise ConfigError(
         "No style of 'prompt_style' can show the questions without the options E and F: 'shared' speaks of six options",
         got=",".join(styles),
-        fix="Name another style too: -P prompt_style=base,shared",
+        fix="Name another style too: prompt_style=base,shared",
     )
 
 

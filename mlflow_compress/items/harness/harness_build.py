@@ -89,7 +89,7 @@ def _tokenizer(model: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"The tokenizer cannot be loaded: {error}", got=model) from error
     if not getattr(tokenizer, "chat_template", None):
-        fix = "Give a model that has one, or -P apply_chat_template=false"
+        fix = "Give a model that has one, or apply_chat_template=false"
         raise ConfigError("The model's tokenizer has no chat template", got=model, fix=fix)
     return tokenizer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import random
 import re
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError, nearest
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing_data, quiet_bars, reason
 
@@ -37,10 +36,11 @@ def _texts() -> dict[Path, str]:
     return {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)}
 
 
-def is_mentioned(name: str) -> bool:
-    """Return whether any definition contains the name as a word. If not, no task, group or tag has this name."""
+def check_is_mentioned(name: str) -> None:
+    """Refuse a name that no definition contains as a word: no task, group or tag has it."""
     word = re.compile(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])")
-    return any(name in text and word.search(text) for text in _texts().values())
+    if not any(name in text and word.search(text) for text in _texts().values()):
+        raise _unknown(name)
 
 
 def folder_of_task(name: str) -> str | None:
@@ -108,8 +108,8 @@ def load_harness_tasks(name: str, *, shots: int | None, data_dir: str, folders: 
     Raises `ConfigError`: the name is unknown (the message has similar ones), or the task does not allow this number of
     examples. Raises `DataError`: a data set is missing; the message has the command that fetches it.
     """
-    if not folders and not is_mentioned(name):
-        raise _unknown(name)
+    if not folders:
+        check_is_mentioned(name)
     alone = None if folders else folder_of_task(name)
     index = manager((alone,) if alone else folders)
     if name not in index.task_index:
@@ -123,7 +123,7 @@ def load_harness_tasks(name: str, *, shots: int | None, data_dir: str, folders: 
 
 
 def _unknown(name: str) -> ConfigError:
-    near = difflib.get_close_matches(name, [*TASKS.names(), *defined_names()], n=3)
+    near = nearest(name, [*TASKS.names(), *defined_names()], n=3)
     return ConfigError(
         "Unknown task",
         allowed="files (.jsonl, .txt), names that `mlflow-compress tasks` lists, and those of lm-evaluation-harness",

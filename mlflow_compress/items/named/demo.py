@@ -18,7 +18,7 @@ def _build(settings: TaskSettings, shots: int | None) -> Parts:
     """Read the embedded files."""
     if shots is not None:
         raise ConfigError(
-            "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give -P num_fewshot="
+            "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give num_fewshot=N"
         )
     parts = [load_file(demo.DATA_DIR / name, settings, name=f"demo_{Path(name).stem}") for name in FILES]
     return Parts.join(parts)

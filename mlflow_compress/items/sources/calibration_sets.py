@@ -109,7 +109,7 @@ def load_calibration(given: str, *, model: str, data_dir: str) -> CalibrationSet
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":
-        raise ConfigError("'calibration' has a default for the demo model only", fix="Give -P calibration=NAME or FILE")
+        raise ConfigError("'calibration' has a default for the demo model only", fix="Give calibration=NAME or FILE")
     if name in SETS:
         check_data_dir(data_dir)
         return SETS[name](data_dir)

@@ -54,7 +54,7 @@ def missing_data(
     return DataError(
         f"{task!r} needs the data set {dataset!r}: {why}",
         fix=f"Where there is a network: hf download --repo-type dataset {what} --local-dir {folder}/{dataset} ; "
-        f"then give -P data_dir={folder}",
+        f"then give data_dir={folder}",
     )
 
 

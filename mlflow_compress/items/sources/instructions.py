@@ -108,7 +108,7 @@ def _fastchat(name: str) -> Callable[[TaskSettings], list[Instruction]]:
                 f"The instructions {name!r} were not found",
                 got=str(path),
                 fix=f"Copy the folder fastchat/llm_judge/data/{name} of the FastChat repository to {path.parent}, "
-                f"then give -P data_dir={path.parent.parent}",
+                f"then give data_dir={path.parent.parent}",
             )
         return load_instructions(path, settings, name=name)
 
@@ -142,8 +142,8 @@ def find_instructions(
     """
     name = EMBEDDED if given == "auto" and model == EMBEDDED else given
     if name == "auto":
-        instead = "-P judge=false" if parameter == "instructions" else "leave these tasks out"
-        fix = f"Give -P {parameter}=NAME or FILE, or {instead}"
+        instead = "judge=false" if parameter == "instructions" else "leave these tasks out"
+        fix = f"Give {parameter}=NAME or FILE, or {instead}"
         raise ConfigError(f"'{parameter}' has a default for the demo model only", fix=fix)
     if name in SETS:
         check_data_dir(settings.data_dir)

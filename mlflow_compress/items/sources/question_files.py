@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.errors import ConfigError, DataError, raise_together
 from mlflow_compress.files import parse_json
 from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings, check_tasks
 
@@ -36,16 +36,27 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
+def _parsed(path: Path) -> tuple[list[dict[str, Any]], list[DataError]]:
+    """Return the objects of a JSONL file, each with its line number under "line", and what is wrong elsewhere."""
     rows: list[dict[str, Any]] = []
+    errors: list[DataError] = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):  # other line separators may be part of a text
         if not line.strip():
             continue
-        row = parse_json(line, source=f"{path}, line {number}")
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
-        rows.append({**row, "line": number})
+        try:
+            row = parse_json(line, source=f"{path}, line {number}")
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
+            rows.append({**row, "line": number})
+        except DataError as error:
+            errors.append(error)
+    return rows, errors
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
+    rows, errors = _parsed(path)
+    raise_together(errors)
     return rows
 
 
@@ -113,14 +124,25 @@ def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) 
         raise DataError(f"{place}{error}") from error
 
 
+def _line_of(error: DataError) -> int:
+    found = re.search(r", line (\d+)", str(error))
+    return int(found[1]) if found else 0
+
+
 def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
     """Return the name of the family of a question file, and its checked rows."""
-    rows = read_jsonl(path)
+    rows, errors = _parsed(path)
+    if not rows:
+        raise_together(errors)
     name = family_of(path, rows[0])
     seen: set[str] = set()
     with FAMILIES.blaming(name):
         for row in rows:
-            _check_row(path, row, FAMILIES.get(name), seen)
+            try:
+                _check_row(path, row, FAMILIES.get(name), seen)
+            except DataError as error:
+                errors.append(error)
+    raise_together(sorted(errors, key=_line_of))
     if all(row.get("split") == "dev" for row in rows):
         raise DataError("Every row is a few-shot example (split 'dev')", got=str(path), fix="Add rows of split 'test'")
     return name, rows
@@ -138,6 +160,12 @@ def _name_of(path: Path) -> str:
             fix="Rename the file",
         )
     return name
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file of items, or a corpus, that cannot be used: every wrong row is named."""
+    _name_of(path)
+    read_text(path) if path.suffix == ".txt" else read_questions(path)
 
 
 def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:

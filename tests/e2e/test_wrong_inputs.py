@@ -1,0 +1,100 @@
+"""Wrong inputs are refused at once, all of them together, in the words of where they were said."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlflow_compress as mc
+from mlflow_compress.errors import MlflowCompressError
+
+ROWS = """{"id": "a", "category": "c", "context": "x", "choices": ["one"], "answer": 0}
+{"id": "b", "context": "x"}
+not json
+{"id": "a", "category": "c", "context": "x", "choices": ["one", "two"], "answer": 7}
+"""
+
+CASES = {
+    "a bound": (["promote", "--max_kl", "-1"], 2, "Parameter 'max_kl' is too small. Allowed: 0.0 or more. Got: '-1'."),
+    "capitals": (["main", "--method", "AWQ"], 2, "Unknown compression method. .* Did you mean 'awq'?"),
+    "a parameter": (["evaluate", "--Limit", "2"], 2, "Unknown parameter. .* Did you mean 'limit'?"),
+    "several tasks": (
+        ["main", "--method", "rtn", "--tasks", "nosuchtask,mmlu,wikitxt"],
+        2,
+        "2 things are wrong:\n.*'nosuchtask'.*\n.*'wikitxt'. Did you mean 'wikitext' or 'wikitext2'?$",
+    ),
+    "several rows": (
+        ["evaluate", "--checkpoint", ".", "--tasks", "bad.jsonl"],
+        1,
+        "4 things are wrong:\n.*line 1: 'choices' must be.*\n.*line 2: the field 'category' is missing.\n"
+        ".*line 3: not JSON.*\n.*line 4: .*",
+    ),
+    "no default": (["plan", "--model", "."], 2, "Parameter 'tasks' .*Give --tasks NAMES or files."),
+    "a type": (["quantize", "--bits", "two"], 2, "Parameter 'bits' has the wrong type or size. .*Got: 'two'."),
+    "nothing to compare": (["compare", "aaa", "bbb"], 2, "Nothing to compare by this name.*Got: 'aaa'."),
+}
+
+CALL = """
+import sys
+from mlflow_compress.cli import main
+code = main(sys.argv[1:])
+print(sorted({"torch", "transformers", "lm_eval"} & set(sys.modules)))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Path) -> None:
+    arguments, code, message = CASES[name]
+    (tmp_path / "bad.jsonl").write_text(ROWS)
+    env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert re.fullmatch(f"mlflow-compress: {message.replace('?', chr(92) + '?')}", done.stderr.strip()), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (code, "[]")
+    assert len(done.stderr) <= 3000
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_under_mlflow_run_parameters_are_named_as_they_are_typed_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from mlflow_compress import cli
+
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    monkeypatch.setattr(cli, "_reject", lambda error: None)
+    monkeypatch.setattr(cli.lifetime, "end_with_parent", lambda: None)
+    assert cli.main(["plan", "--model", str(tmp_path)]) == 2
+    assert "Give -P tasks=NAMES or files." in capsys.readouterr().err
+    with pytest.raises(mc.MlflowCompressError, match=r"Give tasks=NAMES or files\."):
+        mc.plan(model=str(tmp_path))
+
+
+WRONG = (None, -1, 2.5, float("nan"), "x" * 100_000, b"bytes", ["a", {"b": 1}], {"a": object()}, object(), True)
+
+
+@pytest.mark.parametrize("parameter", ["model", "method", "bits", "tasks", "limit", "seed", "method_args", "dtype"])
+def test_whatever_a_python_user_gives_is_refused_with_our_own_error(parameter: str, tmp_path: Path) -> None:
+    for value in WRONG:
+        wrong = {"model": str(tmp_path / "nothing"), "method": "rtn", parameter: value}
+        with pytest.raises(MlflowCompressError) as raised:
+            mc.compress(**wrong, store=tmp_path / "results")  # type: ignore[arg-type]
+        assert len(str(raised.value)) <= 3000
+        with pytest.raises(MlflowCompressError) as raised:
+            mc.evaluate(**{"checkpoint": str(tmp_path), **wrong})  # type: ignore[arg-type]
+        assert len(str(raised.value)) <= 3000
+
+
+def test_a_metric_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
+    result = mc.Evaluation(name="v", results=(), not_computed={"flips": "no variant"}, records_folder=tmp_path)
+    with pytest.raises(MlflowCompressError, match=r"Unknown metric key.*Did you mean 'distance/flips_pct'") as raised:
+        result["distance/flip_pct"]
+    assert len(str(raised.value)) < 600
+    with pytest.raises(MlflowCompressError, match=r"This metric was not computed. .*no variant"):
+        result["distance/flips_pct"]
