@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.errors import ConfigError, DataError, raise_together
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
 from mlflow_compress.files import parse_json
 from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings, check_tasks
 
@@ -124,7 +124,7 @@ def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) 
         raise DataError(f"{place}{error}") from error
 
 
-def _line_of(error: DataError) -> int:
+def _line_of(error: MlflowCompressError) -> int:
     found = re.search(r", line (\d+)", str(error))
     return int(found[1]) if found else 0
 
