@@ -200,6 +200,12 @@ class Parameters(_Checked):
         """Return a copy with other values, by flat names, checked like those of a new one."""
         return type(self)(**{**self.values(), **changes})
 
+    def of_stage(self, stage: type[C], **changes: Any) -> C:
+        """Return the parameters of another command that is a part of this one; `experiment` is not passed on."""
+        values = self.values()
+        shared = parameters(stage).keys() & values.keys() - Parameters.model_fields.keys()
+        return stage(**{**{name: values[name] for name in shared}, **changes})
+
 
 def like(owner: type[_Checked], name: str) -> Any:
     """Return the declaration of a parameter that another command or group has too: its default, help, bounds, path."""

@@ -35,11 +35,10 @@ class DiagnoseConfig(Parameters):
     @property
     def quantize_config(self) -> QuantizeConfig:
         """The parameters with which the variant is made; a checkpoint that is given is taken as it is."""
-        given = self.compression.checkpoint is not None
-        compression = CompressionConfig(**{**dict(self.compression), **({"method": "checkpoint"} if given else {})})
-        return QuantizeConfig(source=self.source, compression=compression)
+        given = {} if self.compression.checkpoint is None else {"method": "checkpoint"}
+        return self.of_stage(QuantizeConfig, **given)
 
     @property
     def evaluate_config(self) -> EvaluateConfig:
         """The tasks and corpora, as an evaluation takes them."""
-        return EvaluateConfig(source=self.source, evaluation=self.evaluation, inference=self.inference)
+        return self.of_stage(EvaluateConfig, checkpoint=None)

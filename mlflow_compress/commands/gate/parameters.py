@@ -43,18 +43,9 @@ class GateConfig(Parameters):
     @property
     def evaluate_config(self) -> EvaluateConfig:
         """The evaluation whose items the gate looks at, and whose baseline it needs."""
-        return EvaluateConfig(
-            source=self.source,
-            evaluation=self.evaluation,
-            traces=self.traces,
-            inference=self.inference,
-            served=self.served,
-            checkpoint=self.checkpoint,
-        )
+        return self.of_stage(EvaluateConfig)
 
     @property
     def speed_config(self) -> SpeedConfig:
         """How the checkpoint is timed, where the policy asks for speed or memory."""
-        return SpeedConfig(
-            source=self.source, timing=self.timing, vllm_python=self.vllm_python, checkpoint=self.checkpoint
-        )
+        return self.of_stage(SpeedConfig)

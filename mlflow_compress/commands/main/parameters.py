@@ -55,38 +55,16 @@ class MainConfig(Parameters):
     @property
     def quantize_config(self) -> QuantizeConfig:
         """The parameters of the first stage."""
-        return QuantizeConfig(source=self.source, compression=self.compression)
+        return self.of_stage(QuantizeConfig)
 
     def evaluate_config(self, checkpoint: str | None = None) -> EvaluateConfig:
         """Return the parameters of the second stage, for what the first one has written, or a served model."""
-        return EvaluateConfig(
-            source=self.source,
-            evaluation=self.evaluation,
-            traces=self.traces,
-            inference=self.inference,
-            running=self.running,
-            served=self.served,
-            checkpoint=checkpoint,
-        )
+        return self.of_stage(EvaluateConfig, checkpoint=checkpoint)
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
         """Return the parameters of the third stage, for what the first one has written, or a served model."""
-        return JudgeConfig(
-            source=self.source,
-            answers=self.answers,
-            judging=self.judging,
-            inference=self.inference,
-            running=self.running,
-            served=self.served,
-            checkpoint=checkpoint,
-        )
+        return self.of_stage(JudgeConfig, checkpoint=checkpoint)
 
     def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
         """Return the parameters of the last stage, for what the first one has written, or a served model."""
-        return SpeedConfig(
-            source=self.source,
-            timing=self.timing,
-            vllm_python=self.running.vllm_python,
-            served=self.served,
-            checkpoint=checkpoint,
-        )
+        return self.of_stage(SpeedConfig, checkpoint=checkpoint)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
-from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.result import VariantRun
-from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.main.stages import STAGES, Stages, StartStage, as_project
 from mlflow_compress.commands.quantize.run import method_settings, resolved, variant_name
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import (
@@ -25,21 +24,16 @@ from mlflow_compress.commands.shared.inputs import (
     described,
     instructions_of,
     not_served,
-    read_manifest,
     suite_of,
 )
-from mlflow_compress.commands.shared.past_runs import ServedFacts, weights_of
 from mlflow_compress.commands.shared.progress import Progress
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
-from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.method import AUTO, METHODS, NONE
 from mlflow_compress.config import (
     EMBEDDED,
     CompressionConfig,
-    Parameters,
     as_text,
     is_endpoint,
-    parameters,
     parse,
 )
 from mlflow_compress.errors import ConfigError, StageError, TrackingError
@@ -50,11 +44,8 @@ from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.judges.session import prices_of
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
-from mlflow_compress.tracking.views import save_leaderboard
 from mlflow_compress.transport.addresses import VARIABLES, without_password
 
 _OWN_ENGINES = ("local", "ray", "vllm")  # known without importing them
@@ -185,17 +176,6 @@ def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
     return digest(deciding)
 
 
-_NOT_OF_A_STAGE = {"checkpoint", "experiment"}
-
-STAGES = {
-    "quantize": parameters(QuantizeConfig).keys() - _NOT_OF_A_STAGE,
-    "evaluate": parameters(EvaluateConfig).keys() - _NOT_OF_A_STAGE,
-    "judge": parameters(JudgeConfig).keys() - _NOT_OF_A_STAGE,
-    "speed": parameters(SpeedConfig).keys() - _NOT_OF_A_STAGE,
-}
-"""The stages of the main job in their order, and the parameters that a user gives each."""
-
-
 def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
     """Return the run id of every finished stage of a main run, by stage. An unknown run is a `ConfigError`."""
     try:
@@ -235,74 +215,6 @@ def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collect
     return parse(MainConfig, {**stored, **given})
 
 
-_WITH_RESULTS = ("evaluate", "judge", "speed")
-_MAY_FAIL = ("judge", "speed")  # the other results are usable without them
-_FROM_EVALUATE = (run_names.EVALUATION, run_names.BASELINE_RUN)  # tags by which main runs are compared
-
-
-def _silent(line: str) -> None:
-    """Print nothing."""
-
-
-StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
-"""Runs a stage with its parameters as a child of a run, and returns the child's run id."""
-
-
-def as_project(tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun) -> str:
-    """Run a stage as an MLflow project, in a process of its own."""
-    return run_stage(tracker, stage, as_text(config), parent=parent)
-
-
-@dataclass
-class Stages:
-    """The stages of one variant, run one after the other as children of its main run."""
-
-    config: MainConfig
-    tracker: Tracker
-    run: TrackedRun
-    progress: Progress
-    start: StartStage = as_project
-    children: dict[str, str] = field(default_factory=dict)  # Run id of every finished stage
-    # Error message of every failed stage whose failure leaves the other results usable
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def run_all(self) -> None:
-        """Run the stages that are not finished. A failed judge, or speed, does not stop the run."""
-        asked = {"quantize": not self.config.is_served, "judge": self.config.judge, "speed": self.config.speed}
-        wanted = [stage for stage in STAGES if asked.get(stage, True)]
-        for number, stage in enumerate(wanted, start=1):
-            if stage in self.children:
-                self.progress.skip(stage, number, len(wanted))
-                continue
-            self.progress.begin(stage, number, len(wanted))
-            try:
-                self.children[stage] = self.start(self.tracker, stage, self._config(stage), self.run)
-            except StageError as error:
-                if stage not in _MAY_FAIL:
-                    raise
-                self.failed[stage] = error.what
-
-    def _config(self, stage: str) -> Parameters:
-        if stage == "quantize":
-            return self.config.quantize_config
-        if stage == "evaluate":
-            return self.config.evaluate_config(self.checkpoint)
-        config = self.config
-        return (config.judge_config if stage == "judge" else config.speed_config)(self.checkpoint)
-
-    @property
-    def checkpoint(self) -> str:
-        """The compressed checkpoint's folder, or the address of a served one."""
-        if self.config.is_served:
-            return str(self.config.compression.checkpoint)
-        return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[run_names.CHECKPOINT])
-
-    @property
-    def served(self) -> ServedFacts | None:
-        """What its evaluation says of a served variant; None of a checkpoint."""
-        return ServedFacts.of(self.tracker, self.children["evaluate"]) if self.config.is_served else None
-
-
 def _import_ahead() -> None:
     """Import what publishing needs while the first stage runs in its own process; matplotlib alone takes a second."""
     Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
@@ -310,12 +222,15 @@ def _import_ahead() -> None:
 
 def _copy_from_children(stages: Stages) -> None:
     """Copy tags and resolved parameters from the stages' runs to the main run."""
-    client, run = stages.tracker.client, stages.run
-    evaluated = client.get_run(stages.children["evaluate"]).data
-    served = stages.served
+    client, run, served = stages.tracker.client, stages.run, stages.served
     what = served.weights if served is not None else Path(stages.checkpoint).name
-    key = variant_key(stages.config, what, evaluated.tags[run_names.EVALUATION])
-    run.set_tags({**{name: evaluated.tags[name] for name in _FROM_EVALUATE}, run_names.VARIANT_KEY: key})
+    run.set_tags(
+        {
+            run_names.EVALUATION: stages.evaluation,
+            run_names.BASELINE_RUN: stages.baseline_run,
+            run_names.VARIANT_KEY: variant_key(stages.config, what, stages.evaluation),
+        }
+    )
     if served is not None:
         known = {**served.settings(), run_names.EVALUATE_RUN: served.evaluate_run}
         run.set_tags({name: known[name] for name in run_names.SERVED})
@@ -323,66 +238,6 @@ def _copy_from_children(stages: Stages) -> None:
     for child in stages.children.values():
         params = client.get_run(child).data.params
         run.log_params({name: params[name] for name in unknown if params.get(name, AUTO) != AUTO})
-
-
-def _base_weights(stages: Stages) -> str:
-    """Return the hash of the baseline's weights; of a served one, the digest of what is known of it."""
-    if not stages.config.is_served:
-        return read_manifest(stages.checkpoint).base_weights_hash
-    if not is_endpoint(stages.config.source.model):
-        return weights_of(stages.config.source.model)
-    client = stages.tracker.client
-    baseline = client.get_run(stages.children["evaluate"]).data.tags[run_names.BASELINE_RUN]
-    return str(client.get_run(baseline).data.params["weights"])
-
-
-def _publish(stages: Stages, label: str, variant: str) -> VariantRun:
-    """Log the results of the finished stages on the main run, and return them."""
-    # Imported here, because matplotlib takes a second to import and is not needed when a stage fails.
-    from mlflow_compress.commands.evaluate.stored import read_account, stored_results
-    from mlflow_compress.commands.main.summary import StageOutputs, publish
-    from mlflow_compress.decide.gates import gate_values
-    from mlflow_compress.metrics.core.metric_inputs import headline
-
-    tracker, children, config = stages.tracker, stages.children, stages.config
-    results = stored_results(tracker, *(children[stage] for stage in _WITH_RESULTS if stage in children))
-    evaluated = tracker.look_up(children["evaluate"]).metrics
-    outputs = StageOutputs(
-        label=label,
-        variant=variant,
-        checkpoint=stages.checkpoint,
-        manifest=None if stages.config.is_served else read_manifest(stages.checkpoint),
-        served=stages.served,
-        base_weights=_base_weights(stages),
-        pooled=headline(results),
-        results=results,
-        children=children,
-        dtype=config.inference.dtype,
-        seed=config.source.seed,
-        account=read_account(tracker, children["evaluate"]),
-        log_weights=config.log_weights,
-        failed=stages.failed,
-    )
-    with scratch_folder(tracker.uri) as folder:
-        skipped = publish(outputs, tracker, stages.run, folder)
-    # After the headline: MLflow's page of two runs opens on the metric that was logged first.
-    items = {run_names.ITEMS: evaluated[run_names.ITEMS]} if run_names.ITEMS in evaluated else {}
-    stages.run.log_values({**items, **outputs.account.values()})
-    save_leaderboard(tracker, stages.run.run_id)
-    return VariantRun(
-        name=variant,
-        results=tuple(results),
-        not_computed=skipped,
-        records_folder=tracker.fetch(children["evaluate"], run_names.RECORDS),
-        run=tracker.link(stages.run.run_id),
-        baseline=label,
-        verdict=outputs.verdict,
-        manifest=outputs.manifest,
-        checkpoint=outputs.checkpoint,
-        gates=gate_values(outputs.pooled),
-        account=outputs.account,
-        failed=stages.failed,
-    )
 
 
 def _open(config: MainConfig, tracker: Tracker, tags: Mapping[str, object]) -> AbstractContextManager[TrackedRun]:
@@ -394,7 +249,7 @@ def _open(config: MainConfig, tracker: Tracker, tags: Mapping[str, object]) -> A
     return tracker.reopen(config.resume)
 
 
-def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> VariantRun:
+def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
     """Compress, evaluate and judge one variant, and return the results.
 
     Parameters are checked before a run is made, as far as that is possible without a model. The main run ends FINISHED
@@ -405,7 +260,7 @@ def run_main(config: MainConfig, say: Callable[[str], None] = _silent) -> Varian
         return _run_main(config.with_values(**{name: judging.values()[name] for name in VARIABLES}), say)
 
 
-def _run_main(given: MainConfig, say: Callable[[str], None]) -> VariantRun:
+def _run_main(given: MainConfig, say: Say) -> VariantRun:
     config, finished = given, {}
     if given.resume is not None:
         tracker = Tracker(given.experiment)
@@ -423,7 +278,7 @@ def run_variant(
     tracker: Tracker,
     known: Mapping[str, object],
     *,
-    say: Callable[[str], None] = _silent,
+    say: Say = silent,
     finished: Mapping[str, str] = MappingProxyType({}),
     start: StartStage = as_project,
     more_tags: Mapping[str, str] = MappingProxyType({}),
@@ -435,14 +290,16 @@ def run_variant(
     with _open(config, tracker, {**tags, **more_tags}) as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)
-        progress = Progress(tracker, label, say)
-        stages = Stages(config, tracker, run, progress, start=start, children=dict(finished))
-        stages.run_all()
+        stages = Stages(config, tracker, run, label, variant, children=dict(finished))
+        stages.run_all(start, Progress(tracker, label, say))
         say("[publish] draws figures, writes the report and logs the model")
         _copy_from_children(stages)
-        found = _publish(stages, label, variant)
+        # Imported here, because matplotlib takes a second to import and is not needed when a stage fails.
+        from mlflow_compress.commands.main.summary import publish
+
+        published = publish(stages)
         for stage, message in stages.failed.items():
             run.set_tags({run_names.FAILED_STAGE: stage})
             fix = f"The other stages are published. Do the rest with the same parameters and resume={run.run_id}"
-            raise StageError(message, stage=stage, fix=fix, published=found)
-    return found
+            raise StageError(message, stage=stage, fix=fix, published=published)
+    return published

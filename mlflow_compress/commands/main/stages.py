@@ -1,0 +1,175 @@
+"""The stages of one variant, as children of its main run, and what they have found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.evaluate.stored import read_account, stored_results
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.quantize.run import size_values
+from mlflow_compress.commands.shared.inputs import SERVED_METHOD, read_manifest
+from mlflow_compress.commands.shared.past_runs import ServedFacts, weights_of
+from mlflow_compress.commands.shared.progress import Progress
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.config import Parameters, as_text, is_endpoint, parameters
+from mlflow_compress.errors import StageError
+from mlflow_compress.metrics.core.account import Account
+from mlflow_compress.metrics.core.metric_inputs import headline
+from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.verdict import verdict
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.projects import run_stage
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
+
+_CONFIGS: dict[str, type[Parameters]] = {
+    "quantize": QuantizeConfig,
+    "evaluate": EvaluateConfig,
+    "judge": JudgeConfig,
+    "speed": SpeedConfig,
+}
+STAGES = {stage: parameters(cls).keys() - {"checkpoint", "experiment"} for stage, cls in _CONFIGS.items()}
+"""The stages of the main job in their order, and the parameters that a user gives each."""
+
+
+_MAY_FAIL = ("judge", "speed")  # the other results are usable without them
+
+StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
+"""Runs a stage with its parameters as a child of a run, and returns the child's run id."""
+
+
+def as_project(tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun) -> str:
+    """Run a stage as an MLflow project, in a process of its own."""
+    return run_stage(tracker, stage, as_text(config), parent=parent)
+
+
+@dataclass
+class Stages:
+    """The stages of one variant, run one after the other as children of its main run, and what they have found."""
+
+    config: MainConfig
+    tracker: Tracker
+    run: TrackedRun
+    label: str  # The baseline's and the variant's short names
+    variant: str
+    children: dict[str, str] = field(default_factory=dict)  # Run id of every finished stage
+    # Error message of every failed stage whose failure leaves the other results usable
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def run_all(self, start: StartStage, progress: Progress) -> None:
+        """Run the stages that are not finished. A failed judge, or speed, does not stop the run."""
+        asked = {"quantize": not self.config.is_served, "judge": self.config.judge, "speed": self.config.speed}
+        wanted = [stage for stage in STAGES if asked.get(stage, True)]
+        for number, stage in enumerate(wanted, start=1):
+            if stage in self.children:
+                progress.skip(stage, number, len(wanted))
+                continue
+            progress.begin(stage, number, len(wanted))
+            try:
+                self.children[stage] = start(self.tracker, stage, self._config(stage), self.run)
+            except StageError as error:
+                if stage not in _MAY_FAIL:
+                    raise
+                self.failed[stage] = error.what
+
+    def _config(self, stage: str) -> Parameters:
+        changes = {} if stage == "quantize" else {"checkpoint": self.checkpoint}
+        return self.config.of_stage(_CONFIGS[stage], **changes)
+
+    @property
+    def evaluate(self) -> str:
+        """The run id of the evaluate stage."""
+        return self.children["evaluate"]
+
+    @cached_property
+    def evaluation(self) -> str:
+        """The evaluation id."""
+        return str(self.tracker.client.get_run(self.evaluate).data.tags[run_names.EVALUATION])
+
+    @cached_property
+    def baseline_run(self) -> str:
+        """The id of the run that holds the baseline's records."""
+        return str(self.tracker.client.get_run(self.evaluate).data.tags[run_names.BASELINE_RUN])
+
+    @property
+    def checkpoint(self) -> str:
+        """The compressed checkpoint's folder, or the address of a served one."""
+        if self.config.is_served:
+            return str(self.config.compression.checkpoint)
+        return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[run_names.CHECKPOINT])
+
+    @cached_property
+    def served(self) -> ServedFacts | None:
+        """What its evaluation says of a served variant; None of a checkpoint."""
+        return ServedFacts.of(self.tracker, self.evaluate) if self.config.is_served else None
+
+    @cached_property
+    def manifest(self) -> CheckpointManifest | None:
+        """The checkpoint's manifest; None of a served one."""
+        return None if self.config.is_served else read_manifest(self.checkpoint)
+
+    @cached_property
+    def base_weights(self) -> str:
+        """SHA-256 of the baseline's weight files; of a served baseline, the digest of what is known of it."""
+        if self.manifest is not None:
+            return self.manifest.base_weights_hash
+        if not is_endpoint(self.config.source.model):
+            return weights_of(self.config.source.model)
+        return str(self.tracker.client.get_run(self.baseline_run).data.params["weights"])
+
+    @cached_property
+    def results(self) -> list[MetricResult]:
+        """The results of every stage that measures."""
+        measured = (self.children[stage] for stage in ("evaluate", "judge", "speed") if stage in self.children)
+        return stored_results(self.tracker, *measured)
+
+    @cached_property
+    def pooled(self) -> dict[str, MetricResult]:
+        """The headline results by name."""
+        return headline(self.results)
+
+    @cached_property
+    def account(self) -> Account:
+        """What was asked, and what became of it."""
+        return read_account(self.tracker, self.evaluate)
+
+    @property
+    def method(self) -> str:
+        """The method that has made the variant."""
+        return self.manifest.method if self.manifest is not None else SERVED_METHOD
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The method's settings; of a served variant, who serves what."""
+        if self.manifest is not None:
+            return self.manifest.settings
+        return self.served.settings() if self.served is not None else {}
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """Size and cost as metrics; nothing is known of a served variant."""
+        return {} if self.manifest is None else size_values(self.manifest)
+
+    @property
+    def checkpoint_sha256(self) -> str:
+        """SHA-256 of the method, its settings, and the hash of every weight file; of a served one see `ServedFacts`."""
+        if self.manifest is None:
+            assert self.served is not None
+            return self.served.weights
+        made = [self.manifest.method, self.manifest.settings, self.manifest.weight_files]
+        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def verdict(self) -> str:
+        """The verdict, as a sentence."""
+        made = self.manifest
+        ratio, sparsity = (None, None) if made is None else (made.size_ratio, made.sparsity)
+        return verdict(self.variant, self.pooled, size_ratio=ratio, sparsity=sparsity, account=self.account)
