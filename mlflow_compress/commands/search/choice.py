@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.run import method_settings, variant_name
 from mlflow_compress.commands.search.measured_costs import SwapCosts
 from mlflow_compress.commands.search.parameters import LIMITS, SearchConfig
@@ -74,10 +75,14 @@ def _candidate(config: SearchConfig, name: str) -> CandidateFormat:
     if own:
         given["method_args"] = {**own, **config.space.method_args}
     variant = config.main_config(method=method, **{k: v for k, v in given.items() if k in known or k == "method_args"})
-    settings = method_settings(variant.quantize_config)
-    METHODS.get(method).require_backend(settings)
-    uniform = Combination(name=variant_name(variant.quantize_config), config=variant, settings=settings)
+    uniform = _combination(variant)
+    METHODS.get(method).require_backend(uniform.settings)
     return CandidateFormat(name=name, method=method, uniform=uniform)
+
+
+def _combination(config: MainConfig) -> Combination:
+    quantize = config.quantize_config
+    return Combination(name=variant_name(quantize), config=config, settings=method_settings(quantize))
 
 
 def limits_of(config: SearchConfig) -> list[Limit]:
@@ -100,9 +105,8 @@ def recipe_variant(
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe.write(path)
     samples = max([1, *(one.calibration_samples for one in used)])  # 1 where no format reads them
-    variant = config.main_config(method=MIXED, method_args={"recipe": str(path)}, calibration_samples=samples)
-    settings = method_settings(variant.quantize_config)
-    return Combination(name=variant_name(variant.quantize_config), config=variant, settings=settings)
+    recipe_of = {"method_args": {"recipe": str(path)}, "calibration_samples": samples}
+    return _combination(config.main_config(method=MIXED, **recipe_of))
 
 
 def require_mixable(config: SearchConfig, found: Sequence[CandidateFormat], source: SourceModel) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.config.declarations import (
+    AUTO,
     Group,
     Names,
     OptionalNames,
@@ -40,6 +41,7 @@ def _positive_numbers(value: str | None) -> str | None:
     return value
 
 
+C = TypeVar("C", bound=Parameters)
 Budgets = Annotated[OptionalNames, AfterValidator(_positive_numbers)]
 
 
@@ -99,25 +101,13 @@ class SearchConfig(Parameters):
 
     def main_config(self, **variant: Any) -> MainConfig:
         """Return the parameters of one variant's main job, given its compression: neither judge nor speed."""
-        return MainConfig(**{**self._shared, "judge": False, "speed": False, **variant})
+        return self._uniform(MainConfig, **variant)
 
     @property
     def sweep_config(self) -> SweepConfig:
         """The parameters that a sweep of the same variants has."""
-        return SweepConfig(**{**self._shared, "judge": False, "speed": False})
+        return self._uniform(SweepConfig)
 
-    @property
-    def _shared(self) -> dict[str, Any]:
-        own = {
-            "formats",
-            *LIMITS,
-            "search_text",
-            "search_windows",
-            "search_rounds",
-            "search_tolerance",
-            "estimate",
-            "measured_swaps",
-            "autoscheme",
-            "group_size",
-        }
-        return {name: value for name, value in self.values().items() if name not in own}
+    def _uniform(self, command: type[C], **changes: Any) -> C:
+        own = {"experiment": self.experiment, "group_size": AUTO, "judge": False, "speed": False}
+        return self.of_stage(command, **{**own, **changes})

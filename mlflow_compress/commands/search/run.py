@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.search.choice import (
     CandidateFormat,
@@ -63,7 +64,6 @@ from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
-from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.records import RunRecords, TokenDistances
 from mlflow_compress.reporting.search_tables import rows_csv, search_markdown
 from mlflow_compress.tracking import run_names
@@ -152,9 +152,9 @@ def publish_search(
     for limit, (choice, made) in chosen.items():
         rows.append(_searched(limit, choice, made, held_out[made.run_id], ends))
     for limit, (choice, made) in autoscheme.items():
-        own = held_out[made.run_id]
-        row = replace(_searched(limit, choice, made, own, ends), kind="autoscheme", gap=None)
-        rows.append(replace(row, **_against(own, held_out[chosen[limit][1].run_id])))
+        units = held_out[made.run_id]
+        against = _paired("search_difference", units.kl - held_out[chosen[limit][1].run_id].kl)
+        rows.append(replace(_searched(limit, choice, made, units, ends), kind="autoscheme", gap=None, **against))
     length, name = config.space.calibration_length, Path(costs.text.name).name
     rows.sort(key=lambda row: (row.bits_per_weight, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
@@ -208,24 +208,21 @@ def _searched(
     mix = linear_mix(choice.allocation.n_bytes, ends)
     if mix is None:
         return row
-    difference = paired_mean(units.kl - mix.kl)
     return replace(
         row,
         mix=f"{mix.share:.2f} of {mix.larger}, the rest {mix.smaller}",
         mix_kl=float(mix.kl.mean()),
-        difference=float((units.kl - mix.kl).mean()),
-        difference_low=None if difference is None else difference.interval.low,
-        difference_high=None if difference is None else difference.interval.high,
+        **_paired("difference", units.kl - mix.kl),
     )
 
 
-def _against(own: UnitKl, searched: UnitKl) -> dict[str, Any]:
-    """Return the paired difference to the searched variant of the same limit, as a row has it."""
-    found = paired_mean(own.kl - searched.kl)
+def _paired(name: str, differences: Float) -> dict[str, Any]:
+    """Return the mean of paired differences of KL with its interval, as a row has it under a name."""
+    mean = paired_mean(differences)
     return {
-        "search_difference": float((own.kl - searched.kl).mean()),
-        "search_difference_low": None if found is None else found.interval.low,
-        "search_difference_high": None if found is None else found.interval.high,
+        name: float(differences.mean()),
+        f"{name}_low": None if mean is None else mean.interval.low,
+        f"{name}_high": None if mean is None else mean.interval.high,
     }
 
 
@@ -292,14 +289,7 @@ def _log(tracker: Tracker, run: TrackedRun, found: Search) -> None:
     run.set_note(markdown)
 
 
-Say = Callable[[str], None]
-
-
-def _silent(line: str) -> None:
-    """Tell nobody."""
-
-
-def run_search(config: SearchConfig, say: Say = _silent) -> Search:
+def run_search(config: SearchConfig, say: Say = silent) -> Search:
     """Find the formats of every group of layers within each limit, and return them beside the uniform variants."""
     limits, (found, may_keep), given = limits_of(config), candidates(config), config
     path = model_path(config.source.model)
@@ -333,57 +323,56 @@ def run_search(config: SearchConfig, say: Say = _silent) -> Search:
             resumable_workdir(tracker.uri, key) as resume,
         ):
             run.log_params(as_text(config))
-            runs = _made(tracker, run, prepared, say)
-            groups = _groups(config, source, found, tracker, runs)
+            made = _made(tracker, run, prepared, say)
+            uniform = {one.name: made[one.uniform.name] for one in found}
+            folders = [variant.folder for variant in uniform.values()]
+            groups = format_groups(config, source, folders, rescaled=any(one.rescales for one in found))
             costs = SwapCosts(config=config, text=text, resume=resume, groups=groups)
-            return _Search(config, tracker, run, source, found, may_keep, costs, say).result(limits, runs)
+            return _Search(tracker, run, source, found, may_keep, costs, uniform, say).result(limits)
 
 
-def _groups(
-    config: SearchConfig, source: SourceModel, found: Sequence[CandidateFormat], tracker: Tracker, runs: dict[str, str]
-) -> tuple[WeightGroup, ...]:
-    """Return the groups that get one format each."""
-    children = [tracker.children(runs[one.uniform.name])["quantize"] for one in found]
-    folders = [str(child.data.tags[run_names.CHECKPOINT]) for child in children]
-    return format_groups(config, source, folders, rescaled=any(one.rescales for one in found))
-
-
-def _made(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, str]:
-    """Make variants, each with a main run below the search's; return the runs by name. A failure is a `StageError`."""
-    runs = make_variants(tracker, run, prepared, lambda progress: say(progress.line))
-    for name, run_id in runs.items():
-        found = tracker.client.get_run(run_id)
-        if found.info.status != "FINISHED":
-            reason = found.data.tags.get(run_names.ERROR, f"its run is {found.info.status}")
+def _made(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, Made]:
+    """Make variants, each with a main run below the search's; return them by name. A failure is a `StageError`."""
+    made = {}
+    for name, run_id in make_variants(tracker, run, prepared, lambda progress: say(progress.line)).items():
+        main = tracker.client.get_run(run_id)
+        if main.info.status != "FINISHED":
+            reason = main.data.tags.get(run_names.ERROR, f"its run is {main.info.status}")
             raise StageError(f"{name}: {reason}", stage="search", fix="The same command again goes on from here")
-    return runs
+        tags = tracker.children(run_id)["quantize"].data.tags
+        made[name] = Made(run_id=run_id, folder=tags[run_names.CHECKPOINT], name=tags[run_names.VARIANT])
+    return made
 
 
+@dataclass(frozen=True)
 class _Search:
     """The part of a search that needs its run."""
 
-    def __init__(
-        self,
-        config: SearchConfig,
-        tracker: Tracker,
-        run: TrackedRun,
-        source: SourceModel,
-        found: Sequence[CandidateFormat],
-        may_keep: bool,
-        costs: SwapCosts,
-        say: Say,
-    ) -> None:
-        self._config, self._tracker, self._run, self._source = config, tracker, run, source
-        self._found, self._costs, self._say = found, costs, say
-        self._may_keep = may_keep
-        self._folders: dict[str, str | None] = {}
-        self._layers = [[name for name in group.modules if name in source.linear] for group in costs.groups]
+    tracker: Tracker
+    run: TrackedRun
+    source: SourceModel
+    formats: Sequence[CandidateFormat]
+    may_keep: bool  # Whether a layer may stay as it is
+    costs: SwapCosts
+    uniform: Mapping[str, Made]  # The uniform variants by their format
+    say: Say
 
-    def result(self, limits: Sequence[Limit], runs: dict[str, str]) -> Search:
-        uniform = {one.name: self._of(runs[one.uniform.name]) for one in self._found}
-        self._folders = {name: made.folder for name, made in uniform.items()}
-        if self._may_keep:
-            self._folders[KEPT] = None
+    @cached_property
+    def config(self) -> SearchConfig:
+        """The parameters."""
+        return self.costs.config
+
+    @cached_property
+    def folders(self) -> dict[str, str | None]:
+        """The checkpoint of every format; None of layers that stay as they are."""
+        return {**{name: made.folder for name, made in self.uniform.items()}, **({KEPT: None} if self.may_keep else {})}
+
+    @cached_property
+    def layers(self) -> list[list[str]]:
+        """The linear layers of each group."""
+        return [[name for name in group.modules if name in self.source.linear] for group in self.costs.groups]
+
+    def result(self, limits: Sequence[Limit]) -> Search:
         sizes = self._sizes()
         for limit in limits:
             if limit.kind != "max_kl":
@@ -392,37 +381,37 @@ class _Search:
         chosen = {limit: self._chosen(limit, table) for limit in limits}
         beside, left_out = self._autoscheme(chosen, table)
         variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
-        prepared = prepare_sweep(self._config.sweep_config, list(variants.values()), self._tracker)
-        mixed = _made(self._tracker, self._run, prepared, self._say)
+        prepared = prepare_sweep(self.config.sweep_config, list(variants.values()), self.tracker)
+        made = _made(self.tracker, self.run, prepared, self.say)
         return publish_search(
-            self._tracker,
-            self._run,
-            self._config,
+            self.tracker,
+            self.run,
+            self.config,
             table=table,
             estimation=estimation,
-            uniform=uniform,
-            chosen={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in chosen.items()},
-            autoscheme={limit: (choice, self._of(mixed[choice.variant.name])) for limit, choice in beside.items()},
+            uniform=self.uniform,
+            chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
+            autoscheme={limit: (choice, made[choice.variant.name]) for limit, choice in beside.items()},
             left_out=left_out,
-            costs=self._costs,
+            costs=self.costs,
         )
 
     def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
         """Return the costs in the baseline, and what was estimated of them."""
-        space, what = self._config.space, f"{len(self._found)} formats in {len(sizes.groups)} groups"
+        space, what = self.config.space, f"{len(self.formats)} formats in {len(sizes.groups)} groups"
         if space.estimate == "none":
-            self._say(f"[search] measures {what}")
-            return first_table(self._costs, self._folders, sizes), None
-        self._say(f"[search] estimates {what}, and measures what is chosen")
+            self.say(f"[search] measures {what}")
+            return first_table(self.costs, self.folders, sizes), None
+        self.say(f"[search] estimates {what}, and measures what is chosen")
         table, found = first_estimated_table(
-            space.estimate, self._costs, self._folders, sizes, limits, space.measured_swaps
+            space.estimate, self.costs, self.folders, sizes, limits, space.measured_swaps
         )
-        self._say(f"[search] measured {found.measured.sum()} of {found.possible} swaps")
+        self.say(f"[search] measured {found.measured.sum()} of {found.possible} swaps")
         return table, found
 
     def _autoscheme(self, chosen: Mapping[Limit, Choice], table: CostTable) -> tuple[dict[Limit, Choice], str]:
         """Return AutoScheme's choices within the same sizes, or why there are none."""
-        asked = self._config.space.autoscheme
+        asked = self.config.space.autoscheme
         if asked == "false":
             return {}, ""
         sizes = table.sizes
@@ -431,60 +420,55 @@ class _Search:
             for limit, one in chosen.items()
         }
         try:
-            formats = integer_formats(self._found, self._may_keep)
-            self._say(f"[search] AutoScheme scores {len(formats)} formats")
-            found = autoscheme_choices(self._config, self._source, formats, self._costs, table, budgets)
+            formats = integer_formats(self.formats, self.may_keep)
+            self.say(f"[search] AutoScheme scores {len(formats)} formats")
+            found = autoscheme_choices(self.config, self.source, formats, self.costs, table, budgets)
         except (MissingDependencyError, UnsupportedError) as error:
             if asked == "true":
                 raise
             return {}, str(error)
         make = partial(self._make, sizes, name="autoscheme-")
         return {
-            limit: measured(one, limit, table, make=make, measure=self._costs.whole) for limit, one in found.items()
+            limit: measured(one, limit, table, make=make, measure=self.costs.whole) for limit, one in found.items()
         }, ""
-
-    def _of(self, run_id: str) -> Made:
-        """Return a main run with its checkpoint."""
-        tags = self._tracker.children(run_id)["quantize"].data.tags
-        return Made(run_id=run_id, folder=tags[run_names.CHECKPOINT], name=tags[run_names.VARIANT])
 
     def _sizes(self) -> StoredSizes:
         """Return the stored bytes of every group in every format, from the headers of the checkpoints."""
-        base = read_headers(self._source.folder)
-        headers = [base if folder is None else read_headers(Path(folder)) for folder in self._folders.values()]
-        by_group = [[bytes_of_layers(one, layers) for one in headers] for layers in self._layers]
-        linear = [layer for layers in self._layers for layer in layers]
+        base = read_headers(self.source.folder)
+        headers = [base if folder is None else read_headers(Path(folder)) for folder in self.folders.values()]
+        by_group = [[bytes_of_layers(one, layers) for one in headers] for layers in self.layers]
+        linear = [layer for layers in self.layers for layer in layers]
         first = headers[0]
         return StoredSizes(
-            groups=tuple(group.name for group in self._costs.groups),
-            formats=tuple(self._folders),
+            groups=tuple(group.name for group in self.costs.groups),
+            formats=tuple(self.folders),
             layers=np.array(by_group, dtype=np.int64),
             base=bytes_of_layers(base, linear),
             rest=total_bytes(first) - bytes_of_layers(first, linear),
-            weights=sum(rows * columns for rows, columns in self._source.linear.values()),
+            weights=sum(rows * columns for rows, columns in self.source.linear.values()),
         )
 
     def _chosen(self, limit: Limit, table: CostTable) -> Choice:
-        space = self._config.space
+        space = self.config.space
         found = choose_formats(
             limit,
             table,
             rounds=space.search_rounds,
             tolerance=space.search_tolerance,
             make=partial(self._make, table.sizes),
-            measure=self._costs.whole,
+            measure=self.costs.whole,
             refit=partial(self._refitted, table.sizes),
             uniform=self._uniform_kl,
         )
-        self._say(
+        self.say(
             f"[search] {limit.short}: {found.variant.name}, predicted KL {found.predicted:.3g}, measured "
             f"{found.measured:.3g} on the search's text"
         )
         return found
 
     def _uniform_kl(self, name: str) -> Float:
-        folder = self._folders[name]
-        return np.zeros(len(self._costs.text.windows.ids)) if folder is None else self._costs.whole(folder)
+        folder = self.folders[name]
+        return np.zeros(len(self.costs.text.windows.ids)) if folder is None else self.costs.whole(folder)
 
     def _make(
         self, sizes: StoredSizes, allocation: Allocation, limit: Limit, *, name: str = ""
@@ -492,15 +476,15 @@ class _Search:
         """Make the checkpoint of a choice, and check that it has the bytes that were counted on."""
         layers = {
             layer: sizes.formats[chosen]
-            for names, chosen in zip(self._layers, allocation.choice, strict=True)
+            for names, chosen in zip(self.layers, allocation.choice, strict=True)
             for layer in names
         }
-        in_order = {layer: layers[layer] for layer in self._source.linear}
-        folder = home(self._tracker.uri) / "recipes"
-        variant = recipe_variant(self._config, self._found, in_order, f"{name}{limit.short}", folder)
-        self._say(f"[search] {limit.short}: makes {variant.name}")
-        child = in_process(self._tracker, "quantize", variant.config.quantize_config, self._run, say=self._say)
-        made = str(self._tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
+        in_order = {layer: layers[layer] for layer in self.source.linear}
+        folder = home(self.tracker.uri) / "recipes"
+        variant = recipe_variant(self.config, self.formats, in_order, f"{name}{limit.short}", folder)
+        self.say(f"[search] {limit.short}: makes {variant.name}")
+        child = in_process(self.tracker, "quantize", variant.config.quantize_config, self.run, say=self.say)
+        made = str(self.tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
         headers = read_headers(Path(made))
         if limit.kind == "max_bytes" and not name and total_bytes(headers) > limit.value:
             raise CheckpointError(
@@ -518,6 +502,6 @@ class _Search:
 
     def _refitted(self, sizes: StoredSizes, choice: Choice) -> CostTable:
         told = f"predicted {choice.predicted:.3g}, measured {choice.measured:.3g}"
-        self._say(f"[search] {told}: measures the costs again, within this recipe")
-        added = [self._costs.around(choice.folder, folder) - choice.kl for folder in self._folders.values()]
+        self.say(f"[search] {told}: measures the costs again, within this recipe")
+        added = [self.costs.around(choice.folder, folder) - choice.kl for folder in self.folders.values()]
         return CostTable(sizes=sizes, start=choice.kl, added=np.stack(added, axis=1))

@@ -14,15 +14,11 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import run_evaluate
-from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.commands.main.run import run_variant
-from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import run_quantize
 from mlflow_compress.commands.shared.get_or_create import workdirs_folder
-from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.commands.sweep.plan import PreparedVariant
 from mlflow_compress.config import Parameters
@@ -138,23 +134,18 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
     return MadeVariant(run_id=made.run.run_id, state="finished", said=made.verdict.removeprefix(f"{made.name}: "))
 
 
+_RUNS = {"quantize": run_quantize, "evaluate": run_evaluate, "judge": run_judge, "speed": run_speed}
+
+
 def in_process(
     tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun, *, say: Callable[[str], None]
 ) -> str:
     """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
 
-    def work() -> object:
-        if isinstance(config, QuantizeConfig):
-            return run_quantize(config, tracker)
-        if isinstance(config, EvaluateConfig):
-            return run_evaluate(config, tracker)
-        if isinstance(config, JudgeConfig):
-            return run_judge(config, tracker, say)
-        assert isinstance(config, SpeedConfig)
-        return run_speed(config, tracker)
-
+    run: Callable[..., object] = _RUNS[stage]
+    told = {"say": say} if stage == "judge" else {}
     try:
-        return run_stage_here(tracker, stage, work, parent=parent)
+        return run_stage_here(tracker, stage, lambda: run(config, tracker, **told), parent=parent)
     finally:
         _free_memory()
 

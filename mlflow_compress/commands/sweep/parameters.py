@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
-from mlflow_compress.config.declarations import Group, Names, OptionalText, Pairs, Parameters, like, option
+from mlflow_compress.config.declarations import AUTO, Group, Names, OptionalText, Pairs, Parameters, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
     AutoOrCount,
@@ -66,6 +66,5 @@ class SweepConfig(Parameters):
 
         - `**variant`: Parameters of the compression, or of a served model, which replace those that all variants share.
         """
-        own = ("methods", "bits", "group_size", "grid", "dry_run")
-        shared = {name: value for name, value in self.values().items() if name not in own}
-        return MainConfig(**{**shared, **variant})
+        not_shared = {"bits": AUTO, "group_size": AUTO}  # a sweep has several
+        return self.of_stage(MainConfig, **{"experiment": self.experiment, **not_shared, **variant})
