@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress import files as atomic
+from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, DiagnosisConfig
 from mlflow_compress.commands.diagnose.result import Diagnosis
 from mlflow_compress.commands.evaluate.models import light
@@ -240,7 +241,6 @@ def _setup(diagnosis: Diagnosis, manifest: CheckpointManifest) -> dict[str, obje
 
 NOISE = "noise on {}"
 _SAME = 0.01  # of the whole variant's KL: what rounding may change
-Say = Callable[[str], None]
 VariantMaker = Callable[[OpenRun, str], tuple[CheckpointManifest, Path]]
 
 
@@ -254,7 +254,7 @@ class _Measured:
     whole_model_reason: str | None
 
 
-def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = lambda line: None) -> Diagnosis:
+def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = suite_of(config.evaluate_config)
     corpora = corpora_of(suite, config.evaluation.tasks)
@@ -278,13 +278,8 @@ def _diagnose(
         run.log_params(logged_params(config))
         manifest, folder = make(run, store.uri)
         run.rename(f"diagnose {manifest.label} {label}")
-        run.set_tags(
-            {
-                run_names.VARIANT: manifest.label,
-                run_names.METHOD: manifest.method,
-                run_names.CHECKPOINT: str(folder),
-            }
-        )
+        tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
+        run.set_tags({**tags, run_names.CHECKPOINT: str(folder)})
         variant = light(str(folder), config.source, config.inference)
         check_same_tokenizer(base, variant)
         began = time.monotonic()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, noise_sample, with_traces
 from mlflow_compress.commands.evaluate.models import engine_started, open_baseline, open_variant, recognised_in
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
@@ -21,7 +22,7 @@ from mlflow_compress.commands.evaluate.stored import (
     write_metadata,
 )
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.inputs import ServedVariant, baseline_label, described, suite_of
+from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED, as_text
@@ -85,7 +86,7 @@ def evaluate_variant(
     store: Store,
     run: OpenRun,
     until_finished: ExitStack,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = silent,
 ) -> EvaluatedVariant:
     """Return the records of variant and baseline. Only what no finished run of the store has scored is scored now.
 
@@ -152,12 +153,8 @@ def evaluate_variant(
         )
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
-    return EvaluatedVariant(
-        inputs=inputs,
-        baseline=baseline,
-        account=account,
-        found_in=earlier[0].run_id if earlier else None,
-    )
+    found_in = earlier[0].run_id if earlier else None
+    return EvaluatedVariant(inputs=inputs, baseline=baseline, account=account, found_in=found_in)
 
 
 def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
@@ -193,18 +190,15 @@ def log_evaluation(
     if skipped:
         run.log_json(skipped, "not_computed.json")
     with scratch_folder(store.uri) as folder:
-        inputs.subject.write(folder)
-        write_metadata(folder, metadata)
-        run.log_folder(folder, RECORDS)
-    if inputs.asked_again is not None:
-        with scratch_folder(store.uri) as folder:
-            inputs.asked_again.write(folder)
-            run.log_folder(folder, NOISE)
+        inputs.subject.write(folder / RECORDS)
+        write_metadata(folder / RECORDS, metadata)
+        if inputs.asked_again is not None:
+            inputs.asked_again.write(folder / NOISE)
+        for part in sorted(folder.iterdir()):
+            run.log_folder(part, part.name)
 
 
-def run_evaluate(
-    config: EvaluateConfig, store: Store | None = None, say: Callable[[str], None] = lambda line: None
-) -> Evaluation:
+def run_evaluate(config: EvaluateConfig, store: Store | None = None, say: Say = silent) -> Evaluation:
     """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made.
 
     `say` is told, before anything is asked, what the server of a served model can.
@@ -214,13 +208,7 @@ def run_evaluate(
         return _evaluate(config, variant, suite, opened, say)
 
 
-def _evaluate(
-    config: EvaluateConfig,
-    variant: CheckpointManifest | ServedVariant,
-    suite: Suite,
-    store: Store,
-    say: Callable[[str], None],
-) -> Evaluation:
+def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store, say: Say) -> Evaluation:
     label = baseline_label(config)
     with (
         ExitStack() as until_finished,
@@ -228,13 +216,8 @@ def _evaluate(
         store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
     ):
         run.rename(f"evaluate {variant.label} {label}")
-        run.set_tags(
-            {
-                run_names.VARIANT: variant.label,
-                run_names.METHOD: variant.method,
-                run_names.CHECKPOINT: config.checkpoint,
-            }
-        )
+        tags = {run_names.VARIANT: variant.label, run_names.METHOD: variant.method}
+        run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
         run.log_params(_resolved(config))
         evaluated = evaluate_variant(config, suite, store, run, until_finished, say)
         baseline = evaluated.baseline

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlflow_compress import files as atomic
+from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant, recognised_in
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
@@ -447,10 +448,7 @@ def write_verdict(found: GateVerdict, folder: Path) -> None:
     atomic.write(folder / MARKDOWN, verdict_markdown(found).encode())
 
 
-Progress = Callable[[str], None]
-
-
-def run_gate(config: GateConfig, store: Store | None = None, progress: Progress = lambda line: None) -> GateVerdict:
+def run_gate(config: GateConfig, store: Store | None = None, progress: Say = silent) -> GateVerdict:
     """Evaluate a checkpoint until every gate is decided or one has failed, and return the verdict.
 
     The baseline is found in the store, or evaluated as a whole. The variant is scored in blocks, on the items that the
@@ -552,7 +550,7 @@ def _check_counts(policy: Policy, order: Keys) -> None:
             )
 
 
-def _look(work: GateWork, scorer: BlockScorer, progress: Progress) -> ChecksSoFar:
+def _look(work: GateWork, scorer: BlockScorer, progress: Say) -> ChecksSoFar:
     """Look at block after block until the verdict is sure; return what is known."""
     wanted = work.wanted
     so_far = ChecksSoFar(policy=wanted, headline=work.families, error=work.config.error)

@@ -11,6 +11,7 @@ from typing import Any
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.sweep.make_variant import MadeVariant, close_killed, make_variant
 from mlflow_compress.commands.sweep.plan import PreparedVariant
+from mlflow_compress.commands.sweep.result import State
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers
@@ -114,7 +115,7 @@ def _check(place: SweepPlace) -> None:
         )
 
 
-Note = Callable[[PreparedVariant, str, str], None]
+Note = Callable[[PreparedVariant, State, str], None]
 """Is told of a variant, its state (see `VariantProgress`), and what happens or was found."""
 
 
@@ -126,59 +127,45 @@ def make_on_workers(
     A variant whose worker is lost begins again on another one, where it finds what is kept on disk. With several
     workers lost it is failed, and the others go on. When this ends early, workers stop, and their runs are closed.
     """
-    return _SideBySide(tracker, parent, variants, workers, note).make()
+    place = SweepPlace.of(tracker, parent, judge=variants[0].asked.config.judge)
+    n_shares = min(workers.n, len(variants))
+    tasks = [_on_worker(variant, workers.device, n_shares) for variant in variants]
+    lines = workers.said_lines()
+    made: dict[int, MadeVariant] = {}
 
+    def show() -> None:
+        """Pass on what workers have said."""
+        for number, line in lines.take():
+            if number not in made:
+                note(variants[number], "runs", line)
 
-class _SideBySide:
-    """The variants of a sweep while workers make them, by number."""
+    def finish(number: int, one: MadeVariant) -> None:
+        show()  # what was said before
+        made[number] = one
+        note(variants[number], one.state, one.said)
 
-    def __init__(
-        self, tracker: Tracker, parent: str, variants: Sequence[PreparedVariant], workers: Workers, note: Note
-    ) -> None:
-        self._tracker, self._parent, self._variants = tracker, parent, variants
-        self._workers, self._note = workers, note
-        self._place = SweepPlace.of(tracker, parent, judge=variants[0].asked.config.judge)
-        n_shares = min(workers.n, len(variants))
-        self._tasks = [_on_worker(variant, workers.device, n_shares) for variant in variants]
-        self._lines = workers.said_lines()
-        self._made: dict[int, MadeVariant] = {}
-
-    def make(self) -> list[MadeVariant]:
-        """Make all. What another process makes now is left for the end, and waited for."""
-        try:
-            for wait in (False, True):
-                self._hand_out([number for number in range(len(self._tasks)) if number not in self._made], wait=wait)
-        except BaseException:
-            close_killed(self._tracker, self._parent)
-            raise
-        return [self._made[number] for number in range(len(self._tasks))]
-
-    def _hand_out(self, left: Sequence[int], *, wait: bool) -> None:
+    def hand_out(left: Sequence[int], *, wait: bool) -> None:
         """Let workers make the variants of these numbers, each one at a time."""
 
         def task(index: int) -> WorkerCall:
-            number = left[index]
-            return WorkerCall("make_variant", (self._tasks[number], self._place, number, self._lines.keeper, wait))
+            return WorkerCall("make_variant", (tasks[left[index]], place, left[index], lines.keeper, wait))
 
-        def done(index: int, found: MadeVariant | None) -> None:
-            if found is not None:
-                self._finish(left[index], found)
+        def done(index: int, one: MadeVariant | None) -> None:
+            if one is not None:
+                finish(left[index], one)
 
         def lost(index: int, error: WorkerError) -> None:
-            self._finish(left[index], _lost(self._tracker, self._parent, self._variants[left[index]], error))
+            finish(left[index], _lost(tracker, parent, variants[left[index]], error))
 
-        self._workers.run(len(left), task, done, at_once=1, lost=lost, meanwhile=self._show)
+        workers.run(len(left), task, done, at_once=1, lost=lost, meanwhile=show)
 
-    def _show(self) -> None:
-        """Pass on what workers have said."""
-        for number, line in self._lines.take():
-            if number not in self._made:
-                self._note(self._variants[number], "runs", line)
-
-    def _finish(self, number: int, found: MadeVariant) -> None:
-        self._show()  # what was said before
-        self._made[number] = found
-        self._note(self._variants[number], found.state, found.said)
+    try:
+        for wait in (False, True):  # what another process makes now is left for the end, and waited for
+            hand_out([number for number in range(len(tasks)) if number not in made], wait=wait)
+    except BaseException:
+        close_killed(tracker, parent)
+        raise
+    return [made[number] for number in range(len(tasks))]
 
 
 def _on_worker(variant: PreparedVariant, device: str, n_shares: int) -> PreparedVariant:

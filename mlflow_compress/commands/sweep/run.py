@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+from mlflow_compress.commands.command import silent
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.evaluate.run import evaluate_baseline
 from mlflow_compress.commands.judge.answers import answer_baseline
@@ -15,7 +16,7 @@ from mlflow_compress.commands.report.scores import score_runs
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import MadeVariant, make_variant, parent_run
-from mlflow_compress.commands.sweep.on_workers import VariantWorker, make_on_workers
+from mlflow_compress.commands.sweep.on_workers import Note, VariantWorker, make_on_workers
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import (
     Prepared,
@@ -24,7 +25,7 @@ from mlflow_compress.commands.sweep.plan import (
     plan_of,
     prepare_sweep,
 )
-from mlflow_compress.commands.sweep.result import Sweep, SweepPlan, SweepProgress, VariantProgress
+from mlflow_compress.commands.sweep.result import State, Sweep, SweepPlan, SweepProgress, VariantProgress
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import as_text
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
@@ -98,11 +99,7 @@ def _counts(board: Scoreboard, plan: SweepPlan) -> dict[str, float]:
 Tell = Callable[[SweepProgress], None]
 
 
-def _silent(progress: SweepProgress) -> None:
-    """Tell nobody."""
-
-
-def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
+def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
     """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only.
 
     What an earlier run holds is found, not computed again. A variant that fails is marked, and the others go on.
@@ -138,46 +135,40 @@ def run_sweep(config: SweepConfig, tell: Tell = _silent) -> Sweep | SweepPlan:
 def make_variants(
     tracker: Tracker, run: TrackedRun, prepared: Prepared, tell: Tell, workers: Workers | None = None
 ) -> dict[str, str]:
-    """Make the variants, or find them, below a run; return the main run of each, finished or failed, by its name."""
-    return _Variants(tracker, run, prepared, tell).make(workers)
+    """Make the variants, or find them, below a run; return the main run of each, finished or failed, by its name.
+
+    The baseline comes first.
+    """
+    variants = prepared.variants
+    progress = {variant.key: VariantProgress(name=variant.name) for variant in variants}
+
+    def note(variant: PreparedVariant, state: State, doing: str) -> None:
+        progress[variant.key] = VariantProgress(name=variant.name, state=state, doing=doing)
+        number = list(progress).index(variant.key) + 1
+        line = f"[{number}/{len(progress)}] {variant.name}: {doing}"
+        tell(SweepProgress(line=line, variants=tuple(progress.values())))
+
+    config = variants[0].asked.config
+    evaluate_baseline(config.evaluate_config(), tracker)
+    if workers is None:
+        with reload_helper():
+            made = _one_by_one(tracker, run.run_id, variants, note)
+    else:
+        if config.judge:
+            answer_baseline(config.judge_config(), tracker)
+        made = make_on_workers(tracker, run.run_id, variants, workers, note)
+    return {variant.name: one.run_id for variant, one in zip(variants, made, strict=True)}
 
 
-class _Variants:
-    """The variants of a sweep, made under the sweep's run, and what is known of each at this moment."""
-
-    def __init__(self, tracker: Tracker, run: TrackedRun, prepared: Prepared, tell: Tell) -> None:
-        self._tracker, self._run, self._all, self._tell = tracker, run, prepared.variants, tell
-        self._progress = {v.key: VariantProgress(name=v.name) for v in prepared.variants}
-
-    def make(self, workers: Workers | None) -> dict[str, str]:
-        """Return the main run of every variant, finished or failed, by its name. The baseline comes first."""
-        config = self._all[0].asked.config
-        evaluate_baseline(config.evaluate_config(), self._tracker)
-        if workers is None:
-            with reload_helper():
-                made = self._one_by_one()
-        else:
-            if config.judge:
-                answer_baseline(config.judge_config(), self._tracker)
-            made = make_on_workers(self._tracker, self._run.run_id, self._all, workers, self._note)
-        return {variant.name: one.run_id for variant, one in zip(self._all, made, strict=True)}
-
-    def _one_by_one(self) -> list[MadeVariant]:
-        """Make every variant in this process. One that another process makes now is left for the end."""
-        made: dict[str, MadeVariant] = {}
-        for wait in (False, True):
-            for variant in self._all:
-                if variant.key in made:
-                    continue
-                say = partial(self._note, variant, "runs")
-                found = make_variant(self._tracker, variant, self._run.run_id, say, wait=wait)
-                if found is not None:
-                    made[variant.key] = found
-                    self._note(variant, found.state, found.said)
-        return [made[variant.key] for variant in self._all]
-
-    def _note(self, variant: PreparedVariant, state: str, doing: str) -> None:
-        self._progress[variant.key] = VariantProgress(name=variant.name, state=state, doing=doing)  # type: ignore[arg-type]
-        every = tuple(self._progress.values())
-        number = list(self._progress).index(variant.key) + 1
-        self._tell(SweepProgress(line=f"[{number}/{len(every)}] {variant.name}: {doing}", variants=every))
+def _one_by_one(tracker: Tracker, parent: str, variants: Sequence[PreparedVariant], note: Note) -> list[MadeVariant]:
+    """Make every variant in this process. One that another process makes now is left for the end."""
+    made: dict[str, MadeVariant] = {}
+    for wait in (False, True):
+        for variant in variants:
+            if variant.key in made:
+                continue
+            one = make_variant(tracker, variant, parent, partial(note, variant, "runs"), wait=wait)
+            if one is not None:
+                made[variant.key] = one
+                note(variant, one.state, one.said)
+    return [made[variant.key] for variant in variants]
