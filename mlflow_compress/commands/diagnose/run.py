@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +47,7 @@ from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.weight_groups import Differences, find_differences
 from mlflow_compress.records import MetricResult, SwapDistances
+from mlflow_compress.reporting.search_tables import rows_csv
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut_windows
@@ -181,16 +180,6 @@ def _key(category: str | None) -> str:
     return str(category).replace(" ", "_")
 
 
-def groups_csv(diagnosis: Diagnosis) -> str:
-    """Return the table of groups as CSV; a missing value is an empty cell."""
-    rows = diagnosis.to_rows()
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
 def write_diagnosis(
     store: Store, run: OpenRun, diagnosis: Diagnosis, records: SwapDistances, manifest: CheckpointManifest
 ) -> None:
@@ -212,7 +201,7 @@ def write_diagnosis(
             setup=_setup(diagnosis, manifest),
         )
         _file(run, folder / "diagnosis.html", page)
-        _file(run, folder / "groups.csv", groups_csv(diagnosis))
+        _file(run, folder / "groups.csv", rows_csv(diagnosis.to_rows()))
         run.log_folder(folder / "figures", "figures")
         records.write(folder / run_names.RECORDS)
         run.log_folder(folder / run_names.RECORDS, run_names.RECORDS)

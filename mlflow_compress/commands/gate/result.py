@@ -18,13 +18,13 @@ class GateRow:
     gate: int  # Number of the policy's gate; a gate on KL has two checks
     name: str  # The claim: "distance/flips_pct <= 5"
     verdict: Literal["pass", "fail", "undecided"]
-    decided_after: int | None  # Items that the gate had looked at; None where items did not decide
+    decided_after: int | None = None  # Items that the gate had looked at; None where items did not decide
     # What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, or a timing of it
     by: Literal["items", "all items", "checkpoint", "timing"]
-    value: float | None  # The value so far, in the metric's unit; None where no item has one
-    limit: float | None  # The limit
-    n: int  # Items that have a value
-    reason: str  # What a promotion says of the gate, where all items or the checkpoint decided
+    value: float | None = None  # The value so far, in the metric's unit; None where no item has one
+    limit: float | None = None  # The limit
+    n: int = 0  # Items that have a value
+    reason: str = ""  # What a promotion says of the gate, where all items or the checkpoint decided
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import as_text
 from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
-from mlflow_compress.decide.gates import SPEED, Gate, gate_values, in_words, without_speed
+from mlflow_compress.decide.gates import SPEED, Check, Gate, gate_values, in_words, without_speed
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
 from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, lacking_shares, read_gates
 from mlflow_compress.engines.interface import ModelScorer
@@ -171,12 +171,19 @@ class ChecksSoFar:
             if verdict != "undecided":
                 self.decided_at.setdefault(name, (verdict, self.n_items))
 
-    def of_gate(self, gate: int) -> Verdict:
-        """Return what the items say of one gate: it passes when all of its checks do, and fails when one does."""
-        found = [self.decided_at.get(c.claim.name, ("undecided", 0))[0] for c in self.policy.checks if c.gate == gate]
-        if "fail" in found:
+    def by_gate(self) -> dict[int, Verdict]:
+        """Return what the items say of each gate: it passes when all of its checks do, and fails when one does."""
+        return {n: self._of_gate(n) for n in range(len(self.policy.gates)) if n not in self.policy.at_once}
+
+    def _of_gate(self, gate: int) -> Verdict:
+        verdicts = [
+            self.decided_at.get(check.claim.name, ("undecided", 0))[0]
+            for check in self.policy.checks
+            if check.gate == gate
+        ]
+        if "fail" in verdicts:
             return "fail"
-        return "pass" if found and all(verdict == "pass" for verdict in found) else "undecided"
+        return "pass" if verdicts and all(verdict == "pass" for verdict in verdicts) else "undecided"
 
     def rows(self) -> list[GateRow]:
         """Return one row per check: the value so far, and when it was decided."""
@@ -196,7 +203,6 @@ class ChecksSoFar:
             value=value,
             limit=VALUES[check.metric].factor * claim.limit,
             n=len(values),
-            reason="",
         )
 
 
@@ -250,8 +256,8 @@ class GateWork:
         return replace(looked, asked=looked.asked + left_out, unscored={**looked.unscored, **more})
 
 
-def at_once(work: GateWork, verdict: str) -> list[GateRow]:
-    """Return the gates that need no item, those of one verdict."""
+def at_once(work: GateWork) -> list[GateRow]:
+    """Return the gates that need no item."""
     made, timed = work.made, work.timed
     sizes = size_values(made) if isinstance(made, CheckpointManifest) else {}
     values = {**sizes, **timed.values, "gate/kl_items": 0.0}
@@ -260,34 +266,23 @@ def at_once(work: GateWork, verdict: str) -> list[GateRow]:
     for number in sorted(work.wanted.at_once):
         gate = work.wanted.gates[number]
         checks = gate.checks(values)
-        found = "pass" if all(check.passed for check in checks) else "fail"
-        if found == verdict:
-            by = "timing" if isinstance(gate, Gate) and gate.metric.startswith(SPEED) else "checkpoint"
-            rows.append(_row(number, "; ".join(in_words(check, absent) for check in checks), found, by))
+        reason = "; ".join(in_words(check, absent) for check in checks)
+        of_speed = isinstance(gate, Gate) and gate.metric.startswith(SPEED)
+        by: Literal["timing", "checkpoint"] = "timing" if of_speed else "checkpoint"
+        rows.append(GateRow(gate=number + 1, name=reason, verdict=_verdict(checks), by=by, reason=reason))
     return rows
 
 
-def _row(number: int, reason: str, verdict: str, by: str, n: int = 0) -> GateRow:
-    return GateRow(
-        gate=number + 1,
-        name=reason,
-        verdict=verdict,  # type: ignore[arg-type]
-        decided_after=None,
-        by=by,  # type: ignore[arg-type]
-        value=None,
-        limit=None,
-        n=n,
-        reason=reason,
-    )
+def _verdict(checks: Sequence[Check]) -> Literal["pass", "fail"]:
+    return "pass" if all(check.passed for check in checks) else "fail"
 
 
 def is_sure(work: GateWork, so_far: ChecksSoFar) -> bool:
     """Return whether more items can no longer change the verdict, at the error level."""
-    policy, wanted, order = work.policy, work.wanted, work.order
-    verdicts = [so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once]
+    policy, verdicts = work.policy, so_far.by_gate().values()
     if "fail" in verdicts:
         return True
-    seen = order[: so_far.n_items]
+    seen = work.order[: so_far.n_items]
     enough = len(seen) >= policy.require.items and all(
         sum(name == task for name, _ in seen) >= fewest for task, fewest in policy.require.items_by_task.items()
     )
@@ -296,11 +291,10 @@ def is_sure(work: GateWork, so_far: ChecksSoFar) -> bool:
 
 def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLink) -> GateVerdict:
     """Return the verdict: of the items so far, or of the fixed-n rule where all of them left a gate open."""
-    policy, wanted, made, available = work.policy, work.wanted, work.made, len(work.order)
-    rows = [*at_once(work, "pass"), *at_once(work, "fail"), *so_far.rows()]
-    by_items = {gate: so_far.of_gate(gate) for gate in range(len(wanted.gates)) if gate not in wanted.at_once}
+    policy, made, available = work.policy, work.made, len(work.order)
+    rows = [*at_once(work), *so_far.rows()]
     failed = {row.gate for row in rows if row.verdict == "fail"}
-    open_gates = [gate for gate, verdict in by_items.items() if verdict == "undecided"]
+    open_gates = [gate for gate, verdict in so_far.by_gate().items() if verdict == "undecided"]
     all_used = so_far.n_items == available
     if all_used and open_gates and not failed:
         decided = _fixed_n(work, so_far, open_gates)
@@ -364,8 +358,8 @@ def _fixed_n(work: GateWork, so_far: ChecksSoFar, open_gates: list[int]) -> list
     rows = []
     for number in open_gates:
         checks = work.wanted.gates[number].checks(values)
-        verdict = "pass" if all(check.passed for check in checks) else "fail"
-        rows.append(_row(number, "; ".join(check.reason for check in checks), verdict, "all items", so_far.n_items))
+        reason, verdict, n = "; ".join(check.reason for check in checks), _verdict(checks), so_far.n_items
+        rows.append(GateRow(gate=number + 1, name=reason, verdict=verdict, by="all items", n=n, reason=reason))
     return rows
 
 
@@ -552,18 +546,17 @@ def _check_counts(policy: Policy, order: Keys) -> None:
 
 def _look(work: GateWork, scorer: BlockScorer, progress: Say) -> ChecksSoFar:
     """Look at block after block until the verdict is sure; return what is known."""
-    wanted = work.wanted
-    so_far = ChecksSoFar(policy=wanted, headline=work.families, error=work.config.error)
-    if at_once(work, "fail"):
+    so_far = ChecksSoFar(policy=work.wanted, headline=work.families, error=work.config.error)
+    if any(row.verdict == "fail" for row in at_once(work)):
         return so_far
     for number, keys in blocks(work.order, work.config.block):
         records, short = scorer.records(number, keys)
         so_far.parts.append(records)
         so_far.shortened = Shortened(so_far.shortened.cut | short.cut, so_far.shortened.too_long | short.too_long)
         so_far.look(work.inputs(records), keys)
-        gates = [gate for gate in range(len(wanted.gates)) if gate not in wanted.at_once]
-        decided = sum(so_far.of_gate(gate) != "undecided" for gate in gates)
-        progress(f"{so_far.n_items} of {len(work.order)} items: {decided} of {len(gates)} gates decided")
+        verdicts = so_far.by_gate().values()
+        decided = sum(verdict != "undecided" for verdict in verdicts)
+        progress(f"{so_far.n_items} of {len(work.order)} items: {decided} of {len(verdicts)} gates decided")
         if is_sure(work, so_far):
             break
     return so_far
