@@ -135,3 +135,12 @@ def size_text(ratio: float, sparsity: float | None = None) -> str:
     if sparsity is not None and saved_dense(ratio, sparsity):
         return f"same size on disk (saved dense), {100 * sparsity:.0f} % zeros"
     return ratio_text(ratio)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in a readable unit: "less than 1 s", "40 s", "12 min", "3.5 h"."""
+    if 0 < seconds < 1:
+        return "less than 1 s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

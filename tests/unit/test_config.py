@@ -13,10 +13,12 @@ from mlflow_compress import config
 from mlflow_compress.cli import _parameters, build_parser, main
 from mlflow_compress.commands.command import all_commands
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -48,6 +50,13 @@ def test_a_stage_gets_the_groups_of_the_main_job() -> None:
     assert asked == EvaluateConfig(model="m", seed=7, limit=3, dtype="bfloat16", checkpoint="folder")
     asked = main_job.judge_config("folder")
     assert asked == JudgeConfig(model="m", seed=7, instruction_limit=2, dtype="bfloat16", checkpoint="folder")
+    # The run of the main job decides the experiment; its own checkpoint is what it compresses.
+    assert MainConfig(experiment="e", checkpoint="c").evaluate_config() == EvaluateConfig()
+
+
+def test_a_gate_times_a_served_model_under_the_name_that_was_given() -> None:
+    gate = GateConfig(checkpoint="endpoint:http://x/v1", served_model="m", speed_repeats=2)
+    assert gate.speed_config == SpeedConfig(checkpoint="endpoint:http://x/v1", served_model="m", speed_repeats=2)
 
 
 def test_nothing_is_written_none_and_read_from_an_empty_text_too() -> None:

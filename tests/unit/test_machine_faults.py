@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mlflow_compress.commands.main.stages import Progress
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
-from mlflow_compress.commands.shared.progress import Progress
 from mlflow_compress.errors import CheckpointError, ConfigError, MachineError, machine_fault
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import FolderStore

@@ -12,10 +12,11 @@ import pytest
 from mlflow_compress import cli
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import check, finished_stages, resumed
-from mlflow_compress.commands.shared.progress import Progress, duration
+from mlflow_compress.commands.main.stages import Progress
 from mlflow_compress.config import as_text, parse
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home, out_folder
+from mlflow_compress.reporting.numbers import duration
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import new_parameters
 from mlflow_compress.tracking.tracker import Tracker

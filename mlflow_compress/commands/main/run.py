@@ -9,12 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
-from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.result import VariantRun
-from mlflow_compress.commands.main.stages import STAGES, Stages, StartStage, as_project
+from mlflow_compress.commands.main.stages import STAGES, Progress, Stages, StartStage, as_project
 from mlflow_compress.commands.quantize.run import method_settings, resolved, variant_name
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import (
@@ -26,7 +25,6 @@ from mlflow_compress.commands.shared.inputs import (
     not_served,
     suite_of,
 )
-from mlflow_compress.commands.shared.progress import Progress
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.compression.method import AUTO, METHODS, NONE
 from mlflow_compress.config import (
@@ -182,11 +180,8 @@ def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
         children = tracker.children(run_id)
     except TrackingError as error:
         raise ConfigError("This run cannot be resumed: the store has none of this id", got=run_id) from error
-    return {stage: child.info.run_id for stage in STAGES if (child := children.get(stage)) and _is_finished(child)}
-
-
-def _is_finished(run: Any) -> bool:
-    return bool(run.info.status == "FINISHED")
+    finished = {stage: child.info.run_id for stage, child in children.items() if child.info.status == "FINISHED"}
+    return {stage: finished[stage] for stage in STAGES if stage in finished}
 
 
 def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collection[str]) -> MainConfig:
@@ -213,11 +208,6 @@ def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collect
             fix="Leave it out, or start a new run",
         )
     return parse(MainConfig, {**stored, **given})
-
-
-def _import_ahead() -> None:
-    """Import what publishing needs while the first stage runs in its own process; matplotlib alone takes a second."""
-    Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
 
 
 def _copy_from_children(stages: Stages) -> None:
@@ -257,20 +247,18 @@ def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
     other stages are published first. `resume`, or the same command again, then does the rest.
     """
     with without_password(config.judge_config()) as judging:
-        return _run_main(config.with_values(**{name: judging.values()[name] for name in VARIABLES}), say)
-
-
-def _run_main(given: MainConfig, say: Say) -> VariantRun:
-    config, finished = given, {}
-    if given.resume is not None:
-        tracker = Tracker(given.experiment)
-        finished = finished_stages(tracker, given.resume)
-        config = resumed(given, given.resume, tracker, finished)
-    config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
-    known = check(config)
-    with unfinished_until_ended(given):
-        _import_ahead()
-        return run_variant(config, Tracker(given.experiment), known, say=say, finished=finished)
+        given = config.with_values(**{name: judging.values()[name] for name in VARIABLES})
+        config, finished = given, {}
+        if given.resume is not None:
+            tracker = Tracker(given.experiment)
+            finished = finished_stages(tracker, given.resume)
+            config = resumed(given, given.resume, tracker, finished)
+        config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
+        known = check(config)
+        with unfinished_until_ended(given):
+            # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
+            Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
+            return run_variant(config, Tracker(given.experiment), known, say=say, finished=finished)
 
 
 def run_variant(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mlflow_compress.commands.command import Say
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.stored import read_account, stored_results
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -16,7 +18,6 @@ from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, read_manifest
 from mlflow_compress.commands.shared.past_runs import ServedFacts, weights_of
-from mlflow_compress.commands.shared.progress import Progress
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import Parameters, as_text, is_endpoint, parameters
@@ -24,6 +25,7 @@ from mlflow_compress.errors import StageError
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.numbers import duration
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
@@ -49,6 +51,40 @@ StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
 def as_project(tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun) -> str:
     """Run a stage as an MLflow project, in a process of its own."""
     return run_stage(tracker, stage, as_text(config), parent=parent)
+
+
+_RUNS = 5  # number of newest finished runs behind an estimate
+
+_WHAT = {
+    "quantize": "compresses the model and loads it again to check it",
+    "evaluate": "scores both models on the same items",
+    "judge": "lets both models answer the instructions",
+    "speed": "times both models in turn in the runtime that the variant is meant for",
+}
+
+
+class Progress:
+    """Shows which stage begins, with an estimate of its duration."""
+
+    def __init__(self, tracker: Tracker, label: str, say: Say) -> None:
+        self._tracker, self._label, self.say = tracker, label, say
+
+    def begin(self, stage: str, number: int, total: int) -> None:
+        """Print that a stage begins."""
+        self.say(f"[{number}/{total}] {stage}: {_WHAT[stage]} ({self._estimate(stage)})")
+
+    def skip(self, stage: str, number: int, total: int) -> None:
+        """Print that a stage has finished in an earlier run."""
+        self.say(f"[{number}/{total}] {stage}: finished before")
+
+    def _estimate(self, stage: str) -> str:
+        runs = self._tracker.find_finished(stage, **{run_names.BASE_MODEL: self._label})[:_RUNS]
+        seconds = [(run.info.end_time - run.info.start_time) / 1000 for run in runs]
+        seconds = [one for one in seconds if one >= 0]  # the clock was set back during the others
+        if not seconds:
+            return f"first time for {self._label}: no estimate"
+        times = "run" if len(seconds) == 1 else f"{len(seconds)} runs"
+        return f"about {duration(statistics.median(seconds))}, as in the last {times}"
 
 
 @dataclass

@@ -73,8 +73,7 @@ class CostPlan(Tabular):
 
     def as_text(self) -> str:
         """Return one line per stage, the sums, and what the figures assume."""
-        from mlflow_compress.commands.shared.progress import duration
-        from mlflow_compress.reporting.numbers import bytes_text
+        from mlflow_compress.reporting.numbers import bytes_text, duration
 
         def sized(n: float) -> str:
             return bytes_text(round(n))

@@ -134,7 +134,12 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
     return MadeVariant(run_id=made.run.run_id, state="finished", said=made.verdict.removeprefix(f"{made.name}: "))
 
 
-_RUNS = {"quantize": run_quantize, "evaluate": run_evaluate, "judge": run_judge, "speed": run_speed}
+_RUNS: dict[str, Callable[..., object]] = {
+    "quantize": run_quantize,
+    "evaluate": run_evaluate,
+    "judge": run_judge,
+    "speed": run_speed,
+}
 
 
 def in_process(
@@ -142,10 +147,9 @@ def in_process(
 ) -> str:
     """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
 
-    run: Callable[..., object] = _RUNS[stage]
     told = {"say": say} if stage == "judge" else {}
     try:
-        return run_stage_here(tracker, stage, lambda: run(config, tracker, **told), parent=parent)
+        return run_stage_here(tracker, stage, lambda: _RUNS[stage](config, tracker, **told), parent=parent)
     finally:
         _free_memory()
 

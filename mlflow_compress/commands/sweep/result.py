@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.commands.shared.progress import duration
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.reporting.numbers import bytes_text
+from mlflow_compress.reporting.numbers import bytes_text, duration
 from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking.store import RunLink
 
