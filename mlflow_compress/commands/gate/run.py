@@ -56,14 +56,6 @@ Keys = Sequence[tuple[str, str]]
 _DONE = "done.json"  # in the folder of a block whose records are complete
 
 
-def joined(keys: Keys) -> pa.Array:
-    """Return one string per item, as `row_keys` gives it for a record."""
-    from mlflow_compress.records import Items
-
-    empty = {name: [None] * len(keys) for name in Items.SCHEMA.names}
-    return row_keys(Items.from_columns({**empty, "task": [t for t, _ in keys], "item_id": [i for _, i in keys]}))
-
-
 def restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
     """Return the records of some items alone, in the original order of their options."""
     kept = {}
@@ -235,10 +227,9 @@ class GateWork:
         """Return the variant's records of some items, and the baseline's."""
         items = records.items
         assert items is not None
-        keys = list(zip(items.column("task").tolist(), items.column("item_id").tolist(), strict=True))
         seed = self.config.source.seed
         return MetricInputs(
-            baseline=restricted(self.baseline.records, joined(keys)),
+            baseline=restricted(self.baseline.records, row_keys(items)),
             variant=records,
             settings=MetricSettings(seed=seed, split_seed=seed),
         )
