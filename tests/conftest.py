@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Workers that share the cores would spend most of their time waiting for each other's threads. torch reads it when it is
 # loaded, and so do the processes that tests start.
@@ -19,6 +20,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from mlflow_compress.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from mlflow_compress.models.loading import LoadedModel
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # What runs leave in the folder that they are started in. Tests have stores and folders of their own.
@@ -103,6 +107,15 @@ def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.compress_models import check_here
 
     monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    """Return the demo in single precision on the CPU."""
+    from mlflow_compress import demo
+    from mlflow_compress.models.loading import LoadConfig, load_model
+
+    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
 
 
 @pytest.fixture

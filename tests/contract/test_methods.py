@@ -20,13 +20,13 @@ import torch
 from transformers import AutoTokenizer
 
 from mlflow_compress import demo
-from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config, pipeline
+from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config
 from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import hash_weights
-from tests.compress_models import TEXT, check_here, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
+from tests.compress_models import TEXT, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
 
@@ -101,10 +101,10 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
     bases: Callable[[str, str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    no_fresh_process: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     need_extra(name)
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     monkeypatch.chdir(tmp_path)
     method, out, base = METHODS.get(name), tmp_path / "out", bases("llama", name)
     settings = settings_of(name, "llama", bases)
@@ -149,10 +149,9 @@ def test_another_architecture_works_or_is_refused_with_a_reason(
     model: str,
     bases: Callable[[str, str], Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    no_fresh_process: None,
 ) -> None:
     need_extra(name)
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     out, base = tmp_path / "out", bases(architecture, name)
     try:
         compress_model(str(base), name, settings_of(name, architecture, bases), TEXT, out)
@@ -184,9 +183,8 @@ def installed() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_checkpoints_of_every_method_load_in_a_fresh_process(
-    bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bases: Callable[[str, str], Path], tmp_path: Path, no_fresh_process: None
 ) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     names = installed()
     for name in names:
         compress_model(str(bases("llama", name)), name, settings_of(name, "llama", bases), TEXT, tmp_path / name)
@@ -215,10 +213,9 @@ def test_a_method_that_needs_text_refuses_to_run_without(
 @pytest.mark.ci
 @pytest.mark.parametrize("name", METHODS.names())
 def test_the_same_settings_give_the_same_bytes(
-    name: str, bases: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, bases: Callable[[str, str], Path], tmp_path: Path, no_fresh_process: None
 ) -> None:
     need_extra(name)
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     hashes = []
     for turn in ("first", "second"):
         config = settings_of(name, "llama", bases, **_seed(name, 3))

@@ -10,13 +10,12 @@ import pytest
 from mlflow_compress import demo
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.judge.run import run_judge
-from mlflow_compress.compression import compress_model, pipeline
+from mlflow_compress.compression import compress_model
 from mlflow_compress.errors import JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
-from tests.compress_models import check_here
 from tests.judge_server import completion, judge_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
@@ -26,9 +25,8 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 20}
 
 
 def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
-    workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch, no_fresh_process: None
 ) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
     (workdir / "prices.yaml").write_text("j: {prompt: 30, completion: 60}")
@@ -97,9 +95,8 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
 
 
 def test_without_a_judge_model_refusals_and_speed_are_logged(
-    workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch, no_fresh_process: None
 ) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
     asked = JudgeConfig(

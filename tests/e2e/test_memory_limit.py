@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from mlflow_compress.compression import compress_model, pipeline
-from tests.compress_models import check_here, make_llama
+from mlflow_compress.compression import compress_model
+from tests.compress_models import make_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
@@ -58,8 +58,7 @@ def test_quantize(model: Path, workdir: Path) -> None:
     assert statuses() == ["FAILED"] and [path for path in workdir.glob("out/*") if path.is_dir()] == []
 
 
-def test_evaluate(model: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
+def test_evaluate(model: Path, workdir: Path, no_fresh_process: None) -> None:
     compress_model(str(model), "fp16", None, [], workdir / "variant")
     (workdir / "text.txt").write_text("The river is old and the bridge is new. " * 120)
     arguments = ["--model", str(model), "--checkpoint", "variant", "--tasks", "text.txt"]

@@ -11,7 +11,6 @@ import mlflow
 import pytest
 
 import mlflow_compress as mc
-from mlflow_compress import demo
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.result import VariantRun
 from mlflow_compress.commands.main.run import check, run_variant
@@ -19,7 +18,7 @@ from mlflow_compress.commands.sweep.make_variant import in_process
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.errors import AlignmentError, ConfigError
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import RUN_FILE
 from mlflow_compress.tracking.tracker import Tracker
@@ -32,11 +31,6 @@ gates: [{metric: distance/flips_pct, at_most: 60}]
 margins: [{metric: quality/accuracy_delta, margin: 0.6}]
 objective: {by: utility, utility: [{metric: distance/flips_pct, weight: 1}]}
 """
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
 
 
 @pytest.fixture

@@ -24,11 +24,6 @@ from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
-
-
 def task(folder: Path, n: int = 6) -> str:
     rows = [
         {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four or more"], "answer": 0}

@@ -12,16 +12,11 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.errors import ConfigError, EndpointError
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 
 FEW = {"speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4}
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
 
 
 @pytest.fixture

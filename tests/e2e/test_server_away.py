@@ -51,12 +51,9 @@ def evaluate(server: TrackingServer, workdir: Path, wait: int) -> subprocess.Pop
 
 
 @pytest.fixture
-def variant(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def variant(workdir: Path, no_fresh_process: None) -> None:
     from mlflow_compress.compression import compress_model
-    from mlflow_compress.compression import pipeline as compress_run
-    from tests.compress_models import check_here
 
-    monkeypatch.setattr(compress_run, "reload_in_fresh_process", check_here)
     compress_model(str(demo.MODEL_DIR), "rtn", None, [], workdir / "variant")
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from mlflow_compress.compression import compress_model, method_config, pipeline
-from tests.compress_models import check_here
+from mlflow_compress.compression import compress_model, method_config
 from tests.shared_data import SHARED, needs_shared
 
 pytestmark = [needs_shared, pytest.mark.filterwarnings("ignore")]
@@ -31,10 +30,9 @@ needs_llama_cpp = pytest.mark.skipif(
     ],
 )
 def test_tensors_and_metadata_are_byte_for_byte_those_of_llama_cpp(
-    method: str, bits: int, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, bits: int, file: str, tmp_path: Path, no_fresh_process: None
 ) -> None:
     oracle = SHARED / "data" / "llama_cpp_oracle"
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     config = method_config(method, bits=bits, embeddings="true")
     compress_model(str(oracle / "model"), method, config, [], tmp_path / "out")
     ours, theirs = (GGUFReader(path) for path in (tmp_path / "out" / "model.gguf", oracle / f"{file}.gguf"))

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_compress import demo
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import ChatWanted, open_served_model
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.items.sources.instructions import Instruction
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
@@ -22,11 +21,6 @@ from tests.served_demo import NAME, ServedDemo, served_demo
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GREEDY = GenerationConfig(max_new_tokens=6, temperature=0.0, samples=1, top_k=0, top_p=1.0)
 ASKED = [Instruction(item_id=str(i), category="c", turns=(f"Tell me about {i} rivers.", "Why?")) for i in range(3)]
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
 
 
 def opened(server: ServedDemo, loaded: LoadedModel, chat: ChatWanted = "auto", retries: int = 2) -> ServedModel:

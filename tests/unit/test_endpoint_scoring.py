@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress import demo
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model
 from mlflow_compress.errors import AlignmentError, EndpointError
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_until
@@ -21,11 +20,6 @@ from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 
 NAT_PER_TOKEN = 1e-5
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
 
 
 def endpoint(url: str, **settings: Any) -> EndpointConfig:

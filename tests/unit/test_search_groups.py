@@ -8,9 +8,9 @@ import pytest
 
 from mlflow_compress.commands.search.measured_costs import SearchText, SwapCosts, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.compression import compress_model, method_config, pipeline
+from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import TEXT, check_here, make_llama
+from tests.compress_models import TEXT, make_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -28,9 +28,8 @@ def test_groups_are_what_engines_fuse(tmp_path: Path) -> None:
 
 
 def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_fresh_process: None
 ) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     base = make_llama(tmp_path / "llama")
     source = resolve(str(base))
     folders = []

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress import demo
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.errors import EndpointError
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.transport import client
 from tests.judge_server import Raw, fault
 from tests.served_demo import ServedDemo, served_demo
@@ -85,11 +84,6 @@ KINDS: dict[str, tuple[str, Callable[[dict[str, Any]], Raw]]] = {
         reply_with(lambda reply: logprobs(reply)["tokens"].__setitem__(0, "token_id:7")),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -11,21 +11,19 @@ import pytest
 from mlflow_compress import demo
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.judge.run import _vectors, run_judge
-from mlflow_compress.compression import compress_model, pipeline
+from mlflow_compress.compression import compress_model
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges import Judged
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.tracking.tracker import Tracker
-from tests.compress_models import check_here
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_both_models_are_asked_in_the_baselines_chat_template(
-    workdir: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, tracker: Tracker, no_fresh_process: None
 ) -> None:
-    monkeypatch.setattr(pipeline, "reload_in_fresh_process", check_here)
     compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
     (workdir / "out" / "chat_template.jinja").unlink()
     saved = CheckpointManifest.read(workdir / "out", verify=False)
