@@ -19,6 +19,7 @@ from mlflow_compress.config import EngineConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError, WorkerError
 
 _TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _SECONDS = 10.0
 _SHORT = 40  # characters of a temporary folder: Ray makes sockets in it, whose paths must not exceed 107
 
@@ -29,6 +30,10 @@ def connected(settings: EngineConfig) -> Iterator[ModuleType]:
 
     Where the process is connected already, that connection is used, and stays.
     """
+    if settings.ray_address is None:
+        # Ray's own switch, read when it is imported: raylet, gcs_server, workers and this process listen on 127.0.0.1,
+        # where Ray would otherwise open them to the network. It is the default on macOS, hence the name.
+        os.environ.setdefault(_CLUSTERS, "0")
     try:
         import ray
     except ImportError as error:
@@ -61,7 +66,7 @@ def cores() -> int:
 def _start(ray: ModuleType, scratch: str) -> None:
     """Start a cluster on this machine, which ends with this process."""
     if not any(os.environ.get(name) for name in _TOKEN):
-        # Its ports are open to the network. Without this, Ray makes a token and writes it into the user's home.
+        # Without this, Ray makes a token and writes it into the user's home.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
         num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=scratch
