@@ -13,7 +13,7 @@ from mlflow_compress.judges.prompts import Prompt
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, Reply, ReplyCache, content_key
-from mlflow_compress.transport.spending import BYTES_PER_TOKEN, Price, Spending, prompt_bytes
+from mlflow_compress.transport.spending import Price, Spending, likely_tokens, prompt_bytes
 
 LOW, HIGH = 1.0, 10.0
 NO_RATING, OUT_OF_RANGE, AMBIGUOUS, QUOTED = "no_rating", "out_of_range", "ambiguous", "quoted"
@@ -315,7 +315,8 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Ma
         per_reply = sum(row["usage"]["completion"] for row in past) / len(past)
         basis = f"as in {len(past):,} kept replies"
     else:
-        bytes_per_token, per_reply = BYTES_PER_TOKEN, asker.config.max_tokens
+        n_tokens = sum(likely_tokens(question.prompt.messages) for question in missing)
+        bytes_per_token, per_reply = n_bytes / max(n_tokens, 1), asker.config.max_tokens
         basis = "with replies as long as they may be"
     prompt, completion = n_bytes / bytes_per_token, per_reply * len(missing)
     price = prices.get(model)

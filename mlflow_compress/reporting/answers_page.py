@@ -248,6 +248,8 @@ def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
         rows.append(("Judgments", _judgments(values)))
     without = values.get("judge/calls_without_usage", 0)
     counted = f", {without:,.0f} of them without a count of tokens" if without else ""
+    lost = values.get("judge/calls_unanswered", 0)
+    counted += f", and {lost:,.0f} more that were sent and never answered" if lost else ""
     rows.append(("New calls", f"{values.get('judge/calls', 0):,.0f}{counted}"))
     if "judge/prompt_tokens" in values:
         rows.append(("Tokens of prompts", f"{values['judge/prompt_tokens']:,.0f}"))

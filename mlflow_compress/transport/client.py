@@ -168,6 +168,7 @@ class Failure:
     passing: bool = False
     wait: float | None = None
     refused: str = ""  # message of an HTTP 400 or 422, which may name a parameter
+    lost: bool = False  # The server may have worked on it, and its answer did not arrive
 
 
 def refused(
@@ -454,13 +455,20 @@ class Transport:
             if not self.spending.begin(most):
                 return NoReply(BUDGET, "Not asked: it could have cost more than judge_max_cost allows")
         found: A | Failure | None = None
+        sent = False
         try:
             await self._tokens.take(n_bytes // BYTES_PER_TOKEN + room)
             await self._requests.take(1)
+            sent = True
             found = await self._request(send, read, model)
+        except MlflowCompressError:
+            sent = False  # the server has refused it
+            raise
         finally:
             reply = None if found is None or isinstance(found, Failure) else found
-            self.spending.end(model, most, reply.usage if reply else None, answered=reply is not None)
+            # A call that timed out, was interrupted, or whose connection broke may have been worked on, and be paid.
+            lost = sent and (found is None or (isinstance(found, Failure) and found.lost))
+            self.spending.end(model, most, reply.usage if reply else None, answered=reply is not None, lost=lost)
             async with self._money:
                 self._money.notify_all()
         return found
@@ -468,16 +476,20 @@ class Transport:
     async def _request(
         self, send: Callable[[], Awaitable[Any]], read: Callable[[str], A | NoReply], model: str
     ) -> A | Failure:
+        import httpx
         import openai
 
         fatal: MlflowCompressError
         try:
             raw = await send()
         except openai.APITimeoutError:
-            return Failure(NoReply(TIMEOUT, f"did not answer within {self.config.timeout:g} s"), passing=True)
+            return Failure(
+                NoReply(TIMEOUT, f"did not answer within {self.config.timeout:g} s"), passing=True, lost=True
+            )
         except openai.APIConnectionError as error:
             reason = self.config.clean(str(error.__cause__ or error))
-            return Failure(NoReply(CONNECTION, f"cannot be reached: {reason}"), passing=True)
+            reached = not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+            return Failure(NoReply(CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
         except openai.APIStatusError as error:
             failed = refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
             if isinstance(failed, Failure):

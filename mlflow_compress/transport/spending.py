@@ -16,7 +16,6 @@ from mlflow_compress.transport.replies import Usage
 _MILLION = 1e6
 BYTES_PER_TOKEN = 4
 """Bytes of UTF-8 per token of English text, for estimates."""
-_FEWEST_BYTES_PER_TOKEN = 2  # for bounds: hardly any text has fewer
 
 
 class Price(BaseModel):
@@ -51,9 +50,16 @@ def prompt_bytes(messages: Sequence[Mapping[str, str]]) -> int:
     return sum(len(message["content"].encode()) for message in messages)
 
 
+def likely_tokens(messages: Sequence[Mapping[str, str]]) -> float:
+    """Return about how many tokens a prompt has: four letters of English are one, and so is any other character."""
+    texts = [message["content"] for message in messages]
+    other = sum(not character.isascii() for text in texts for character in text)
+    return other + (sum(map(len, texts)) - other) / BYTES_PER_TOKEN
+
+
 def longest_prompt(n_bytes: int) -> int:
-    """Return a number of tokens that a prompt of so many bytes does not exceed."""
-    return n_bytes // _FEWEST_BYTES_PER_TOKEN + 32
+    """Return tokens that a prompt of so many bytes does not exceed: a rare script has one for each byte."""
+    return n_bytes + 32
 
 
 @dataclass
@@ -63,6 +69,7 @@ class Tokens:
     # Completions received; those whose endpoint did not say how many tokens they took, which no sum counts
     calls: int = 0
     without_usage: int = 0
+    unanswered: int = 0  # Requests that were sent and not answered in time, which may have been paid for
     prompt: int = 0  # Tokens
     completion: int = 0
     reasoning: int | None = None  # Those of the completion tokens that were reasoning; None if no reply tells
@@ -113,12 +120,19 @@ class Spending:
         self.budget.under_way += most
         return True
 
-    def end(self, model: str, most: float, usage: Usage | None, *, answered: bool) -> None:
-        """Count a call that `begin` has allowed: its tokens if it was answered, otherwise nothing."""
+    def end(self, model: str, most: float, usage: Usage | None, *, answered: bool, lost: bool = False) -> None:
+        """Count a call that `begin` has allowed: its tokens, or the most that it can cost where its answer is lost.
+
+        The server may have worked on a call that was sent and never answered, and ask for its money.
+        """
         self.budget.under_way -= most
+        tokens = self.by_model.setdefault(model, Tokens()) if answered or lost else Tokens()
+        tokens.unanswered += lost
+        if lost:
+            self.budget.spent += most
         if not answered:
             return
-        self.by_model.setdefault(model, Tokens()).add(usage)
+        tokens.add(usage)
         if self.budget.max_cost:
             self.budget.spent += most if usage is None else self.prices[model].of(usage.prompt, usage.completion)
 
@@ -140,6 +154,8 @@ class Spending:
         found: dict[str, float] = {"judge/calls": self.calls}
         if without := sum(t.without_usage for t in total):
             found["judge/calls_without_usage"] = without
+        if lost := sum(t.unanswered for t in total):
+            found["judge/calls_unanswered"] = lost
         if found["judge/calls"] > without:
             found["judge/prompt_tokens"] = sum(t.prompt for t in total)
             found["judge/completion_tokens"] = sum(t.completion for t in total)

@@ -22,7 +22,15 @@ from mlflow_compress.transport import client as retries
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply, Reply, Usage, read_completion
-from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
+from mlflow_compress.transport.spending import (
+    Budget,
+    Price,
+    Spending,
+    likely_tokens,
+    longest_prompt,
+    prompt_bytes,
+    read_prices,
+)
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, WRITING, grade, instructions
 
@@ -201,6 +209,29 @@ def test_the_budget_stops_before_the_next_call_and_the_next_run_goes_on(tmp_path
         assert f"{n} of 40 judgments are there, and kept" in first.failed
         second = grade(server.base_url, tmp_path, *instructions(20), judge_max_cost=5.0, **prices)
         assert len(server.bodies) == 40 and second.failed is None and second.values["judge/unscored"] == 0
+
+
+def test_calls_that_were_never_answered_are_booked_at_the_most_that_they_can_cost(tmp_path: Path) -> None:
+    """The server works on what it is sent, whether or not anybody waits for it."""
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    prices = {"judge_prices": str(tmp_path / "prices.yaml"), "judge_timeout": 0.2, "judge_max_retries": 5}
+
+    def late(*_: object) -> tuple[int, object]:
+        time.sleep(1.0)
+        return 200, completion("[[5]]", usage=USAGE)
+
+    with judge_server(late) as server:
+        graded = grade(server.base_url, tmp_path, *instructions(20), judge_max_cost=0.45, judge_concurrency=1, **prices)
+        # A call can cost 0.123 for the longest reply and up to 0.06 for its prompt: two or three fit.
+        assert 2 <= len(server.bodies) <= 3
+    assert graded.values["judge/calls_unanswered"] == len(server.bodies)
+    assert graded.values["judge/unscored/budget"] > 0
+
+
+def test_other_scripts_are_counted_by_their_characters() -> None:
+    english, chinese = [{"role": "user", "content": "word " * 80}], [{"role": "user", "content": "字" * 100}]
+    assert (likely_tokens(english), likely_tokens(chinese)) == (100, 100)
+    assert longest_prompt(prompt_bytes(chinese)) >= 300  # a rare script has a token for every byte
 
 
 @given(
