@@ -33,12 +33,36 @@ class UnfinishedCommand:
 
     @property
     def key(self) -> str:
-        """Equal for equal commands."""
+        """Equal for equal work."""
         return self.path.name.partition(".")[0]
 
 
 def _notes(uri: str) -> Path:
     return home(uri) / "commands" / hashlib.sha256(uri.encode()).hexdigest()[:12]
+
+
+def _work_key(command: str, parameters: Mapping[str, str]) -> str:
+    """Return what is equal for equal work: of a run that is resumed, the run decides alone."""
+    run_id = parameters.get("resume", "none")
+    work = dict(parameters) if run_id == "none" else {"resume": run_id}
+    return hashlib.sha256(json.dumps([command, work], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write(uri: str, command: str, parameters: Mapping[str, str], process: str) -> Path:
+    path = _notes(uri) / f"{_work_key(command, parameters)}.{process}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"command": command, "parameters": dict(parameters), "process": process}
+    atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
+    return path
+
+
+def note_continued_run(uri: str, note: UnfinishedCommand, run_id: str) -> UnfinishedCommand:
+    """Replace a note by one that names the run to go on with: a kill from now on leaves that run, and not a new one."""
+    parameters = {"resume": run_id}
+    path = _write(uri, note.command, parameters, note.process)
+    if path != note.path:
+        note.path.unlink(missing_ok=True)
+    return UnfinishedCommand(note.command, parameters, note.process, path)
 
 
 @contextmanager
@@ -53,12 +77,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
     values = dict(parameters)
     if values.get("experiment") == "auto" and (name := os.environ.get(_EXPERIMENT)):
         values["experiment"] = name
-    key = hashlib.sha256(json.dumps([command, values], sort_keys=True).encode()).hexdigest()[:16]
-    mine = own_name(uri)
-    path = _notes(uri) / f"{key}.{mine}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": command, "parameters": values, "process": mine}
-    atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
+    path = _write(uri, command, values, own_name(uri))
     _running.add(path)
     try:
         yield
@@ -71,7 +90,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
         _running.discard(path)
     path.unlink(missing_ok=True)
     for same in unfinished_commands(uri):
-        if same.key == key:
+        if same.key == _work_key(command, values):
             same.path.unlink(missing_ok=True)
 
 

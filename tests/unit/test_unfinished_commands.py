@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +119,58 @@ def test_resume_does_them_again(tracker: Tracker, monkeypatch: pytest.MonkeyPatc
     ]
     assert done.exit_code == 1 and len(done.to_pandas()) == 2
     assert run_resume(ResumeConfig()).summary.startswith("Nothing is left to do")
+
+
+_KILLED = """
+import os
+from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.unfinished_commands import noted
+
+tracker = Tracker()
+with noted(tracker.uri, "main", {parameters}), tracker.{opens} as run:
+    run.log_json({{}}, run_names.PARAMETERS)
+    print(run.run_id, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_main_killed_once_and_resume_killed_three_times_are_one_piece_of_work(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process dies of signal 9: with its note, its lock and its open run."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.uri)
+
+    def killed(parameters: dict[str, str], opens: str) -> str:
+        code = _KILLED.format(parameters=parameters, opens=opens)
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert process.returncode == -9, process.stderr
+        return process.stdout.strip()
+
+    begun = killed({"method": "rtn", "bits": "4"}, "run('rtn', 'main', {})")
+    done: list[dict[str, str]] = []
+
+    def run_again(*, progress: object, **values: str) -> SimpleNamespace:
+        assert values == {"resume": begun}
+        if len(done) < 3:
+            done.append(values)
+            killed({"resume": begun, "judge": "true"}, f"reopen('{begun}')")
+            raise KeyboardInterrupt  # this process stands for the one that was killed
+        done.append(values)
+        return SimpleNamespace(summary="published")
+
+    monkeypatch.setattr(
+        "mlflow_compress.commands.resume.run.COMMANDS",
+        {"main": SimpleNamespace(function=run_again, tells=True, parameters=None)},
+    )
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            run_resume(ResumeConfig())
+        assert run_resume(ResumeConfig(dry_run=True)).summary == "1 command: 1 unfinished"
+    [command] = run_resume(ResumeConfig()).commands
+    assert (command.state, command.outcome) == ("finished", "published")
+    assert len(done) == 4 and unfinished_commands(tracker.uri) == []
+    assert tracker.find_unfinished("main") == [begun]
 
 
 def test_a_server_that_is_still_away_keeps_them(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
