@@ -42,6 +42,7 @@ class CheckpointManifest:
     bits_per_weight_model: float
     """8 x size_bytes / base_parameters: the same for the complete model, including everything that is not quantized."""
     sparsity: float | None  # Share of exact zeros in the linear layers' weights; None where they are stored packed
+    base_sparsity: float | None = None  # The same share in the base; None where `sparsity` is None or 0
     seconds: float  # Time of the compression, including loading and saving, without the reload check
     peak_memory_bytes: int  # Peak memory of the compression
     peak_memory_kind: str  # "cuda", "rss" or "rss_process": see `pipeline.Peak`

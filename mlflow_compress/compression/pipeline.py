@@ -254,6 +254,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
     size, base_size = stored_weights.total_bytes(tensors), stored_weights.total_bytes(base)
     matrices = job.source.stored_matrices
     n_weights = sum(rows * columns for rows, columns in matrices.values())
+    sparsity = stored_weights.sparsity_of_layers(job.folder, matrices)
     return CheckpointManifest(
         method=method.name,
         label=label,
@@ -269,7 +270,8 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         size_ratio=base_size / size,
         bits_per_weight=8 * stored_weights.bytes_of_layers(tensors, matrices) / n_weights,
         bits_per_weight_model=8 * size / job.source.parameters,
-        sparsity=stored_weights.sparsity_of_layers(job.folder, matrices),
+        sparsity=sparsity,
+        base_sparsity=stored_weights.sparsity_of_layers(job.source.folder, matrices) if sparsity else None,
         seconds=seconds,
         peak_memory_bytes=peak.n_bytes,
         peak_memory_kind=peak.kind,

@@ -158,7 +158,7 @@ def write_gguf(
 
     `architecture` is as GGUF names it: "llama", "qwen2" or "qwen3"; `file_type` is the weights' `gguf.LlamaFileType`;
     `tensors` are raw data and `gguf.GGMLQuantizationType` by GGUF name. The tokenizer's vocabulary is written where it
-    is a byte-level BPE that llama.cpp supports.
+    is a byte-level BPE.
     """
     import gguf
 
@@ -201,7 +201,7 @@ def pre_tokenizer_name(settings: Any) -> str | None:
     """
     steps = (settings or {}).get("pretokenizers", [settings or {}])
     kinds = [step.get("type") for step in steps]
-    if kinds[-1:] != ["ByteLevel"]:
+    if kinds[-1:] != ["ByteLevel"] or steps[-1].get("add_prefix_space", False):
         return None
     if steps[-1].get("use_regex", True):
         digits = len(steps) == 2 and kinds[0] == "Digits" and steps[0].get("individual_digits")
@@ -211,20 +211,53 @@ def pre_tokenizer_name(settings: Any) -> str | None:
     return None
 
 
-def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
-    """Add the vocabulary of a byte-level BPE with a pre-tokenizer that llama.cpp knows and without a normalizer.
+def _is_byte_level(backend: Mapping[str, Any]) -> bool:
+    """Return whether a ``tokenizer.json`` is a byte-level BPE with merges: llama.cpp refuses one without."""
+    settings, model = backend.get("pre_tokenizer") or {}, backend.get("model", {})
+    last = settings.get("pretokenizers", [settings])[-1]
+    return bool(model.get("type") == "BPE" and model.get("merges") and last.get("type") == "ByteLevel")
 
-    Any other vocabulary is omitted ("no_vocab": the engine takes token ids), because llama.cpp would tokenize
-    differently.
+
+def _backend(tokenizer: Any) -> dict[str, Any]:
+    """Return the contents of a tokenizer's ``tokenizer.json``; empty for one in Python."""
+    backend: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    return backend
+
+
+def text_warning(tokenizer: Any) -> str | None:
+    """Return what a GGUF file with this tokenizer must not be used for; None where llama.cpp takes text as it does."""
+    backend = _backend(tokenizer)
+    if not _is_byte_level(backend):
+        kind = backend.get("model", {}).get("type", "a tokenizer in Python")
+        return (
+            f"The GGUF file has no vocabulary, because this tokenizer is no byte-level BPE (it is {kind}): it is for "
+            "token ids in a library only, and llama-server ends at the first request"
+        )
+    normalizer = (backend.get("normalizer") or {"type": "NFC"})["type"]
+    if normalizer != "NFC":  # NFC does not change composed text
+        cause = f"rewrites text before it splits it (normalizer {normalizer})"
+    elif pre_tokenizer_name(backend["pre_tokenizer"]) is None:
+        cause = "splits text in a way that llama.cpp has no name for"
+    else:
+        return None
+    return (
+        f"llama.cpp tokenizes some texts differently, because this tokenizer {cause}: send token ids to llama-server, "
+        "as a list in `prompt`"
+    )
+
+
+def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
+    """Add the vocabulary of a byte-level BPE; any other is omitted ("no_vocab").
+
+    Where llama.cpp tokenizes text differently, the file's description says so (`text_warning`); token ids are right,
+    and so is the text of generated tokens.
     """
     import gguf
 
-    backend = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
-    split = pre_tokenizer_name(backend.get("pre_tokenizer"))
-    rewritten = (backend.get("normalizer") or {"type": "NFC"})["type"] != "NFC"  # NFC does not change composed text
-    model = backend.get("model", {})
-    # llama.cpp refuses a vocabulary without merges.
-    if model.get("type") != "BPE" or not model.get("merges") or split is None or rewritten:
+    backend = _backend(tokenizer)
+    if warning := text_warning(tokenizer):
+        writer.add_description(warning)
+    if not _is_byte_level(backend):
         writer.add_tokenizer_model("no_vocab")
         return
     tokens = {index: token for token, index in tokenizer.get_vocab().items()}
@@ -236,10 +269,11 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
         known = kinds.CONTROL if index in special else kinds.NORMAL
         types.append(known if index in tokens else kinds.UNUSED)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(split)
+    writer.add_tokenizer_pre(pre_tokenizer_name(backend["pre_tokenizer"]) or "default")
     writer.add_token_list(names)
     writer.add_token_types(types)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    merges = backend["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     if tokenizer.bos_token_id is not None:
         writer.add_bos_token_id(tokenizer.bos_token_id)
     if tokenizer.eos_token_id is not None:

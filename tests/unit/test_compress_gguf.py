@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader, GGUFWriter
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import mlflow_compress as mc
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.gguf_model import deinterleave_heads, interleave_heads
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.models import stored_weights
-from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, to_gguf_name
+from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, text_warning, to_gguf_name
 from mlflow_compress.models.loading import weights_hash
 from tests.compress_models import TEXT, logits, make_llama, make_mistral, make_qwen2, make_qwen3, token_rows
 
@@ -80,6 +81,7 @@ def test_ways_to_split_text_have_llama_cpps_names() -> None:
     assert pre_tokenizer_name(sequence({"type": "Split", "pattern": {"Regex": qwen2}}, merged)) == "qwen2"
     for unknown in (
         None,
+        {**plain, "add_prefix_space": True},
         merged,
         sequence(plain, digits),
         sequence({"type": "Split", "pattern": {"Regex": "x"}}, merged),
@@ -175,3 +177,22 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(CheckpointError, match="cannot be read"):
         stored_weights.read_headers(tmp_path / "made")
+
+
+def test_a_byte_level_vocabulary_is_written_and_quantize_says_where_text_differs(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    made = mc.compress("demo", "gguf", bits=8, store=folder, output_dir=str(tmp_path / "out"))
+    fields = GGUFReader(made.folder / "model.gguf").fields
+    assert fields["tokenizer.ggml.model"].contents() == "gpt2" and fields["tokenizer.ggml.pre"].contents() == "smollm"
+    assert "normalizer Replace): send token ids to llama-server" in made.summary
+    assert fields["general.description"].contents() == made.warning
+    assert "token ids in a library only" in (
+        text_warning(AutoTokenizer.from_pretrained(make_llama(tmp_path / "base"))) or ""
+    )
+
+
+def test_zeros_of_the_baseline_are_not_named_as_pruned(tmp_path: Path) -> None:
+    halved = mc.compress("demo", "fp16", store=tmp_path / "store", output_dir=str(tmp_path / "out"))
+    assert "zero" not in halved.summary
+    pruned = mc.compress("demo", "magnitude", store=tmp_path / "store", output_dir=str(tmp_path / "out"))
+    assert "% of them zero (" in pruned.summary and "in the baseline)" in pruned.summary

@@ -145,6 +145,7 @@ def manifest(checkpoint: Path) -> CheckpointManifest:
         bits_per_weight=4.125,
         bits_per_weight_model=16.0,
         sparsity=None,
+        base_sparsity=None,
         seconds=1.5,
         peak_memory_bytes=10,
         peak_memory_kind="rss",

@@ -19,6 +19,7 @@ class CompressedModel(Tabular):
     folder: Path  # The checkpoint: transformers, and engines that know its format, load it
     manifest: CheckpointManifest  # How it was made, and what it weighs
     run: RunLink  # The run that holds it
+    warning: str | None = None  # What the checkpoint must not be used for
 
     def __fspath__(self) -> str:
         """Return the folder: a result is given where a checkpoint is asked for."""
@@ -33,10 +34,12 @@ class CompressedModel(Tabular):
     def summary(self) -> str:
         """Size and cost, in plain words."""
         made = self.manifest
-        zeros = f", {100 * made.sparsity:.1f} % of them zero" if made.sparsity else ""
+        zeros, before = 100 * (made.sparsity or 0.0), 100 * (made.base_sparsity or 0.0)
+        pruned = f", {zeros:.1f} % of them zero ({before:.1f} % in the baseline)" if zeros - before >= 0.05 else ""
+        warning = f". {self.warning}" if self.warning else ""
         return (
-            f"{self.name}: {made.size_ratio:.2f}x smaller, {made.bits_per_weight:.2f} bits per linear weight{zeros} "
-            f"({made.bits_per_weight_model:.2f} over the whole model), made in {made.seconds:.0f} s"
+            f"{self.name}: {made.size_ratio:.2f}x smaller, {made.bits_per_weight:.2f} bits per linear weight{pruned} "
+            f"({made.bits_per_weight_model:.2f} over the whole model), made in {made.seconds:.0f} s{warning}"
         )
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
@@ -46,7 +49,12 @@ class CompressedModel(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
-        return {"folder": str(self.folder), "manifest": asdict(self.manifest), "run": asdict(self.run)}
+        return {
+            "folder": str(self.folder),
+            "manifest": asdict(self.manifest),
+            "run": asdict(self.run),
+            "warning": self.warning,
+        }
 
     def as_text(self) -> str:
         """Return size and cost, and where the checkpoint lies."""

@@ -21,6 +21,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
+from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
@@ -28,6 +29,10 @@ from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.version import __version__
+
+
+def _source(config: QuantizeConfig) -> SourceModel:
+    return resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
 
 
 def method_settings(config: QuantizeConfig) -> MethodConfig:
@@ -105,7 +110,7 @@ def quantize(
     A finished checkpoint of the same settings, weights and calibration text is reused, after its files were checked
     against its manifest.
     """
-    source = resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
+    source = _source(config)
     check_target(config.compression.target, METHODS.get(config.compression.method), settings, source)
     texts = calibration.rendered(source.tokenizer()) if calibration else []
     folder = new_checkpoint_folder(config, settings, source, texts)
@@ -153,6 +158,7 @@ def run_quantize(config: QuantizeConfig, store: Store | None = None) -> Compress
     ):
         config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
         manifest, folder = quantize(config, settings, calibration, run)
-        compressed = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id))
+        warning = text_warning(_source(config).tokenizer()) if manifest.format == "gguf" else None
+        compressed = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id), warning=warning)
         run.set_note(f"**{compressed.summary}**; reload check passed.")
     return compressed

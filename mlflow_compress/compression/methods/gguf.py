@@ -25,8 +25,8 @@ class Gguf(ForTensors[GgufConfig]):
 
     llama.cpp also rounds activations to 8 bits on many devices, which adds to the distance measured here. With `native`
     llama.cpp computes the logits, so the distance includes it. llama.cpp's K-quants are the methods `gguf-k` and
-    `gguf-imatrix`. The file contains the vocabulary of a byte-level BPE whose pre-tokenizer llama.cpp knows. With any
-    other tokenizer it contains none, and llama.cpp then accepts token ids only.
+    `gguf-imatrix`. The file contains the vocabulary of a byte-level BPE; for what it cannot be used otherwise, see
+    `gguf_file.text_warning`.
     """
 
     name = "gguf"
