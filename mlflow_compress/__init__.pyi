@@ -615,7 +615,8 @@ def gate(
     speed_repeats
         rounds that count, after one to warm up; baseline and variant take turns in each [5]
     speed_threads
-        threads on a CPU; 'auto' is one per core that this process may use [auto]
+        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
+        [auto]
     vllm_python
         engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
     policy
@@ -1404,7 +1405,8 @@ def run(
     speed_repeats
         rounds that count, after one to warm up; baseline and variant take turns in each [5]
     speed_threads
-        threads on a CPU; 'auto' is one per core that this process may use [auto]
+        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
+        [auto]
     judge
         run the judge stage [true]
     speed
@@ -1662,7 +1664,8 @@ def speed(
     speed_repeats
         rounds that count, after one to warm up; baseline and variant take turns in each [5]
     speed_threads
-        threads on a CPU; 'auto' is one per core that this process may use [auto]
+        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
+        [auto]
     vllm_python
         engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
     served_model
@@ -1938,7 +1941,8 @@ def sweep(
     speed_repeats
         rounds that count, after one to warm up; baseline and variant take turns in each [5]
     speed_threads
-        threads on a CPU; 'auto' is one per core that this process may use [auto]
+        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
+        [auto]
     judge
         run the judge stage [true]
     speed

@@ -237,7 +237,10 @@ class TimingConfig(Group):
     speed_repeats: int = option(
         5, "rounds that count, after one to warm up; baseline and variant take turns in each", ge=2
     )
-    speed_threads: AutoOrCount = option("auto", "threads on a CPU; 'auto' is one per core that this process may use")
+    speed_threads: AutoOrCount = option(
+        "auto",
+        "threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use",
+    )
 
 
 ENDPOINT = "endpoint:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from scipy.stats import ttest_rel
 
 import mlflow_compress as mc
+from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.commands.speed.run import threads_of
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import ConfigError, WorkerError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
@@ -129,6 +132,7 @@ def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     assert measured["speed/decode_ratio_batch_8"].n == 2
     assert measured["speed/token_gap_ms_p50"].n == 2 * 2  # two rounds, two waits each
     assert measured.described["dtype"] == "bfloat16" and measured.described["runtime"].startswith("transformers")
+    assert f"in {measured.described['runtime']} (bfloat16, 1 thread): decode" in measured.summary
     assert measured.values["speed/load_seconds"] > 0
     assert measured["speed/memory_peak_mb"].value >= measured.values["speed/memory_resident_mb"] - 0.1 > 0
     ours, theirs = (measured[f"speed/memory_peak_mb{suffix}"].value for suffix in ("", "_baseline"))
@@ -141,6 +145,15 @@ def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     for batch in (1, 8):
         seconds = [row["seconds"] for row in every if row["batch"] == batch and row["repeat"] == 0]
         assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+@pytest.mark.parametrize(("given", "environment", "threads"), [("auto", "3", 3), (2, "3", 2), ("auto", "many", None)])
+def test_threads_of_the_environment_win_over_the_cores(
+    given: object, environment: str, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    config = SpeedConfig().with_values(speed_threads=given)
+    assert threads_of(config) == (threads or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def registered_model_of(tracker: Tracker, model: str) -> str:
 
 
 _DESCRIBED = "speed_"  # before the names of the parameters that describe the runtime
-_PARTS = ("runtime", "device", "dtype")
+_PARTS = ("runtime", "device", "dtype", "threads")
 _SKIPPED = "speed: "
 
 
@@ -69,8 +69,8 @@ def skipped_tag(reason: str) -> dict[str, str]:
 
 
 def description(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of a stage's run that describe the runtime: its version, the device and the dtype."""
-    return {f"{_DESCRIBED}{name}": found[name] for name in _PARTS}
+    """Return the parameters of a stage's run that describe the runtime: its version, device, dtype and threads."""
+    return {f"{_DESCRIBED}{name}": found[name] for name in _PARTS if name in found}
 
 
 def described_runtime(run: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ class SpeedMeasurement(Measurement):
     baseline: str  # The baseline's short name
     # What was measured once per model: seconds to load it, and resident memory
     values: Mapping[str, float] = field(default_factory=dict)
-    described: Mapping[str, str] = field(default_factory=dict)  # Runtime with version, device and dtype
+    described: Mapping[str, str] = field(default_factory=dict)  # Runtime with version, device, dtype, threads
 
     @property
     def summary(self) -> str:
@@ -28,13 +28,20 @@ class SpeedMeasurement(Measurement):
         if "speed/decode_ratio_batch_1" not in self.pooled:
             writing, first = self.pooled["speed/decode_tokens_per_second_batch_1"], self.pooled["speed/first_token_ms"]
             speed = f"{writing.value:.3g} tokens a second written, first token after {first.value:.3g} ms"
-            return f"{self.name} in {self.described['runtime']}, without its baseline: {speed}"
+            return f"{self.name} in {self._runtime}, without its baseline: {speed}"
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
             found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
             parts.append(f"{what} (batch {batch}) {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
         if memory := self.pooled.get("speed/memory_peak_ratio"):
             parts.append(f"peak memory {memory.value:.2f}x")
-        return f"{self.name} against {self.baseline} in {self.described['runtime']}: {', '.join(parts)}"
+        return f"{self.name} against {self.baseline} in {self._runtime}: {', '.join(parts)}"
+
+    @property
+    def _runtime(self) -> str:
+        found = self.described
+        number = found.get("threads")
+        threads = [] if number is None else ["1 thread" if number == "1" else f"{number} threads"]
+        return f"{found['runtime']} ({', '.join([found['dtype'], *threads])})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain values, ready for JSON."""

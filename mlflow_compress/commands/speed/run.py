@@ -108,15 +108,13 @@ def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: st
     with folder_or_hub("model", base):
         model = open_light(LoadConfig(path=base, device="cpu", trust_remote_code=config.source.trust_remote_code))
     plan, runtime = _plan(config, model), str(choice.runtime)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = config.timing.speed_threads
     of_variant = RuntimeCall(
         runtime=runtime,
         python=python,
         folder=str(folder),
         dtype="auto",
         device=_device(config),
-        n_threads=cores if threads == "auto" else threads,
+        n_threads=threads_of(config),
         n_context=plan.prompt_tokens + plan.new_tokens,
         n_batch=max(BATCHES),
     )
@@ -129,6 +127,15 @@ def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: st
             of_baseline = replace(of_variant, folder=str(scratch / "baseline.gguf"))
             of_variant = replace(of_variant, folder=str(architectures.weight_files(folder)[0]))
         return timed_in_turn({"baseline": of_baseline, "variant": of_variant}, plan)
+
+
+def threads_of(config: SpeedConfig) -> int:
+    """Return the threads on a CPU: those that are given, those of the environment, or one per core."""
+    if config.timing.speed_threads != "auto":
+        return config.timing.speed_threads
+    if (named := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(named) > 0:
+        return int(named)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_served(config: SpeedConfig) -> dict[str, ModelTimes] | str:

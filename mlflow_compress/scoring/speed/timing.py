@@ -81,7 +81,7 @@ class MeasuredModel:
     """A loaded model in its runtime. Use it as a context manager: the process ends with the block.
 
     `load_seconds` runs from the imported libraries to the model that can be used. `described` is the runtime with
-    version, device and dtype.
+    version, device, dtype and threads.
     """
 
     def __init__(self, call: RuntimeCall) -> None:
@@ -108,7 +108,8 @@ class MeasuredModel:
         """Load the model."""
         reply = self._ask(do="open", **asdict(self._call))
         self.load_seconds = float(reply.pop("load_seconds"))
-        self.described = {name: str(value) for name, value in reply.items()}
+        threads = {"threads": self._call.n_threads} if self._call.device == "cpu" else {}
+        self.described = {name: str(value) for name, value in {**reply, **threads}.items()}
 
     def generate(self, prompts: Sequence[Sequence[int]], n_new: int) -> list[float]:
         """Continue all prompts together by `n_new` tokens; return the seconds from the start to each step's end."""
