@@ -146,6 +146,7 @@ def test_the_account_says_how_many_items_have_no_score_and_why():
     text_alone = MetricInputs(*(replace(run, items=None) for run in (FULL.baseline, FULL.variant)))
     assert take_account(text_alone).sentence == "Account: 600 tokens of text scored."
     assert take_account(text_alone).values() == {}
+    assert Account(asked=0).sentence == "Account: nothing was asked."
 
 
 def test_no_verdict_where_too_few_items_have_a_score_and_cut_prompts_are_said():

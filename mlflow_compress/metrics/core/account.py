@@ -74,7 +74,9 @@ class Account:
         if self.asked_again:
             parts.append(f"{sum(self.asked_again.values()):,} requests repeated ({_listed(self.asked_again)})")
         setting = ", ".join(f"{name} {value}" for name, value in self.setting.items())
-        return f"Account: {'; '.join(parts)}." + (f" {setting[:1].upper()}{setting[1:]}." if setting else "")
+        return f"Account: {'; '.join(parts) or 'nothing was asked'}." + (
+            f" {setting[:1].upper()}{setting[1:]}." if setting else ""
+        )
 
     def values(self) -> dict[str, float]:
         """Return what is logged as metrics of a run, and read by policies."""
