@@ -2,8 +2,8 @@
 
 Both send token ids to the same server, with as many requests at a time, and tokenize within the measured time. Each run
 puts a word of its own before every prompt, so that it finds no prefix of another in the server's cache. The requests
-are the harness's own: MMLU with 5 shots. The model is the demo with room for long prompts. The harness needs the
-package tenacity.
+are the harness's own: MMLU with 5 shots, or cloze tasks without (`--kind`). The model is the demo with room for long
+prompts. The harness needs the package tenacity.
 
 Example
 -------
@@ -35,6 +35,10 @@ from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.transport.endpoint import EndpointConfig
 
 SUBJECTS = ("high_school_computer_science", "international_law")
+KINDS = {
+    "lettered": {f"mmlu_{name}": "num_fewshot: 5" for name in SUBJECTS},
+    "cloze": {"arc_easy": "training_split: null\nvalidation_split: null", "piqa": "training_split: null"},
+}
 CONTEXT = 8192
 NAME = "long-demo"
 
@@ -94,6 +98,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--url", help="the server, with /v1")
     arguments.add_argument("--prepare", action="store_true", help="write the model and stop")
+    arguments.add_argument("--kind", choices=KINDS, default="lettered", help="of tasks (default: %(default)s)")
     arguments.add_argument("--limit", type=int, default=25, help="questions a subject (default: %(default)s)")
     arguments.add_argument("--at-once", type=int, default=16, help="requests at the same time (default: %(default)s)")
     given = arguments.parse_args()
@@ -101,13 +106,12 @@ def main() -> None:
     prepare(folder)
     if given.prepare:
         return
-    tasks = {f"mmlu_{name}": "num_fewshot: 5" for name in SUBJECTS}
-    plain = harness_requests(given.data, tasks, given.limit)
+    plain = harness_requests(given.data, KINDS[given.kind], given.limit)
     reader: LightModel = open_light(LoadConfig(path=str(folder), dtype="float32"))
     endpoint = EndpointConfig(base_url=given.url, key="none", concurrency=given.at_once, error=EndpointError)
     served = open_served_model(endpoint, NAME, reader)
     print(machine())
-    print(f"{served.can.server}; {len(plain)} requests, MMLU 5-shot ({', '.join(SUBJECTS)}), {given.at_once} at once")
+    print(f"{served.can.server}; {len(plain)} requests of {', '.join(KINDS[given.kind])}, {given.at_once} at once")
     ratios = []
     for run in range(given.runs):
         instances = salted(plain, f"{run}")

@@ -8,12 +8,13 @@ from typing import Any
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import COMPARISONS, VARIANT, is_of
+from mlflow_compress.metrics.core.requirements import COMPARISONS, DECIDED, VARIANT, is_of
 from mlflow_compress.metrics.raters import Preference, preference_shares, won_and_lost
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "pairwise"
 _PREFIX = "judge/"
+_FEWEST_PAIRS = 5  # that show a bias where all of them agree
 
 
 def _share(name: str, meaning: str, **more: Any) -> MetricKey:
@@ -42,7 +43,7 @@ SECOND = _share("pairwise_second", "Share of compared answers in which the secon
 @METRICS.register("win_rate")
 @metric(
     keys=(WIN_RATE, WINS, LOSSES, CONSISTENCY, FIRST, SECOND),
-    requires=(VARIANT, COMPARISONS),
+    requires=(VARIANT, COMPARISONS, DECIDED),
     source="FastChat llm_judge show_result, pairwise mode: win_rate is its win_rate_adjusted; a pair whose orders "
     "disagree is a tie. Position bias as in arXiv 2306.05685, section 3.3, without identical answers",
 )
@@ -50,7 +51,8 @@ def win_rate(inputs: MetricInputs) -> list[MetricResult]:
     """Win rate, wins and losses of all answers; position bias of those that were compared; by category too.
 
     Bootstrap over questions, whose two turns stay together. Several judge models have results of their own, with the
-    model as `task`. A pair with an unreadable verdict in either order counts as unscored.
+    model as `task`. A pair with an unreadable verdict in either order counts as unscored. A judge that takes the same
+    place in every pair (of five or more), whichever answer stands there, says nothing: there is no win rate then.
     """
     assert inputs.variant is not None and inputs.variant.judgments is not None  # required
     judgments = inputs.variant.judgments
@@ -74,7 +76,16 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
         if first is not None and second is not None:
             adds = _outcome(first, second, asked=orders[0]["judge"] != "none")
         preferences.append(Preference(item, orders[min(orders)]["category"] or "", adds))
-    return preference_shares(preferences, inputs.settings, prefix=_PREFIX)
+    results = preference_shares(preferences, inputs.settings, prefix=_PREFIX)
+    if not any(is_biased(r) for r in results if r.category is None):
+        return results
+    preferred = {key.name for key in (WIN_RATE, WINS, LOSSES)}
+    return [r for r in results if r.name not in preferred]
+
+
+def is_biased(result: MetricResult) -> bool:
+    """Return whether a judge took this place in every pair; chance alone does so in one of 1,024 sets of five."""
+    return result.name in (FIRST.name, SECOND.name) and result.value == 1.0 and result.n >= _FEWEST_PAIRS
 
 
 def _outcome(first: float, second: float, *, asked: bool) -> dict[str, float]:

@@ -11,6 +11,7 @@ from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, KL_ITEMS, TOP_ITEM, TOP_PERCENT
+from mlflow_compress.metrics.win_rate import is_biased
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import (
     Scale,
@@ -260,6 +261,16 @@ def _distances(pooled: Pooled, section: str, named: tuple[tuple[str, str], ...],
     return [f"{sentence}: {', '.join(parts)}."] if parts else []
 
 
+def _biased_judge(pooled: Pooled) -> list[str]:
+    """Return a sentence about a judge that takes the same place in every pair; none otherwise."""
+    return [
+        f"The judge is biased: in all {found.n:,} pairs it takes the {name.rpartition('_')[2]} answer, whichever it "
+        "is. So its comparisons say nothing of the answers, and there is no win rate."
+        for name, found in pooled.items()
+        if is_biased(found)
+    ]
+
+
 def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None) -> list[str]:
     """Return the sentences under the headline table; empty if there are none."""
     notes = []
@@ -268,7 +279,7 @@ def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None) -> li
             "The interval of the mean KL cannot be trusted here (few items, or one item holds much of the mean): "
             "the gate reads the clipped mean and the share of items above the clip."
         )
-    notes += _unscored(pooled)
+    notes += _unscored(pooled) + _biased_judge(pooled)
     own = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"
     notes += _noise(pooled) + _distances(pooled, "engine", _OF_ENGINE, own)
     return notes + _distances(pooled, "served", _OF_SERVER, "The server's own noise (the same prompts asked twice)")

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import mlflow_compress as mc
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
+from mlflow_compress.reporting.headline import footnotes
 from tests.judge_server import judge_server
 from tests.judging import MATH, answers, grade, instructions
 from tests.shared_data import SHARED, needs_shared
@@ -76,6 +78,8 @@ VERDICT = st.sampled_from([0.0, 0.5, 1.0])
 @given(st.lists(st.lists(st.tuples(VERDICT, VERDICT), min_size=1, max_size=2), min_size=1, max_size=12))
 def test_win_rate_is_fastchats_and_mirrors_when_the_models_are_swapped(verdicts: Verdicts) -> None:
     found = compute(verdicts)
+    pairs = {orders for turns in verdicts for orders in turns}
+    assume(pairs not in ({(0.0, 1.0)}, {(1.0, 0.0)}))  # a judge that always takes one place has no win rate
     for name, value in show_result(verdicts).items():
         assert found[name].value == pytest.approx(value)
     rate = found["judge/win_rate"]
@@ -113,10 +117,33 @@ def test_a_judge_that_prefers_the_variant_makes_it_win_in_both_orders(tmp_path: 
     assert done.judgments["variant"].column("judge")[0] == "gpt-4-0613 pair-own"
 
 
-def test_a_judge_that_prefers_the_first_place_decides_nothing(tmp_path: Path) -> None:
-    values, _, _ = judged(tmp_path, lambda *_: "[[A]]")
-    assert values["judge/win_rate"] == 0.5 and values["judge/pairwise_first"] == 1.0
-    assert values["judge/wins"] == values["judge/losses"] == values["judge/pairwise_consistency"] == 0
+def test_a_judge_that_prefers_the_first_place_is_called_biased_and_no_tie(tmp_path: Path) -> None:
+    values, done, _ = judged(tmp_path, lambda *_: "[[A]]")
+    assert values == {"judge/pairwise_first": 1.0, "judge/pairwise_second": 0.0, "judge/pairwise_consistency": 0.0}
+    found = headline(compute_all(MetricInputs(RunRecords(), RunRecords(judgments=done.judgments["variant"]))))
+    sentence = (
+        "The judge is biased: in all 8 pairs it takes the first answer, whichever it is. So its comparisons say "
+        "nothing of the answers, and there is no win rate."
+    )
+    assert sentence in footnotes(found)
+    few = compute([[(0.0, 1.0)]] * 4)  # chance does so once in 256 times
+    assert few["judge/win_rate"].value == 0.5 and not footnotes(few)
+
+
+def test_comparisons_without_any_verdict_are_named_under_not_computed() -> None:
+    rows = [
+        {"task": "pairwise", "item_id": "q", "turn": 0, "repeat": order, "score": score, "judge": "j p"}
+        for order, score in enumerate((1.0, None))
+    ]
+    inputs = MetricInputs(RunRecords(), RunRecords(judgments=Judgments.from_rows(rows)))
+    assert unmet(inputs)["win_rate"] == "no comparison has a verdict that can be read in both orders"
+
+
+def test_the_judge_prints_intervals_and_says_what_is_paired(tmp_path: Path) -> None:
+    results = (MetricResult("judge/mt_bench_delta", -0.25, -0.5, 0.1, n=8),)
+    text = mc.AnswerEvaluation(name="v", baseline="b", results=results, records_folder=tmp_path).as_text()
+    assert "judge/mt_bench_delta -0.2500 [-0.5000, 0.1000] (95 %)" in text
+    assert "Differences are paired: over the answers that both models have a grade for." in text
 
 
 def test_equal_models_tie_without_a_call(tmp_path: Path) -> None:

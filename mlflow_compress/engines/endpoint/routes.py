@@ -44,7 +44,8 @@ class Capabilities:
     def lines(self, name: str) -> list[str]:
         """Return what a person should know before numbers come."""
         if self.echo:
-            echo = "yes: a request per option" + (", and one for all options of one token" if self.steps else "")
+            each = "a request for the longer options of a question" if self.lists else "a request per option"
+            echo = f"yes: {each}" + (", and one for all options of one token" if self.steps else "")
         elif self.shifted:
             echo = "shifted by one position, not used: every scored token is a request of its own"
         else:

@@ -5,6 +5,7 @@ A metric lists them: ``@metric(requires=(ITEMS, VARIANT, rated_by("brevity")), .
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -110,6 +111,15 @@ def _an_answer_was_graded_twice(inputs: MetricInputs) -> bool:
     return any(is_of("mt_bench", row["task"]) and row["repeat"] > 0 for row in rows)
 
 
+def _a_pair_was_decided(inputs: MetricInputs) -> bool:
+    judgments = inputs.variant.judgments if inputs.variant is not None else None
+    rows = [] if judgments is None else judgments.table.select(["task", "item_id", "turn", "score"]).to_pylist()
+    read = Counter(
+        (r["task"], r["item_id"], r["turn"]) for r in rows if is_of("pairwise", r["task"]) and r["score"] is not None
+    )
+    return any(n > 1 for n in read.values())
+
+
 ITEMS = _given("items", "the baseline has no items", lambda inputs: bool(len(inputs.baseline.items or ())))
 VARIANT = _given("variant", "no variant to compare", lambda inputs: inputs.variant is not None)
 NOISE = _given("noise", "no second run of the baseline", lambda inputs: inputs.noise is not None)
@@ -140,6 +150,7 @@ COMPARISONS = _given(
     "the answers were not compared in pairs (judges=pairwise)",
     lambda inputs: inputs.variant is not None and any(is_of("pairwise", task) for task in _judge_tasks(inputs.variant)),
 )
+DECIDED = _given("decided", "no comparison has a verdict that can be read in both orders", _a_pair_was_decided)
 OPTION_SCORES, TOKEN_SCORES = _records("option_scores"), _records("token_scores")
 JUDGMENTS, GENERATIONS, SERVING_MEMORY = _records("judgments"), _records("generations"), _records("serving_memory")
 GREEDY_ANSWERS, GREEDY_SCORES = _records("greedy_answers"), _records("greedy_scores")
