@@ -182,6 +182,13 @@ def _own_baseline(checkpoint: str | None) -> str:
     return EMBEDDED if Path(base).parts[-3:] == MODEL_DIR.parts[-3:] else base
 
 
+def path_text(name: str, value: object) -> str:
+    """Return a path, or a result that stands for one, as text; anything else is a `ConfigError`."""
+    if isinstance(value, str | PathLike) and isinstance(path := fspath(value), str):
+        return path
+    raise ConfigError(f"'{name}' must be a path, an id or a result", got=f"{type(value).__name__}: {value!r}")
+
+
 def _inputs(store: StoreLike) -> Path:
     """Return the folder for what Python users hold in memory."""
     if store is None:

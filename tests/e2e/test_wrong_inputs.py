@@ -91,6 +91,19 @@ def test_whatever_a_python_user_gives_is_refused_with_our_own_error(parameter: s
         assert len(str(raised.value)) <= 3000
 
 
+@pytest.mark.parametrize("value", [None, -1, 2.5, b"bytes", ["a"], {"a": 1}, object(), "x" * 100_000])
+def test_results_and_paths_of_a_wrong_type_are_refused_with_our_own_error(value: object, tmp_path: Path) -> None:
+    for call in (
+        lambda: mc.report(value, output=tmp_path / "report.html"),  # type: ignore[arg-type]
+        lambda: mc.compare(value, value),  # type: ignore[arg-type]
+        lambda: mc.load(value, store=tmp_path / "results"),  # type: ignore[arg-type]
+        lambda: mc.ratings(value, key=tmp_path / "key.json", store=tmp_path / "results"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(MlflowCompressError) as raised:
+            call()
+        assert len(str(raised.value)) <= 3000
+
+
 def test_a_metric_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     result = mc.Evaluation(name="v", results=(), not_computed={"flips": "no variant"}, records_folder=tmp_path)
     with pytest.raises(MlflowCompressError, match=r"Unknown metric key.*Did you mean 'distance/flips_pct'") as raised:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from os import fspath
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, register_command
+from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.compare.result import Comparison
@@ -56,7 +56,10 @@ def compare(
     from mlflow_compress.commands.compare.run import compare as compare_sources
     from mlflow_compress.commands.evaluate.result import Evaluation
 
-    left, right = (fspath(s.records_folder if isinstance(s, Evaluation) else s) for s in (baseline, variant))
+    left, right = (
+        path_text(name, s.records_folder if isinstance(s, Evaluation) else s)
+        for name, s in (("baseline", baseline), ("variant", variant))
+    )
     return compare_sources(left, right, opened_store(store))
 
 
@@ -84,6 +87,7 @@ def load(source: PathOrText, *, store: StoreLike = None) -> Evaluation:
     """
     from mlflow_compress.commands.compare.run import from_folder, from_run
 
-    if Path(source).is_dir():
-        return from_folder(Path(source))
-    return from_run(fspath(source), opened_store(store))
+    text = path_text("source", source)
+    if isdir(text):  # noqa: PTH112 - False for a name that is too long, where Path raises
+        return from_folder(Path(text))
+    return from_run(text, opened_store(store))

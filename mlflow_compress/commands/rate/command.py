@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import fspath
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import (
@@ -11,6 +10,7 @@ from mlflow_compress.commands.command import (
     StoreLike,
     configured,
     opened_store,
+    path_text,
     register_command,
 )
 from mlflow_compress.commands.rate.parameters import BlindConfig, RatingsConfig
@@ -96,6 +96,6 @@ def ratings(*files: PathOrText, store: StoreLike = None, **parameters: Any) -> H
     """
     from mlflow_compress.commands.rate.run import run_ratings
 
-    given = {"files": ",".join(fspath(file) for file in files), **parameters} if files else parameters
+    given = {"files": ",".join(path_text("files", file) for file in files), **parameters} if files else parameters
     config = configured(RatingsConfig, given)
     return run_ratings(config, opened_store(store, config))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.command import Positional, configured, register_command
+from mlflow_compress.commands.command import Positional, configured, path_text, register_command
 from mlflow_compress.commands.report.parameters import ReportConfig
 
 if TYPE_CHECKING:
@@ -45,5 +45,5 @@ def report(*runs: str, **parameters: Any) -> VariantsReport:
     """
     from mlflow_compress.commands.report.run import run_report
 
-    given = {"runs": ",".join(runs), **parameters} if runs else parameters
+    given = {"runs": ",".join(path_text("runs", run) for run in runs), **parameters} if runs else parameters
     return run_report(configured(ReportConfig, given))
