@@ -70,7 +70,7 @@ def test_a_near_variant_passes_early_and_a_far_one_fails_early(
     folder = store / passed.run.run_id
     assert (folder / "verdict.md").read_text() == shown and (folder / "records" / "items.parquet").is_file()
     # The baseline was evaluated once, and the second gate has found it.
-    assert "found in the store" in failed.remarks[0]
+    assert failed.remarks[0].startswith("Account: all ") and "found in the store" in failed.remarks[1]
     json.dumps(passed.to_dict(), allow_nan=False)
     assert len(passed.to_pandas()) == 1
 
