@@ -139,7 +139,7 @@ def judge_key(name: str, direction: Direction, low: float, meaning: str, **more:
 def judge_scores(inputs: MetricInputs) -> list[MetricResult]:
     """Mean scores of all answers and by turn, by category too; bootstrap over questions, `n` counts scored answers.
 
-    Of two models the answers count that have a score of both. Several judge models have results of
+    The difference is paired: over the answers that have a score of both models. Several judge models have results of
     their own, with the model as `task`, and no pooled one: `judge_panel` has their mean, under a name of its own.
     """
     assert inputs.subject.judgments is not None and inputs.baseline.judgments is not None  # required
@@ -155,24 +155,19 @@ def compared(
     inputs: MetricInputs, subject: TurnScores, baseline: TurnScores | None, *, name: str = JUDGE
 ) -> list[MetricResult]:
     """Return the mean scores of a model, and its baseline's and the difference where there is one, under `name`."""
+    results = _mean_scores(inputs, subject, name, with_turns=name == JUDGE)
     if baseline is None:
-        return _mean_scores(inputs, subject, name, with_turns=name == JUDGE)
+        return results
     if baseline.question != subject.question:
         raise AlignmentError(
             "Baseline and variant were judged on different questions",
             got=str(sorted(set(baseline.question) ^ set(subject.question))[:3]),
             fix="Judge both on the same questions",
         )
-    change = subject.score - baseline.score  # NaN where either has no score: all three are of the same answers
-    unscored = subject.n_unscored + baseline.n_unscored
-    ours, theirs = (
-        replace(scores, score=np.where(np.isfinite(change), scores.score, np.nan)) for scores in (subject, baseline)
-    )
-    return [
-        *_mean_scores(inputs, ours, name, with_turns=name == JUDGE),
-        *_mean_scores(inputs, theirs, f"{name}_baseline"),
-        *_mean_scores(inputs, replace(subject, score=change, n_unscored=unscored), f"{name}_delta"),
-    ]
+    results += _mean_scores(inputs, baseline, f"{name}_baseline")
+    shared = np.where(np.isfinite(baseline.score), subject.score - baseline.score, np.nan)
+    delta = TurnScores(subject.question, subject.category, shared, subject.n_unscored + baseline.n_unscored)
+    return results + _mean_scores(inputs, delta, f"{name}_delta")
 
 
 def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_turns: bool = False) -> list[MetricResult]:

@@ -193,9 +193,11 @@ def test_the_plot_shows_one_evaluation_only(tracker: Tracker, monkeypatch: pytes
     finished(tracker, "rtn-8bit", ALL, size=200, kl=0.01)
     finished(tracker, "rtn-2bit", FIVE, items=5)
     finished(tracker, "rtn-3bit", OTHER, weights="2" * 64)
-    monkeypatch.setattr(summary, "_values", lambda outcome: {"size/bytes": 99.0, "distance/kl_mean": 0.5})
-    outcome = SimpleNamespace(variant="rtn-4bit", checkpoint_sha256="d" * 64, label="llama")
-    rows, shown = summary._variants(outcome, tracker, ALL)  # type: ignore[arg-type]
+    monkeypatch.setattr(summary, "_values", lambda stages: {"size/bytes": 99.0, "distance/kl_mean": 0.5})
+    stages = SimpleNamespace(
+        variant="rtn-4bit", checkpoint_sha256="d" * 64, label="llama", tracker=tracker, evaluation=ALL
+    )
+    rows, shown = summary._variants(stages)  # type: ignore[arg-type]
     assert shown == "rtn-4bit (dddddddd)"
     assert {row["name"]: (row["bytes"], row["kl"]) for row in rows} == {
         "rtn-4bit (cccccccc)": (100, 0.02),

@@ -205,8 +205,8 @@ def test_judge_scores_by_hand():
     assert found["judge/mt_bench_turn2"].value == 5.0
     assert found["judge/mt_bench"].value == (5 + 5) / 2
     assert (found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (3, 1)
-    # Paired: turn 1 a -1, b -1; turn 2 only a, -1. The answer that was not read in one model enters neither side.
-    assert found["judge/mt_bench_baseline"].value == (8 + 4 + 6) / 3
+    assert found["judge/mt_bench_baseline"].value == (6 + 4) / 2
+    # Paired: turn 1 a -1, b -1; turn 2 only a, -1. The unread answer enters neither side.
     assert found["judge/mt_bench_delta"].value == -1.0
     assert found["judge/mt_bench_delta"].n == 3
     by_category = [r for r in compute_all(run) if r.category == "math"]
