@@ -111,7 +111,7 @@ def test_paired_figures_and_their_two_sides_are_of_one_set_of_items():
         if change is not None and change.name.endswith("_delta"):
             assert change.value == pytest.approx(subject.value - of_baseline.value, abs=1e-12), (name, part)
         pairs += 1
-    assert pairs > 40
+    assert pairs > 25
     margins = [sum(found[f"quality/margin_{a}{b}", None, None].n for a in ("correct", "incorrect")) for b in SIDES]
     assert margins[0] == margins[1]
     accuracy = found["quality/accuracy", None, None]
