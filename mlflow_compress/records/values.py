@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+ItemKey = tuple[str, str]
+"""Task and item id."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

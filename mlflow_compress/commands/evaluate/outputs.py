@@ -13,6 +13,7 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.records import (
     Generations,
+    ItemKey,
     OptionBounds,
     OptionDistances,
     RunRecords,
@@ -21,7 +22,7 @@ from mlflow_compress.records import (
     Traces,
 )
 from mlflow_compress.scoring.generation.generate import generate_until
-from mlflow_compress.scoring.plan.encoding import Encoder, ItemKey, Shortened
+from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun
 

@@ -41,7 +41,7 @@ from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.records import RunRecords
+from mlflow_compress.records import ItemKey, RunRecords
 from mlflow_compress.reporting.tables import Column, Table, escape_markdown
 from mlflow_compress.scoring.plan.encoding import Shortened
 from mlflow_compress.tracking import run_names
@@ -50,8 +50,7 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, RunLink, Store
 from mlflow_compress.tracking.tracker import Tracker
 
-Keys = Sequence[tuple[str, str]]
-"""Items by task and id."""
+Keys = Sequence[ItemKey]
 
 _DONE = "done.json"  # in the folder of a block whose records are complete
 
@@ -200,7 +199,7 @@ class ChecksSoFar:
 
 def needed_items(
     checks: Sequence[ItemCheck], inputs: MetricInputs, headline: Sequence[str]
-) -> tuple[list[tuple[str, str]], int]:
+) -> tuple[list[ItemKey], int]:
     """Return the items that some check is about and that the baseline has answered, and how many it has not."""
     view = inputs.view
     rows = sorted({int(row) for check in checks for row in check.rows(view, headline)})

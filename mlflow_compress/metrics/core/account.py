@@ -14,10 +14,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import TOO_LONG
 from mlflow_compress.metrics.core.requirements import ITEMS
 from mlflow_compress.metrics.stats.arrays import Bool
-from mlflow_compress.records import RunRecords
-
-ItemKey = tuple[str, str]
-"""Task and item id."""
+from mlflow_compress.records import ItemKey, RunRecords
 
 UNSCORED_PCT, CUT_PCT = "items/unscored_pct", "items/cut_pct"
 """Metrics of a run: shares of the items in percent, which policies bound."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import DataError
 from mlflow_compress.kept import keeps, kept
 from mlflow_compress.models.identity import tokenizer_hash
-from mlflow_compress.records import Request
+from mlflow_compress.records import ItemKey, Request
 
 _CHUNK = 4096  # strings per tokenizer call, so that not all encodings of a long task list are in memory at once
 
@@ -29,10 +29,6 @@ class Encoded:
     targets: npt.NDArray[np.int32]
     truncated: bool  # Whether tokens of the context were cut off
     fits: bool  # False where the continuation alone is longer than the model's context: nothing can be scored then
-
-
-ItemKey = tuple[str, str]
-"""Task and item id."""
 
 
 @dataclass(frozen=True)
