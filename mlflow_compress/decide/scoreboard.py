@@ -92,6 +92,7 @@ class ScoredVariant:
     seconds: Mapping[str, float] = field(default_factory=dict)  # Duration of each stage, by its name
     items: ItemScores | None = None  # What it scored on each item; None where it has no results
     left_out: str = ""  # Which of its results are not compared, and why
+    lacking: tuple[str, ...] = ()  # Too many items without a score, or cut: there is no verdict on it then
     runtime: str = ""  # What it was timed in, with the version, or why it has no speed; the other of the two is empty
     not_timed: str = ""
 
@@ -340,7 +341,14 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
 
 
 Kind = Literal[
-    "failed", "unsupported", "unlike_answers", "few_items", "one_item", "fewer_bits_beat_more", "not_told_apart"
+    "no_verdict",
+    "failed",
+    "unsupported",
+    "unlike_answers",
+    "few_items",
+    "one_item",
+    "fewer_bits_beat_more",
+    "not_told_apart",
 ]
 
 
@@ -357,6 +365,9 @@ def _warnings(
     variants: Sequence[ScoredVariant], separations: Sequence[Separation], same_kl: Sequence[tuple[str, ...]]
 ) -> Iterator[ScoreWarning]:
     """Yield every warning; `same_kl` has the groups that cannot be told apart by their KL."""
+    for v in variants:
+        if v.lacking:
+            yield ScoreWarning("no_verdict", f"no verdict on {v.name}: {'; '.join(v.lacking)}", (v.name,))
     for v in variants:
         reason = v.reason.removesuffix(".")
         if v.status == "failed":
@@ -477,7 +488,8 @@ def scoreboard(
         raise DataError("Two variants have one name", got=twice[0])
     values = {variant.name: _cells(variant) for variant in variants}
     ordered = sorted(variants, key=lambda v: _place(v, values[v.name]))
-    front = _front(values, SIZE)
+    judged = {v.name: values[v.name] for v in variants if not v.lacking}
+    front = _front(judged, SIZE)
     raw = {v.name: v.results[_P].value for v in ordered if _P in v.results}
     corrected = dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
     rows = tuple(
@@ -507,7 +519,7 @@ def scoreboard(
         columns=tuple(column for column in columns() if any(column.key in row for row in values.values())),
         rows=rows,
         pareto=front,
-        serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(values, cost))},
+        serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(judged, cost))},
         correlations=correlate_metrics([values[v.name] for v in ordered]),
         separations=separations,
         groups=groups,

@@ -64,10 +64,13 @@ def finding(board: Scoreboard) -> str:
         return f"None of {n} variants has results"
     counted = f"{len(done)} of {n} variants" if len(done) < n else f"{n} {'variant' if n == 1 else 'variants'}"
     parts = [f"{counted} against {board.baseline}" + (f" on {board.n_items:,} items" if board.n_items else "")]
+    lacking = [warning for warning in board.warnings if warning.kind == "no_verdict"]
+    parts = [*(warning.text for warning in lacking), *parts]
+    judged = [row for row in done if all(row.name not in warning.variants for warning in lacking)]
     column = next((found for found in board.columns if found.key == KL), None)
-    if column is not None and KL in done[0].cells:
-        closest = score_text(done[0].cells[KL], column, interval=True)
-        parts.append(f"closest is {done[0].name} with a KL of {closest}")
+    if column is not None and judged and KL in judged[0].cells:
+        closest = score_text(judged[0].cells[KL], column, interval=True)
+        parts.append(f"closest is {judged[0].name} with a KL of {closest}")
     if board.pareto:
         parts.append(f"on the Pareto front of size and KL: {', '.join(board.pareto)}")
     return "; ".join(parts)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,6 +164,17 @@ def test_a_mean_that_hangs_on_one_item_is_told() -> None:
     [warning] = found.warnings
     assert warning.kind == "one_item" and warning.variants == ("a",)
     assert warning.text == "one item holds up to 30 % of the mean KL of a: its interval can be too narrow"
+
+
+def test_a_variant_that_lacks_scores_gets_no_verdict_and_the_finding_says_so_first() -> None:
+    """It has the smallest KL, of the few items that were scored: it is neither the closest nor on the front."""
+    lacks = replace(variant("few", kl=0.01, size=1), lacking=("46 % of the items have no score > 1 %",))
+    found = board(lacks, variant("near", kl=0.1, size=9))
+    assert [warning.kind for warning in found.warnings] == ["no_verdict"] and found.pareto == ("near",)
+    assert finding(found) == (
+        "no verdict on few: 46 % of the items have no score > 1 %; 2 variants against base; "
+        "closest is near with a KL of 0.100; on the Pareto front of size and KL: near"
+    )
 
 
 def test_two_variants_of_one_name_are_refused() -> None:

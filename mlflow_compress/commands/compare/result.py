@@ -25,7 +25,8 @@ class Comparison(Tabular):
         found = self.found
         accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
         flips = f"{found['flips_pct']:.2f} % of {found['n']} answers flipped"
-        return f"{flips}; accuracy {accuracies} (McNemar p = {found['mcnemar_p']:.4g})"
+        more = f"; {found['n_unscored']} more items have no answer" if found["n_unscored"] else ""
+        return f"{flips}; accuracy {accuracies} (McNemar p = {found['mcnemar_p']:.4g}){more}"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row for all items, whose task is None, and one per task."""

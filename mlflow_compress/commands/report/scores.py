@@ -10,8 +10,11 @@ from typing import Any
 
 from mlflow_compress.commands.evaluate.stored import stored_results
 from mlflow_compress.commands.shared.past_runs import timed_in
+from mlflow_compress.config.policy import Requirements
+from mlflow_compress.decide.promotion import lacking_shares
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.account import UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.metrics.core.requirements import EMBEDDINGS, ITEMS, PREDICTIONS
@@ -194,6 +197,7 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
         items=_items(tracker, children["evaluate"], baselines),
         runtime=timed.runtime,
         not_timed=timed.reason,
+        lacking=tuple(lacking_shares(Requirements(), metrics)) if UNSCORED_PCT in metrics else (),
     )
 
 
