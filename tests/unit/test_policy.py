@@ -114,6 +114,7 @@ def test_equal_policies_have_one_hash(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("gatse: []", "Did you mean 'gates'"),
+        ("require: {max_unscored_pc: 2}", "Did you mean 'max_unscored_pct'"),
         ("kl: {max_kl: much}", "'max_kl' must be a number"),
         ("kl: {max_kl: -1}", "'max_kl' is too small"),
         ("gates: [{metric: distance/flips_pct}]", "needs one limit"),
@@ -142,7 +143,7 @@ def test_a_broken_policy_is_refused_with_its_file_s_name(
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Policy(gates=(MetricGate(metric="distance/flipz", at_most=1),)), "Unknown metric key"),
+        (Policy(gates=(MetricGate(metric="distance/flipz", at_most=1),)), "Did you mean 'distance/flips_pct'"),
         (Policy(gates=(MetricGate(metric="size/bytes", at_most=1, task="mmlu"),)), "does not have"),
         (Policy(margins=(MarginGate(metric="quality/accuracy", margin=0.1),)), "Use quality/accuracy_delta"),
         (Policy(margins=(MarginGate(metric="size/bytes", margin=0.1),)), "is none"),
