@@ -13,7 +13,7 @@ from mlflow_compress.judges.prompts import Prompt
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, Reply, ReplyCache, content_key
-from mlflow_compress.transport.spending import Price, Spending, likely_tokens, prompt_bytes
+from mlflow_compress.transport.spending import Price, Spending, likely_tokens
 
 LOW, HIGH = 1.0, 10.0
 NO_RATING, OUT_OF_RANGE, AMBIGUOUS, QUOTED = "no_rating", "out_of_range", "ambiguous", "quoted"
@@ -30,7 +30,7 @@ _LABEL = re.compile(r"(?:(?:rating|score|grade|verdict|decision|judge?ment)(?:is
 _CONTEXT = 20  # characters before a mark by which a quotation is known again
 
 # What every kept reply has; see `_row`.
-KEPT_FIELDS = ("judgment", "judge", "asked", "finish_reason", "problem", "usage", "prompt_bytes", "sent")
+KEPT_FIELDS = ("judgment", "judge", "asked", "finish_reason", "problem", "usage", "endpoint", "likely", "sent")
 
 
 class Reading(NamedTuple):
@@ -222,9 +222,9 @@ class Asker:
         return [question for question in unique.values() if self._kept(question, read) is None]
 
     def past_usage(self) -> list[Mapping[str, Any]]:
-        """Return the kept replies that this judge model was asked for and whose tokens were counted."""
-        rows = self._cache.values()
-        return [row for row in rows if row["asked"] == self.config.model and row["usage"]]
+        """Return the kept replies of this model at this endpoint, whose tokens were counted."""
+        here = self.config.model, self.config.endpoint.shown_url
+        return [row for row in self._cache.values() if (row["asked"], row["endpoint"]) == here and row["usage"]]
 
     def _kept(self, question: Question, read: Read) -> Judgment | None:
         """Return the judgment, if kept replies decide it: one can be read, or there were as many as are allowed."""
@@ -251,7 +251,7 @@ class Asker:
                     if judgment is not None and reply.reason == "http_400":
                         return judgment  # only the larger room was refused: the reply that was cut off stands
                     return Judgment(None, reply.reason, reply.detail, f"{self.config.model} {question.prompt.name}")
-                row = _row(reply, question.prompt, self.config.model)
+                row = _row(reply, question.prompt, self.config)
                 self._cache.put(key, row)
             judgment = _read(row, read, question.prompt)
             if _is_final(judgment):
@@ -267,16 +267,17 @@ def unscored_by_reason(judgments: Sequence[Judgment]) -> Counter[str]:
     return Counter(judgment.reason for judgment in judgments if judgment.reason is not None)
 
 
-def _row(reply: Reply, prompt: Prompt, asked: str) -> dict[str, Any]:
+def _row(reply: Reply, prompt: Prompt, config: AskingConfig) -> dict[str, Any]:
     """Return a reply as it is kept."""
     return {
         "judgment": reply.text,
         "judge": f"{reply.model} {prompt.name}",
-        "asked": asked,
+        "asked": config.model,
+        "endpoint": config.endpoint.shown_url,
         "finish_reason": reply.finish_reason,
         "problem": reply.problem,
         "usage": asdict(reply.usage) if reply.usage else None,
-        "prompt_bytes": prompt_bytes(prompt.messages),
+        "likely": likely_tokens(prompt.messages),
         "sent": reply.sent,
     }
 
@@ -299,8 +300,8 @@ def _is_final(judgment: Judgment) -> bool:
 def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Mapping[str, Price]) -> str:
     """Return a sentence: how many judgments are kept, how many calls are made, and their tokens and cost, about.
 
-    Tokens follow from the kept replies of the same judge model. Without any, a token of the prompt is four bytes, and
-    a reply counts as long as it may be.
+    Tokens follow from the kept replies of the same model at the same endpoint, whatever their language: what they took
+    beside what was likely. Without any, a prompt has its likely tokens, and a reply counts as long as it may be.
     """
     model, past = asker.config.model, asker.past_usage()
     missing = asker.missing(questions, read)
@@ -308,17 +309,15 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Ma
     said = f"[judge] {model}: {n_unique} judgments, {n_unique - len(missing)} of them kept"
     if not missing:
         return f"{said}; no calls"
-    n_bytes = sum(prompt_bytes(question.prompt.messages) for question in missing)
+    prompt = sum(likely_tokens(question.prompt.messages) for question in missing)
     if past:
-        n_tokens = sum(row["usage"]["prompt"] for row in past)
-        bytes_per_token = sum(row["prompt_bytes"] for row in past) / max(n_tokens, 1)
+        prompt *= sum(row["usage"]["prompt"] for row in past) / sum(row["likely"] for row in past)
         per_reply = sum(row["usage"]["completion"] for row in past) / len(past)
         basis = f"as in {len(past):,} kept replies"
     else:
-        n_tokens = sum(likely_tokens(question.prompt.messages) for question in missing)
-        bytes_per_token, per_reply = n_bytes / max(n_tokens, 1), asker.config.max_tokens
+        per_reply = asker.config.max_tokens
         basis = "with replies as long as they may be"
-    prompt, completion = n_bytes / bytes_per_token, per_reply * len(missing)
+    completion = per_reply * len(missing)
     price = prices.get(model)
     cost = f", cost {price.of(prompt, completion):.4g}" if price else ""
     return (

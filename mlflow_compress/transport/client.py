@@ -21,6 +21,7 @@ from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import (
     BUDGET,
     CONNECTION,
+    ERROR_INSIDE,
     FILTERED,
     NOT_A_COMPLETION,
     NOT_JSON,
@@ -205,6 +206,8 @@ def given_up(config: EndpointConfig, found: Failure, *, answered: bool) -> NoRep
     reason, detail = found.no_reply.reason, f"{config.where} {found.no_reply.detail}"
     if not answered and reason == CONNECTION:
         raise config.error(detail, fix=f"{tried}. Check {config.url_parameter}")
+    if not answered and reason == ERROR_INSIDE:
+        raise config.error(detail, fix=tried)
     if not answered and reason in (NOT_JSON, NOT_A_COMPLETION):
         raise config.error(detail, fix=f"Check {config.url_parameter}: it often ends in /v1")
     return NoReply(reason, f"{detail}. {tried}" if found.passing else detail)

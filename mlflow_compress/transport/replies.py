@@ -23,6 +23,7 @@ T = TypeVar("T")
 # Reasons why there is no rating. They are part of metric names (`judge/unscored/<reason>`).
 REFUSAL, EMPTY, CUT, FILTERED = "refusal", "empty", "length", "content_filter"
 NO_CHOICES, NOT_JSON, NOT_A_COMPLETION = "no_choices", "not_json", "not_a_completion"
+ERROR_INSIDE = "error_inside"  # HTTP 200 around an error: proxies answer so
 TIMEOUT, CONNECTION, BUDGET = "timeout", "connection", "budget"
 
 
@@ -70,6 +71,9 @@ def read_reply(body: str, what: str, read: Callable[[Any], T | NoReply]) -> T | 
         row = parse_json(body, source="the reply")
     except DataError:
         return NoReply(NOT_JSON, f"answered something else than JSON: {body[:80]!r}")
+    if isinstance(row, dict) and (error := row.get("error")) and not row.get("choices") and not row.get("data"):
+        message = error.get("message") if isinstance(error, dict) else None
+        return NoReply(ERROR_INSIDE, f"answered HTTP 200 with an error inside: {message or error}")
     try:
         return read(row)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError):  # the last: an integer too large for a float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
         )
         with pytest.raises(JudgeError, match=r"have no rating.*judge_max_unscored=0.05") as error:
             run_judge(asked, say=said.append)
+        assert re.search(r"Account: judgments .*; new calls \d+; .*cost .*; every reply is kept; run", str(error.value))
         [failed] = [
             run for run in tracker.client.search_runs([tracker.experiment_id]) if run.data.tags.get("stage") == "judge"
         ]
@@ -80,12 +83,17 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
     stops = True
     with judge_server(script) as server:
         paid_before_the_stop = 2
-        with pytest.raises(JudgeError, match="refused the key"):
+        with pytest.raises(JudgeError, match=r"refused the key.* Account: new calls 3; .*cost .*; run [0-9a-f]{32}"):
             run_judge(asked.with_values(judge_base_url=server.base_url, judge_concurrency=1))
     [newest, *_] = tracker.client.search_runs(
         [tracker.experiment_id], "tags.stage = 'judge'", order_by=["attributes.start_time DESC"]
     )
     assert newest.info.status == "FAILED" and newest.data.metrics["judge/calls"] == 3
+    # Where every call times out there is an account too: what was sent may have to be paid for.
+    with judge_server(lambda *_: time.sleep(0.5) or (200, completion("[[7]]", "j-1"))) as server:
+        late = asked.with_values(judge_base_url=server.base_url, judge_timeout=0.1, judge_max_retries=0)
+        with pytest.raises(JudgeError, match=r"new calls 0, and \d+ more that were sent and never answered"):
+            run_judge(late)
     written = [path for folder in (workdir, home(tracker.uri)) for path in folder.rglob("*") if path.is_file()]
     assert any(path.suffix == ".db" for path in written) and any(path.name == "judgments.jsonl" for path in written)
     shown = [str(error.value), *said]

@@ -18,10 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.judges.asking import Asker, AskingConfig, Question, estimate, read_rating
+from mlflow_compress.judges.prompts import Prompt
 from mlflow_compress.transport import client as retries
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NoReply, Reply, Usage, read_completion
+from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, Usage, read_completion
 from mlflow_compress.transport.spending import (
     Budget,
     Price,
@@ -313,6 +315,9 @@ def test_ctrl_c_ends_the_calls_and_keeps_what_was_answered(tmp_path: Path) -> No
     assert not [t for t in threading.enumerate() if t.name == "judge"]
 
 
+TEXTS = ("four " * 8, "\u8bc4" * 40)
+
+
 def test_the_estimate_says_what_is_kept_and_learns_from_it(tmp_path: Path) -> None:
     said: list[str] = []
     from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -339,6 +344,21 @@ def test_the_estimate_says_what_is_kept_and_learns_from_it(tmp_path: Path) -> No
     assert "6 judgments, 2 of them kept; 4 calls" in said[1] and "80 tokens of replies" in said[1]
     assert "about 400 prompt tokens" in said[1] and "cost 0.0168 (as in 2 kept replies" in said[1]
     assert said[2].endswith("6 judgments, 6 of them kept; no calls")
+
+
+def test_an_estimate_knows_neither_the_replies_of_another_endpoint_nor_letters_of_another_script() -> None:
+    """An endpoint counts one token for four letters of English, and one for each Chinese character."""
+    english, chinese = (Question(text[:2], Prompt("p", "", text), 0) for text in TEXTS)
+    answered = completion("[[5]]", usage={"prompt_tokens": 10, "completion_tokens": 7})
+    with judge_server(lambda *_: (200, answered)) as server, judge_server(lambda *_: "[[5]]") as another:
+        cache = ReplyCache(None)
+        here, there = (
+            Asker(AskingConfig(endpoint=EndpointConfig(base_url=one.base_url, key=KEY)), cache=cache)
+            for one in (server, another)
+        )
+        here.ask_all([english], read_rating)
+        assert "about 40 prompt tokens and 7 tokens of replies" in estimate(here, [chinese], read_rating, {})
+        assert "2,048 tokens of replies (with replies as long" in estimate(there, [chinese], read_rating, {})
 
 
 def test_the_transport_works_inside_a_running_event_loop() -> None:

@@ -91,6 +91,20 @@ def test_a_passing_failure_is_tried_again(status: int, tmp_path: Path) -> None:
     assert len(server.bodies) == 4
 
 
+def test_a_200_with_an_error_inside_is_tried_again_and_its_message_is_shown(tmp_path: Path) -> None:
+    busy = {"error": {"message": "the upstream is busy", "code": 503}}
+    with judge_server(lambda number, _: (200, busy) if number < 2 else "[[7]]") as server:
+        assert scores(grade(server.base_url, tmp_path / "passing", WRITING, **ONE)) == [7.0, 7.0]
+        assert len(server.bodies) == 4
+    inside = "answered HTTP 200 with an error inside: the upstream is busy"
+    with judge_server(lambda *_: (200, busy)) as server, pytest.raises(JudgeError, match=f"{inside}. Tried 2 times"):
+        grade(server.base_url, tmp_path / "first", WRITING, judge_max_retries=1, **ONE)
+    with judge_server(lambda number, _: "[[4]]" if number == 0 else (200, busy)) as server:
+        judged = grade(server.base_url, tmp_path / "later", WRITING, judge_max_retries=1, **ONE)
+        assert reasons(judged) == [None, "error_inside"] and judged.values["judge/unscored/error_inside"] == 1
+        assert inside in judged.judgments["variant"].column("judgment")[1]
+
+
 def test_a_lasting_failure_leaves_a_judgment_unscored_with_its_reason(tmp_path: Path) -> None:
     def script(_: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
         return (500, {"error": {"message": "broken"}}) if "Now about" in str(body) else "[[4]]"

@@ -206,8 +206,10 @@ def judge(
     )
     try:
         judged = {name: opened(answers) for name, opened in judges.items()}
+    except JudgeError as error:
+        raise JudgeError(_with_account(str(error), spending.values(), run)) from error
     finally:  # what was spent is logged too when a judge stops, or is stopped
-        if spending.calls:
+        if spending.by_model:
             run.log_values(spending.values())
     vectors = _vectors(judged)
     inputs = MetricInputs(
@@ -259,6 +261,11 @@ def judge(
         account=account,
         failed=" ".join(f"{name}: {one.failed}." for name, one in judged.items() if one.failed) or None,
     )
+
+
+def _with_account(text: str, values: Mapping[str, float], run: OpenRun) -> str:
+    """Return why the stage fails, with what it took until then."""
+    return f"{text.rstrip('.')}. Account: {account_text(values)}; every reply is kept; run {run.run_id}"
 
 
 def _show(run: OpenRun, instructions: list[Instruction], answers: JudgeInputs, inputs: MetricInputs) -> str:
@@ -325,7 +332,7 @@ def _judge(
         values = "; ".join(f"{name} {result.value:.4f}" for name, result in headline(results).items())
         run.set_note("\n\n".join([values, *(f"{text}." for text in (*outcome.remarks, skipped) if text)]))
         if outcome.failed:
-            raise JudgeError(outcome.failed)
+            raise JudgeError(_with_account(outcome.failed, outcome.account, run))
     return AnswerEvaluation(
         name=manifest.label,
         results=tuple(results),
