@@ -136,7 +136,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
     """Return checked parameters with absolute paths.
 
     A path object is its text, and a result the path it stands for. A loaded model, and rows of items, become files in
-    the folder that keeps the state of the store.
+    the folder that keeps the state of the store. Every command calls it before it imports what does its work.
     """
     values = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
     if is_rows(values.get("tasks")):
@@ -152,20 +152,28 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
                 )
                 values[name] = fspath(made)
     config = absolute_paths(parse(cls, values))
-    _refuse_unknown_names(config)
+    _refuse_early(config)
     named = {*values, *(read_file(Path(str(values["config"]))) if values.get("config", NONE) != NONE else ())}
     if "model" in parameters(cls) and "checkpoint" in parameters(cls) and "model" not in named:
         config = config.with_values(model=_own_baseline(config.values()["checkpoint"]))
     return config
 
 
-def _refuse_unknown_names(config: Parameters) -> None:
-    """Refuse an unknown method, unknown tasks and wrong rows of task files: all of them, before torch is imported."""
+def _refuse_early(config: Parameters) -> None:
+    """Refuse what names and files alone show to be wrong, before torch is imported: that is within two seconds."""
+    from mlflow_compress.models.identity import require_tokenizer_files
+
     values = config.values()
+    folders = {name: Path(str(values[name])) for name in MODELS if values.get(name) is not None}
+    for folder in folders.values():
+        if (folder / "config.json").is_file():
+            require_tokenizer_files(folder)
     if isinstance(method := values.get("method"), str):
         from mlflow_compress.compression.method import METHODS
 
-        METHODS.get(method)
+        chosen = METHODS.get(method)
+        if "model" in folders and folders["model"].is_dir():
+            chosen.check_folder(folders["model"])
     if isinstance(tasks := values.get("tasks"), str):
         from mlflow_compress.items.suite import check_tasks_named
 

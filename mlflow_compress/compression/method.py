@@ -180,6 +180,9 @@ class Method(ABC, Generic[S]):
                 fix=f"Run: pip install {what}",
             )
 
+    def check_folder(self, folder: Path) -> None:
+        """Raise an error, before torch is imported, if the model's files alone show that the method cannot help."""
+
     def check(self, config: S, source: SourceModel) -> None:
         """Raise an error, before any work, if the method does not support the model.
 

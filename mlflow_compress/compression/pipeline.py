@@ -220,6 +220,7 @@ def compress_model(
     if chosen.by_class:
         source.require_plain(method)
     with quiet(), METHODS.blaming(method):
+        chosen.check_folder(source.folder)
         chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)
     with staging_folder(out) as folder:

@@ -54,6 +54,20 @@ class IdentifiedModel(TokenizedModel, Protocol):
         """What decides its numbers where another engine runs it; nothing where transformers does."""
 
 
+_TOKENIZER_FILES = ("*.model", "*.tiktoken", "*.gguf", "tekken.json", "tokenization_*.py", "tokenizer.json", "vocab.*")
+
+
+def require_tokenizer_files(folder: Path) -> None:
+    """Refuse a model's folder without the files of a tokenizer, before torch is imported."""
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        raise CheckpointError(
+            "The model has no tokenizer files",
+            allowed="a folder with tokenizer.json, tokenizer.model or vocab.json beside the weights",
+            got=str(folder),
+            fix="Copy them from where the model comes from",
+        )
+
+
 def vocab_size(config: Any) -> int:
     """Return the vocabulary size (the width of the logits) in a model's configuration."""
     return int(config.get_text_config(decoder=True).vocab_size)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import mlflow_compress as mc
 from mlflow_compress.errors import MlflowCompressError
@@ -36,6 +38,16 @@ CASES = {
     ),
     "no default": (["plan", "--model", "."], 2, "Parameter 'tasks' .*Give --tasks NAMES or files."),
     "a type": (["quantize", "--bits", "two"], 2, "Parameter 'bits' has the wrong type or size. .*Got: 'two'."),
+    "no tokenizer": (
+        ["main", "--model", "half", "--method", "rtn", "--tasks", "mmlu"],
+        1,
+        "The model has no tokenizer files. Allowed: a folder with tokenizer.json.*Got: '.*half'. Copy them from .*",
+    ),
+    "a cast without effect": (
+        ["quantize", "--model", "whole", "--method", "fp16"],
+        2,
+        "The model is already stored in float16: .*Got: '.*whole'. Use --method none for the control.",
+    ),
     "nothing to compare": (["compare", "aaa", "bbb"], 2, "Nothing to compare by this name.*Got: 'aaa'."),
 }
 
@@ -52,12 +64,18 @@ sys.exit(code)
 def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Path) -> None:
     arguments, code, message = CASES[name]
     (tmp_path / "bad.jsonl").write_text(ROWS)
+    for folder in (tmp_path / "half", tmp_path / "whole"):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        save_file({"weight": np.ones((2, 2), dtype=np.float16)}, folder / "model.safetensors")
+    (tmp_path / "whole" / "tokenizer.json").write_text("{}")
     env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     done = subprocess.run(
         [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
     )
     assert re.fullmatch(f"mlflow-compress: {message.replace('?', chr(92) + '?')}", done.stderr.strip()), done.stderr
     assert (done.returncode, done.stdout.strip()) == (code, "[]")
+    assert not list(tmp_path.rglob("*.lock")) and not (tmp_path / "mlflow.db").exists()  # no half-written result
     assert len(done.stderr) <= 3000
     assert not (tmp_path / "mlflow.db").exists()
 

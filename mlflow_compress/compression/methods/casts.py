@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.stored_weights import main_dtype, read_headers
 
 if TYPE_CHECKING:
     import torch
@@ -26,12 +27,12 @@ class Cast(Method[MethodConfig]):
     runs_in = ("vLLM", "llama.cpp")
     linear_only = False
 
-    def check(self, config: MethodConfig, source: SourceModel) -> None:
+    def check_folder(self, folder: Path) -> None:
         """Raise `UnsupportedError` for a cast that changes nothing."""
-        if source.dtype == self.stored:
+        if main_dtype(read_headers(folder)) == self.stored:
             raise UnsupportedError(
                 f"The model is already stored in {self.stored}: the cast would change nothing",
-                got=source.name,
+                got=str(folder),
                 fix="Use method=none for the control",
             )
 
