@@ -21,7 +21,7 @@ from mlflow_compress.files import read_json, read_json_object
 from mlflow_compress.home import FOLDER_SCHEME
 from mlflow_compress.records.values import JudgedAnswer
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import OpenRun, RunLink, StoredRun
+from mlflow_compress.tracking.store import OpenRun, RunLink, StoredRun, is_run_id, whole_id
 
 RUN_FILE = "run.json"
 
@@ -146,6 +146,8 @@ class FolderStore:
         return [run for _, run in sorted(found, key=lambda entry: entry[0], reverse=True)]
 
     def look_up(self, run_id: str) -> StoredRun:
+        if is_run_id(run_id):
+            run_id = whole_id(run_id, [path.parent.name for path in self.root.glob(f"{run_id}*/{RUN_FILE}")])
         return self._stored(run_id, self._content(run_id))
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,10 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlflow_compress.errors import TrackingError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.records.values import JudgedAnswer
 
 RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
+
+
+def is_run_id(text: str) -> bool:
+    """Return whether a text can be a run's id, or the beginning of one as we print it."""
+    return re.fullmatch("[0-9a-f]{6,32}", text) is not None
+
+
+def whole_id(text: str, found: Sequence[str]) -> str:
+    """Return the only one of the ids that begin with `text`; the text itself where there is none."""
+    if len(found) > 1:
+        raise TrackingError(
+            "Several runs have an id that begins so", allowed=sorted(found), got=text, fix="Give more digits"
+        )
+    return found[0] if found else text
 
 
 def rounded(result: MetricResult) -> float:
@@ -135,7 +151,7 @@ class Store(Protocol):
         """Return the finished runs of a stage with these tags, newest first."""
 
     def look_up(self, run_id: str) -> StoredRun:
-        """Return one run. An unknown id is a `TrackingError`."""
+        """Return one run by its id, or the first six digits or more. An unknown one is a `TrackingError`."""
 
     def child_ids(self, run_id: str) -> dict[str, str]:
         """Return the run id of the newest child of a run, by stage."""
@@ -148,3 +164,10 @@ class Store(Protocol):
 
     def link(self, run_id: str) -> RunLink:
         """Return the link to a run."""
+
+
+def run_of_stage(store: Store, run_id: str, stage: str) -> StoredRun:
+    """Return the newest run of a stage below a main run; of another run, that run itself."""
+    run = store.look_up(run_id)
+    below = store.child_ids(run.run_id).get(stage)
+    return run if below is None else store.look_up(below)

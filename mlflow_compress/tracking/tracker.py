@@ -39,7 +39,7 @@ from mlflow_compress.tracking.live_processes import (
     run_opened,
     runs_not_closed,
 )
-from mlflow_compress.tracking.store import RunLink, StoredRun
+from mlflow_compress.tracking.store import RunLink, StoredRun, is_run_id, whole_id
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.waiting import PatientClient, shown_store
 
@@ -326,6 +326,9 @@ class Tracker:
         return TrackedRun(self.client, run_id)
 
     def look_up(self, run_id: str) -> StoredRun:
+        if is_run_id(run_id) and len(run_id) < 32:
+            found = search_runs(self.client, f"attributes.run_id LIKE '{run_id}%'")
+            run_id = whole_id(run_id, [run.info.run_id for run in found])
         try:
             return _stored(self.client.get_run(run_id))
         except MlflowException as error:

@@ -97,14 +97,27 @@ def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monke
     tracked = mc.evaluate(compressed, limit=2)
     assert tracked.results == found.results
     assert mc.load(tracked.run.run_id).metrics == tracked.metrics
+
+    # Ids may be as short as we print them.
+    assert mc.load(tracked.run.run_id[:8]).metrics == mc.load(found.run.run_id[:8], store=tmp_path / "results").metrics
+    assert mc.compare(tracked.run.run_id[:8], tracked.run.run_id)["all_flips_pct"] == 0
     assert mc.compare(tracked, found)["all_flips_pct"] == 0
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("nothing-of-this-name", "no evaluation of this name"), ("0" * 32, "has no such run")],
+    [
+        ("nothing-of-this-name", "no evaluation of this name"),
+        ("0" * 32, "has no such run"),
+        ("0" * 8, "has no such run"),
+        ("abc", "no evaluation of this name"),
+        ("abcdef", "Several runs have an id that begins so. Allowed: abcdef1, abcdef2"),
+    ],
 )
 def test_what_cannot_be_loaded_is_refused(source: str, message: str, tmp_path: Path) -> None:
+    for name in ("abcdef1", "abcdef2"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").touch()
     with pytest.raises(mc.MlflowCompressError, match=message):
         mc.load(source, store=tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import Store, StoredRun
+from mlflow_compress.tracking.store import Store, StoredRun, is_run_id, run_of_stage
 
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 
@@ -39,18 +38,13 @@ def _read(source: str, store: Store | None) -> Path | list[Answer]:
         rows = read_jsonl(path)
         harness = "filtered_resps" in rows[0]
         return answers_from_harness(rows) if harness else answers_from_rows(rows)
-    if len(source) == 32 and all(c in "0123456789abcdef" for c in source):
-        return _folder_of_run(source, store)
+    if is_run_id(source):
+        if store is None:
+            from mlflow_compress.tracking.tracker import Tracker
+
+            store = Tracker()
+        return store.fetch(run_of_stage(store, source, "evaluate").run_id, RECORDS)
     raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
-
-
-def _folder_of_run(run_id: str, store: Store | None) -> Path:
-    """Return the folder of a run's records; for the main run of a variant, those of its evaluate stage."""
-    if store is None:
-        from mlflow_compress.tracking.tracker import Tracker
-
-        store = Tracker()
-    return store.fetch(store.child_ids(run_id).get("evaluate", run_id), RECORDS)
 
 
 def compare(baseline: str, variant: str, store: Store | None = None) -> Comparison:
@@ -84,13 +78,13 @@ def from_folder(folder: Path) -> Evaluation:
 
 def from_run(run_id: str, store: Store | None = None) -> Evaluation:
     """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
-    if not re.fullmatch("[0-9a-f]{32}", run_id):
+    if not is_run_id(run_id):
         raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
     if store is None:
         from mlflow_compress.tracking.tracker import Tracker  # imports MLflow, which names of files do not need
 
         store = Tracker()
-    run = store.look_up(store.child_ids(run_id).get("evaluate", run_id))
+    run = run_of_stage(store, run_id, "evaluate")
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):
         raise ConfigError(

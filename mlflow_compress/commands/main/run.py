@@ -174,11 +174,8 @@ def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
 
 
 def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
-    """Return the run id of every finished stage of a main run, by stage. An unknown run is a `ConfigError`."""
-    try:
-        children = tracker.children(run_id)
-    except TrackingError as error:
-        raise ConfigError("This run cannot be resumed: the store has none of this id", got=run_id) from error
+    """Return the run id of every finished stage of a main run, by stage."""
+    children = tracker.children(run_id)
     finished = {stage: child.info.run_id for stage, child in children.items() if child.info.status == "FINISHED"}
     return {stage: finished[stage] for stage in STAGES if stage in finished}
 
@@ -250,8 +247,14 @@ def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
         config, finished = given, {}
         if given.resume is not None:
             tracker = Tracker(given.experiment)
-            finished = finished_stages(tracker, given.resume)
-            config = resumed(given, given.resume, tracker, finished)
+            try:
+                given = given.with_values(resume=tracker.look_up(given.resume).run_id)
+            except TrackingError as error:
+                raise ConfigError(
+                    "This run cannot be resumed: the store has none of this id", got=given.resume
+                ) from error
+            finished = finished_stages(tracker, str(given.resume))
+            config = resumed(given, str(given.resume), tracker, finished)
         config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
         known = check(config)
         with unfinished_until_ended(given):

@@ -29,7 +29,7 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.rating_sheet import CHOICES, RatingPair, rating_csv, rating_page
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import RunLink, Store
+from mlflow_compress.tracking.store import RunLink, Store, is_run_id, run_of_stage
 from mlflow_compress.tracking.tracker import Tracker
 
 
@@ -188,7 +188,7 @@ ACCEPTED = "the id of a main run or of a judge run"
 def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
     """Write page, table and key into a new folder, and return where they are."""
     given, folder = config.run, Path(config.output).expanduser().resolve()
-    if given is None or not re.fullmatch("[0-9a-f]{32}", given):
+    if given is None or not is_run_id(given):
         raise ConfigError("There is no run of this name", allowed=ACCEPTED, got=given)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         fix = "Give another folder: a sheet is never written over, because its key reads the ratings"
@@ -198,12 +198,13 @@ def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
     tracker = Tracker(config.experiment) if store is None else None
     store = store if store is not None else tracker
     assert store is not None
-    judge = store.look_up(store.child_ids(given).get("judge", given))
+    run = store.look_up(given)
+    judge = run_of_stage(store, run.run_id, "judge")
     if judge.tags.get(run_names.STAGE) != "judge":
         raise ConfigError("This run has no answers to instructions", allowed=ACCEPTED, got=given)
     sheet, rows, key = drawn_sheet(
         read_answers(store, judge.run_id),
-        run=given,
+        run=run.run_id,
         baseline=judge.tags[run_names.BASE_MODEL],
         variant=judge.tags[run_names.VARIANT],
         seed=secrets.randbits(128) if config.seed == "auto" else config.seed,

@@ -296,7 +296,8 @@ def _scored(tracker: Tracker, given: Sequence[str]) -> Scoreboard:
     others: dict[str, ScoredVariant] = {}
     for run_id in given:
         check_text("runs", run_id)
-        stage = tracker.look_up(run_id).tags.get(run_names.STAGE)
+        found = tracker.look_up(run_id)
+        run_id, stage = found.run_id, found.tags.get(run_names.STAGE)
         if stage not in ("main", "sweep"):
             raise ConfigError(
                 "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
