@@ -30,7 +30,7 @@ def make_variant(tracker: Tracker, number: int, *, variants: int, tasks: int) ->
     values = {
         "size/bytes": size, "size/ratio": 1e7 / size, "distance/kl_mean": kl, "distance/flips_pct": 1.0,
         "gate/kl_items": 1000, "gate/kl_upper": kl * 1.1, "gate/flips_pct_upper": 2.0,
-        "gate/accuracy_drop_pct_upper": 1.0, "items/n": 1000,
+        "gate/accuracy_drop_pct_upper": 1.0, "items/n": 1000, "items/unscored_pct": 0.0, "items/cut_pct": 0.0,
         **{f"quality/metric{i}": float(i) for i in range(20)},
     }  # fmt: skip
     run = client.create_run(experiment, run_name=tags["variant"])
