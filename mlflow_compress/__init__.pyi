@@ -227,7 +227,7 @@ def diagnose(
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
     noise_items: int = 200,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     corpus_tokens: int = 16384,
     corpus_window: int = 512,
@@ -311,7 +311,8 @@ def diagnose(
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     corpus_tokens
@@ -354,7 +355,7 @@ def evaluate(
     trace_samples: int = 1,
     trace_max_new_tokens: int | Literal["auto"] = "auto",
     trace_temperature: float = 1.0,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
@@ -437,7 +438,8 @@ def evaluate(
     trace_temperature
         tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
@@ -502,7 +504,7 @@ def gate(
     trace_samples: int = 1,
     trace_max_new_tokens: int | Literal["auto"] = "auto",
     trace_temperature: float = 1.0,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     served_model: str | None = None,
     baseline_served_model: str | None = None,
@@ -590,7 +592,8 @@ def gate(
     trace_temperature
         tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     served_model
@@ -691,7 +694,7 @@ def judge(
     judge_max_cost: float = 0.0,
     judge_traces: bool = True,
     judge_prompts: str | PathLike[str] | None = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
@@ -786,7 +789,8 @@ def judge(
     judge_prompts
         FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
@@ -869,7 +873,7 @@ def plan(
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
     noise_items: int = 200,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     instructions: str | PathLike[str] = "auto",
     instruction_limit: int = 0,
@@ -949,7 +953,8 @@ def plan(
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     instructions
@@ -1185,7 +1190,7 @@ def run(
     trace_samples: int = 1,
     trace_max_new_tokens: int | Literal["auto"] = "auto",
     trace_temperature: float = 1.0,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
@@ -1317,7 +1322,8 @@ def run(
     trace_temperature
         tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
@@ -1463,7 +1469,7 @@ def search(
     trace_samples: int = 1,
     trace_max_new_tokens: int | Literal["auto"] = "auto",
     trace_temperature: float = 1.0,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
@@ -1576,7 +1582,8 @@ def search(
     trace_temperature
         tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine
@@ -1722,7 +1729,7 @@ def sweep(
     trace_samples: int = 1,
     trace_max_new_tokens: int | Literal["auto"] = "auto",
     trace_temperature: float = 1.0,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
@@ -1853,7 +1860,8 @@ def sweep(
     trace_temperature
         tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
-        dtype in which both models are evaluated and answer (auto | float32 | bfloat16 | float16) [float32]
+        dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
+        (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
     engine

@@ -166,7 +166,7 @@ def _refuse_early(config: Parameters) -> None:
     values = config.values()
     folders = {name: Path(str(values[name])) for name in MODELS if values.get(name) is not None}
     for folder in folders.values():
-        if (folder / "config.json").is_file():
+        if (folder / "config.json").is_file() and values.get("tokenizer") is None:
             require_tokenizer_files(folder)
     if isinstance(method := values.get("method"), str):
         from mlflow_compress.compression.method import METHODS

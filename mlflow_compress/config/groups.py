@@ -123,7 +123,9 @@ class TracesConfig(Group):
 class InferenceConfig(Group):
     """How both models are run, to be evaluated and to answer."""
 
-    dtype: Dtype = option("float32", "dtype in which both models are evaluated and answer")
+    dtype: Dtype = option(
+        "auto", "dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs"
+    )
     system_prompt: OptionalText = option(
         None, "system prompt of judged answers and of tasks in the chat template; none: none"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
+
+import torch
 
 from mlflow_compress.engines.interface import Abilities, ModelRequest
 from mlflow_compress.errors import CheckpointError
@@ -85,16 +87,24 @@ class FileModel(LightModel):
         return ""
 
 
-def open_request(request: ModelRequest, *, device: str | None = None) -> LightModel:
-    """Return the model of a request without its weights, with the dtype and the device that are asked for."""
-    source = request.source
-    return open_light(
+def open_request(request: ModelRequest, *, device: str | None = None, computes_on: str | None = None) -> LightModel:
+    """Return the model of a request without its weights, with the dtype and the device that are asked for.
+
+    Dtype "auto" is the checkpoint's own, but float32 on CPUs. `computes_on` is the type of device where that is not
+    the one on which the model is opened.
+    """
+    source, dtype = request.source, request.inference.dtype
+    model = open_light(
         LoadConfig(
             path=request.address,
-            dtype=request.inference.dtype,
+            dtype=dtype,
             device=device or source.device,
             max_memory=source.max_memory,
             offload_dir=source.offload_dir,
             trust_remote_code=source.trust_remote_code,
         )
     )
+    if dtype != "auto":
+        return model
+    found = torch.float32 if (computes_on or model.device.type) == "cpu" else model.dtype
+    return replace(model, dtype=found, config=replace(model.config, dtype=str(found).removeprefix("torch.")))

@@ -205,6 +205,8 @@ def test_copies_share_the_work_and_dollars_count_every_device() -> None:
     few = mc.plan(**given, dtype="bfloat16", devices=8, price=2.0, judge=False, disk_bandwidth=1e9)
     many = mc.plan(**given, dtype="bfloat16", devices=64, price=2.0, judge=False, disk_bandwidth=1e9)
     assert few.devices_per_copy == 2 and (few.copies, many.copies) == (4, 32)
+    assert mc.plan(**given, devices=8, judge=False).devices_per_copy == 2  # its own dtype on GPUs, which is bfloat16
+    assert mc.plan(**given, dtype="float32", devices=8, judge=False).devices_per_copy == 4
     for one, other in zip(few.stages, many.stages, strict=True):
         assert one.seconds is not None and other.seconds is not None and one.dollars is not None
         shared = 1 if "quantize" in one.stage else 8  # one copy compresses

@@ -16,7 +16,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, DiagnosisConfig
 from mlflow_compress.commands.diagnose.result import Diagnosis
-from mlflow_compress.commands.evaluate.models import light
+from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.evaluate.run import with_chat_template
 from mlflow_compress.commands.quantize.run import method_settings, quantize
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
@@ -269,7 +269,7 @@ def _diagnose(
         run.rename(f"diagnose {manifest.label} {label}")
         tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
         run.set_tags({**tags, run_names.CHECKPOINT: str(folder)})
-        variant = light(str(folder), config.source, config.inference)
+        variant = light(str(folder), config.source, as_baseline(config.inference, base))
         check_same_tokenizer(base, variant)
         began = time.monotonic()
         with resumable_workdir(store.uri, _fingerprint(config, base, variant, suite)) as resume:

@@ -56,7 +56,14 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LocalM
     return LocalEngine().open(ModelRequest(address=path, source=source, inference=inference))
 
 
-def _opened(address: str, config: EvaluateConfig | JudgeConfig, **served: Any) -> EngineModel:
+def as_baseline(inference: InferenceConfig, base: EngineModel) -> InferenceConfig:
+    """Return the settings with the dtype that the baseline has, so that like is compared with like."""
+    if base.abilities.served:
+        return inference
+    return inference.model_copy(update={"dtype": str(base.dtype).removeprefix("torch.")})
+
+
+def _opened(address: str, config: EvaluateConfig | JudgeConfig, **more: Any) -> EngineModel:
     """Return a stage's model by its address: a server's, or a folder or hub id for the engine of the parameters."""
     name = "endpoint" if is_endpoint(address) else config.running.engine
     request = ModelRequest(
@@ -66,7 +73,7 @@ def _opened(address: str, config: EvaluateConfig | JudgeConfig, **served: Any) -
         running=config.running,
         served=config.served,
     )
-    return ENGINES.get(name).open(replace(request, **served))
+    return ENGINES.get(name).open(replace(request, **more))
 
 
 def open_baseline(config: EvaluateConfig | JudgeConfig) -> EngineModel:
@@ -82,7 +89,7 @@ def open_baseline(config: EvaluateConfig | JudgeConfig) -> EngineModel:
 def open_variant(config: EvaluateConfig | JudgeConfig, base: EngineModel) -> EngineModel:
     """Return a stage's variant without its weights; a served one has the baseline's tokenizer, or the one given."""
     if not is_endpoint(config.checkpoint):
-        return _opened(str(config.checkpoint), config)
+        return _opened(str(config.checkpoint), config, inference=as_baseline(config.inference, base))
     reader = base if config.served.tokenizer is None else _reader(config)
     names = {"parameter": "checkpoint", "name_parameter": "served_model"}
     return _opened(str(config.checkpoint), config, name=str(config.served.served_model), reader=reader, **names)

@@ -106,7 +106,7 @@ def evaluate_variant(
     twice = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
     fingerprint = digest({"stage": "evaluate", **variant.identity, "baseline": baseline.run_id, **twice})
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
-    run.log_params({"device": variant.device.type})
+    run.log_params({"device": variant.device.type, "dtype": str(variant.dtype).removeprefix("torch.")})
     resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
     again: RunRecords | None = None
     earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
@@ -260,7 +260,6 @@ def _resolved(config: EvaluateConfig) -> dict[str, object]:
     return {
         "model": config.source.model,
         "tasks": tasks,
-        "dtype": config.inference.dtype,
         "noise_items": config.evaluation.noise_items,
         **{name: text[name] for name in settings_of(config)},
     }

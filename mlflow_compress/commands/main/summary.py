@@ -48,7 +48,7 @@ def _params(stages: Stages) -> dict[str, object]:
         "model": stages.label,
         "method": stages.method,
         **stages.settings,
-        "dtype": stages.config.inference.dtype,
+        "dtype": stages.account.setting["dtype"],
         "seed": stages.config.source.seed,
     }
 
@@ -91,7 +91,7 @@ def log_model(stages: Stages) -> None:
         served=None if served is None else {**served.settings(), run_names.EVALUATE_RUN: served.evaluate_run},
         checkpoint_sha256=stages.checkpoint_sha256,
         weight_files=manifest.weight_files if manifest is not None else {},
-        dtype=stages.config.inference.dtype,
+        dtype=stages.account.setting["dtype"],
         params=_params(stages),
         tags={
             run_names.VARIANT: stages.variant,
@@ -196,7 +196,7 @@ def _setup(stages: Stages) -> dict[str, Any]:
     return {
         "baseline": stages.label,
         **made,
-        "dtype": stages.config.inference.dtype,
+        "dtype": stages.account.setting["dtype"],
         "seed": stages.config.source.seed,
         **({"timed in": runtime} if runtime else {}),
         "runs": runs,

@@ -308,8 +308,9 @@ def run_plan(config: PlanConfig) -> CostPlan:
         chat, system = chat_format(tokenizer), config.inference.system_prompt or ""
         suite = suite.rendered(lambda message: chat.prompt([message], system=system))
     encoder = Encoder(tokenizer, length)
-    # Batches have the size that they have on a GPU, unless a CPU is asked for.
-    limits = default_limits(shape.vocabulary, on_gpu=config.source.device != "cpu")
+    # Batches and numbers have the size that they have on a GPU, unless a CPU is asked for.
+    on_cpu, dtype = config.source.device == "cpu", config.inference.dtype
+    limits = default_limits(shape.vocabulary, on_gpu=not on_cpu)
     scored = scored_work(suite, encoder, **limits)
     again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     written = task_answers(suite, encoder)
@@ -318,7 +319,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
         shape,
         scored,
         stored_bytes=_dtype("auto", model_config).itemsize,
-        number_bytes=_dtype(config.inference.dtype, model_config).itemsize,
+        number_bytes=_dtype("float32" if on_cpu and dtype == "auto" else dtype, model_config).itemsize,
     )
     stages = costs.baseline(scored_work(again, encoder, **limits), written)
     stages += [costs.compression(), costs.variant(written)]
@@ -337,7 +338,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
         states_bytes=costs.states,
         checkpoint_bytes=costs.checkpoint,
         notes=(
-            _machine_note(costs.machine, config.source.device == "cpu"),
+            _machine_note(costs.machine, on_cpu),
             *_NOTES,
             *([spread] if costs.per_copy > 1 else []),
         ),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlflow_compress.commands.evaluate.models import light
+from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import model_path
@@ -125,8 +125,10 @@ class SwapCosts:
 
     def open(self, folder: str | None) -> LoadedModel:
         """Return the model of a checkpoint; None is the baseline."""
-        path = model_path(self.config.source.model) if folder is None else folder
-        return load_model(light(path, self.config.source, self.config.inference).config)
+        source, inference = self.config.source, self.config.inference
+        base = light(model_path(source.model), source, inference)
+        chosen = base if folder is None else light(folder, source, as_baseline(inference, base))
+        return load_model(chosen.config)
 
     def _measured(
         self, kind: str, swaps: Sequence[Swap], models: Sequence[LoadedModel], variant: LoadedModel | None = None
@@ -155,11 +157,12 @@ def format_groups(
     one group; else the groups are the layers that serving engines fuse.
     """
     opened = light(model_path(config.source.model), config.source, config.inference)
+    inference = as_baseline(config.inference, opened)
     if rescaled:
         baseline = load_model(opened.config).model
         found: list[WeightGroup] = []
         for folder in folders:
-            variant = load_model(light(folder, config.source, config.inference).config).model
+            variant = load_model(light(folder, config.source, inference).config).model
             for group in find_differences(baseline, variant).groups:
                 found = joined_distances(found, group)
     else:

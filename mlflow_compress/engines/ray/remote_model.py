@@ -182,4 +182,5 @@ class RayEngine:
 
     def open(self, request: ModelRequest) -> RemoteModel:
         """Return a model that the workers of this block load."""
-        return RemoteModel.of(open_request(request, device="cpu"), workers=current_workers())
+        workers = current_workers()
+        return RemoteModel.of(open_request(request, device="cpu", computes_on=workers.device), workers=workers)
