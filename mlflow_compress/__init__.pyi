@@ -616,7 +616,8 @@ def gate(
     speed_new_tokens
         tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
     speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
+        follow while the interval of a ratio is wider than 10 % [5]
     speed_threads
         threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
         [auto]
@@ -1409,7 +1410,8 @@ def run(
     speed_new_tokens
         tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
     speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
+        follow while the interval of a ratio is wider than 10 % [5]
     speed_threads
         threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
         [auto]
@@ -1669,7 +1671,8 @@ def speed(
     speed_new_tokens
         tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
     speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
+        follow while the interval of a ratio is wider than 10 % [5]
     speed_threads
         threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
         [auto]
@@ -1947,7 +1950,8 @@ def sweep(
     speed_new_tokens
         tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
     speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each [5]
+        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
+        follow while the interval of a ratio is wider than 10 % [5]
     speed_threads
         threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
         [auto]

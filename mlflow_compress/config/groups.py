@@ -237,7 +237,10 @@ class TimingConfig(Group):
         "auto", "tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context"
     )
     speed_repeats: int = option(
-        5, "rounds that count, after one to warm up; baseline and variant take turns in each", ge=2
+        5,
+        "rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many "
+        "follow while the interval of a ratio is wider than 10 %",
+        ge=2,
     )
     speed_threads: AutoOrCount = option(
         "auto",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.shared.tabular import lines_of_run
+from mlflow_compress.records import MetricResult
+
+WITHIN = 0.1  # of a ratio: the ends of an interval that is narrow enough
+
+
+def imprecise(results: Sequence[MetricResult]) -> list[MetricResult]:
+    """Return the ratios of speed whose interval is wider than that."""
+    ratios = [(r, r.low, r.high) for r in results if r.name.startswith(("speed/decode_ratio", "speed/prefill_ratio"))]
+    return [r for r, low, high in ratios if low and high and max(r.value / low, high / r.value) > 1 + WITHIN]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +43,9 @@ class SpeedMeasurement(Measurement):
             parts.append(f"{what} (batch {batch}) {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
         if memory := self.pooled.get("speed/memory_peak_ratio"):
             parts.append(f"peak memory {memory.value:.2f}x")
-        return f"{self.name} against {self.baseline} in {self._runtime}: {', '.join(parts)}"
+        wide = imprecise(self.results)
+        noisy = f" (noisy: after {wide[0].n} rounds an interval is wider than {WITHIN:.0%})" if wide else ""
+        return f"{self.name} against {self.baseline} in {self._runtime}: {', '.join(parts)}{noisy}"
 
     @property
     def _runtime(self) -> str:

@@ -27,7 +27,7 @@ from mlflow_compress.commands.shared.inputs import (
 from mlflow_compress.commands.shared.past_runs import description, skipped_tag
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.commands.speed.parameters import SpeedConfig
-from mlflow_compress.commands.speed.result import SpeedMeasurement
+from mlflow_compress.commands.speed.result import SpeedMeasurement, imprecise
 from mlflow_compress.compression.gguf_model import write_plain
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.config.groups import VLLM_PYTHON, named_python
@@ -35,6 +35,7 @@ from mlflow_compress.engines.endpoint.served_timing import served_times
 from mlflow_compress.engines.vllm.vllm_environment import find_python
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics.speed import serving_speed
 from mlflow_compress.models import architectures
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import open_light
@@ -85,7 +86,17 @@ def _plan(config: SpeedConfig, model: IdentifiedModel) -> TimingPlan:
             allowed=f"at most {context} together",
             got=prompt + new,
         )
-    return TimingPlan(tokens=tokens, prompt_tokens=prompt, new_tokens=new, repeats=asked.speed_repeats)
+    return TimingPlan(
+        tokens=tokens, prompt_tokens=prompt, new_tokens=new, repeats=asked.speed_repeats, enough=are_precise
+    )
+
+
+def are_precise(timings: Mapping[str, Timings]) -> bool:
+    """Return whether the interval of every ratio lies within 10 % of it; without a baseline there are no ratios."""
+    if "baseline" not in timings:
+        return True
+    baseline, variant = (RunRecords(timings=timings[who]) for who in ("baseline", "variant"))
+    return not imprecise(serving_speed.compute(MetricInputs(baseline=baseline, variant=variant)))
 
 
 def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from mlflow_compress.scoring.child_process import exit_reason
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
 
+MOST_ROUNDS = 4  # times the fewest
 BATCHES = (1, 8)  # sequences that are generated together: one user, and a busy server
 _OF_VLLM = ("compressed-tensors", "gptq", "awq", "fp8")
 _PROCESS = Path(__file__).with_name("model_process.py")
@@ -150,7 +151,9 @@ class TimingPlan:
     tokens: Sequence[int]  # Token ids of a text; prompts are cut from it
     prompt_tokens: int  # Length of a prompt
     new_tokens: int  # Tokens that are generated for it
-    repeats: int  # Rounds that count; one more comes before them, to warm up
+    repeats: int  # Fewest rounds that count; one more comes before them, to warm up
+    # Whether the rounds so far are enough; they end after `MOST_ROUNDS` times the fewest in any case
+    enough: Callable[[Mapping[str, Timings]], bool] = lambda timings: True
 
     def prompts(self, batch: int, repeat: int) -> list[list[int]]:
         """Return other prompts for each sequence and round: no cache of a runtime can have read them before."""
@@ -179,17 +182,22 @@ class Generates(Protocol):
 def timings_in_turn(models: Mapping[str, Generates], plan: TimingPlan) -> dict[str, Timings]:
     """Return when each token was there, by the model's name.
 
-    In every round each model generates once, and the order turns round from one round to the next.
+    In every round each model generates once, and the order turns round from one round to the next. There are as many
+    rounds as the plan calls enough.
     """
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
-    for repeat in range(-1, plan.repeats):
+    timings: dict[str, Timings] = {}
+    for repeat in range(-1, MOST_ROUNDS * plan.repeats):
+        if repeat >= plan.repeats and plan.enough(timings):
+            break
         for batch in BATCHES:
             for name in list(models)[:: 1 if repeat % 2 else -1]:
                 seconds = models[name].generate(plan.prompts(batch, repeat + 1), plan.new_tokens)
                 if repeat >= 0:
                     row = {"batch": batch, "repeat": repeat, "prompt_tokens": plan.prompt_tokens}
                     rows[name] += [{**row, "step": step, "seconds": at} for step, at in enumerate(seconds)]
-    return {name: Timings.from_rows(steps) for name, steps in rows.items()}
+        timings = {name: Timings.from_rows(steps) for name, steps in rows.items()}
+    return timings
 
 
 def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[str, ModelTimes]:
