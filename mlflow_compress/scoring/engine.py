@@ -472,10 +472,10 @@ class Scorer:
             seconds=time.monotonic() - began,
         )
         logger.info("scored: %s", self.report)
-        if same_rounding is False:
-            logger.warning(
-                "The baseline was computed with other threads or another processor: results differ by rounding"
-            )
+        if same_rounding is False and isinstance(baseline, StateStore):
+            then, now = baseline.manifest.rounding, self.loaded.rounding
+            changed = [f"{n} {then.get(n)} -> {now.get(n)}" for n in {**then, **now} if then.get(n) != now.get(n)]
+            logger.warning("The baseline was computed otherwise (%s): results differ by rounding", ", ".join(changed))
         if self.report.n_unscored:
             logger.warning("%d options are longer than the model's context and are not scored", self.report.n_unscored)
 
