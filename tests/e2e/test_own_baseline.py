@@ -30,7 +30,7 @@ def test_the_default_baseline_is_the_checkpoint_s_own(checkpoint: mc.CompressedM
     assert configured(command, {}).source.model == "demo"
 
 
-@pytest.mark.parametrize("stage", ["evaluate", "judge", "speed", "gate"])
+@pytest.mark.parametrize("stage", ["evaluate", "judge", "speed", "gate", "diagnose"])
 def test_weights_that_it_was_not_made_from_are_refused_with_both_hashes(
     checkpoint: mc.CompressedModel, stage: str, tmp_path: Path
 ) -> None:

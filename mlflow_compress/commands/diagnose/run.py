@@ -20,7 +20,14 @@ from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.evaluate.run import with_chat_template
 from mlflow_compress.commands.quantize.run import method_settings, quantize
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.inputs import calibration_set, folder_or_hub, model_label, model_path, suite_of
+from mlflow_compress.commands.shared.inputs import (
+    calibration_set,
+    described,
+    folder_or_hub,
+    model_label,
+    model_path,
+    suite_of,
+)
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS
@@ -309,7 +316,8 @@ def _maker(config: DiagnoseConfig) -> VariantMaker:
     """Return what gives the variant: the checkpoint that exists, or the compression. Wrong settings are refused now."""
     given = config.compression.checkpoint
     if given is not None and (Path(given) / MANIFEST_FILE).is_file():
-        manifest = CheckpointManifest.read(Path(given))
+        manifest = described(config.evaluate_config.with_values(checkpoint=given))
+        assert isinstance(manifest, CheckpointManifest)  # a folder is not served
         return lambda run, uri: (manifest, Path(given))
     asked = config.quantize_config
     settings, calibration = method_settings(asked), calibration_set(asked)
