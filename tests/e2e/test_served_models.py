@@ -64,6 +64,7 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     assert times == {1, 2}
     assert found["served/flips_pct"].value == 0.0 and found["served/kl_top20"].value == 0.0
     assert found["served/flips_pct"].n == 4 < found["distance/flips_pct"].n  # two items a task
+    assert "asked twice 6 items (noise floor)" in found.account.sentence
     assert again["served/kl_top20"] == found["served/kl_top20"]
     assert "distance/kl_mean" not in found.metrics and "KL at least" in found.verdict
     assert "no option_distances records" in found.not_computed["divergence"]

@@ -144,12 +144,15 @@ def evaluate_variant(
         settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
     )
     if not earlier:
+        setting = conditions(config, variant)
+        if again is not None and again.items is not None:
+            setting["asked twice"] = f"{len(again.items):,} items (noise floor)"
         account = take_account(
             inputs,
             cut=outputs.shortened.cut,
             too_long=outputs.shortened.too_long,
             asked_again=outputs.asked_again,
-            setting=conditions(config, variant),
+            setting=setting,
         )
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
