@@ -164,12 +164,14 @@ def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: P
 
     def questions(server: ServedDemo) -> dict[str, int]:
         """Return how often each question was answered, without those about what the server can."""
+
+        def about_the_server(prompt: Any) -> bool:
+            if isinstance(prompt, str):
+                return prompt.startswith(TEXT[:9])
+            return about_the_server(prompt[0]) if isinstance(prompt[0], list) else prompt[:4] == beginning
+
         asked = {key: json.loads(key)["prompt"] for key in server.answered}
-        return {
-            key: server.answered[key]
-            for key, prompt in asked.items()
-            if not (prompt.startswith(TEXT[:9]) if isinstance(prompt, str) else prompt[:4] == beginning)
-        }
+        return {key: server.answered[key] for key, prompt in asked.items() if not about_the_server(prompt)}
 
     with served_demo(loaded) as server:
         command = [
@@ -187,8 +189,8 @@ def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: P
 
         whole = subprocess.run(command, env=environment("whole"), cwd=tmp_path, capture_output=True, text=True)
         assert whole.returncode == 0, whole.stderr
-        wanted = set(questions(server))
-        assert len(wanted) > 40 and set(questions(server).values()) == {1}
+        wanted = questions(server)  # twice: the sample of the noise floor holds all of them
+        assert len(wanted) > 40 and set(wanted.values()) == {2}
         server.answered.clear()
         server.fault = lambda number, body: Raw(b"{}", 429, {"retry-after-ms": "1"}) if number % 5 == 0 else None
         with (tmp_path / "log").open("w") as log:
@@ -204,6 +206,6 @@ def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: P
         done = subprocess.run(command, env=environment("killed"), cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         answered = questions(server)
-    assert set(answered) == wanted
+    assert set(answered) == set(wanted)
     # At most the two requests that were under way when the process was killed.
-    assert sum(answered.values()) - len(wanted) <= 2
+    assert sum(answered.values()) - sum(wanted.values()) <= 2
