@@ -300,7 +300,7 @@ def test_numbers_among_the_published_options_are_shown_as_text(tmp_path: Path) -
         ({"answer": "E"}, r"question 2: Not six options A to F of which one of A to D is right"),
         ({"choices": dict.fromkeys("ABCD", "x")}, r"question 2: Not six options A to F"),
         ({"source": "HellaSwag"}, r"question 2: The question is of another source\. Allowed: MMLU\. Got: 'HellaSwag'"),
-        ({"choices": None}, r"question 2: not in the published layout"),
+        ({"choices": None}, r"question 2: not in the data set's layout"),
     ],
 )
 def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -43,7 +43,11 @@ def quarters(rows: list[dict[str, Any]], subject_of: dict[str, set[str]]) -> Cou
 def by_question(folder: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for category, subjects in CATEGORIES.items():
-        for row in (row for subject in subjects for row in mmlu_lettered.subject_rows(subject, str(folder))):
+        for row in (
+            row
+            for subject in subjects
+            for row in mmlu_lettered.subject_rows(subject, str(folder), task="mmlu_lettered")
+        ):
             found.setdefault(f"{row['question']} {row['choices']}", set()).add(category)
     return found
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.named.hub_choice import RULE, SHOTS, Record, as_rows, lettered_parts
-from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.named.hub_choice import Record, checked_rows, head_of, register_lettered
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import read_jsonl
-from mlflow_compress.items.task import Parts, TaskSettings, seeded
+from mlflow_compress.items.task import TaskSettings, seeded
 
 DATASET = "pminervini/HaluEval"
 EXAMPLES = 10  # the first rows are few-shot examples, because there is only one split
@@ -92,29 +91,19 @@ def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
     if len({record[part.right] for record in records}) < EXAMPLES:
         raise DataError(f"{DATASET}, {part.config}: fewer than {EXAMPLES} different texts", got=f"{len(records)} rows")
 
-    make = partial(
-        as_rows, question=partial(question, part, records), category=part.category, place=f"{DATASET}, {part.config}"
+    def rows(split: str, numbers: range) -> list[dict[str, Any]]:
+        head, ask = head_of(split, part.category), partial(question, part, records)
+        return checked_rows(zip(numbers, numbers, strict=True), head, ask, f"{DATASET}, {part.config}, row")
+
+    return rows("dev", range(EXAMPLES)) + rows("test", range(EXAMPLES, len(records)))
+
+
+for _name, _part in (("halueval_dialogue_lettered", DIALOGUE), ("halueval_summarization_lettered", SUMMARIZATION)):
+    register_lettered(
+        _name,
+        partial(_rows, _part),
+        source=f"{DATASET}, {_part.config}",
+        licence="Apache-2.0 (hub card)",
+        items="9,990 (each also with the options E and F)",
+        definition=f"{DATASET} {_part} {EXAMPLES} examples",
     )
-    numbers = [(number, number) for number in range(len(records))]
-    return [*make(numbers[:EXAMPLES], split="dev"), *make(numbers[EXAMPLES:], split="test")]
-
-
-def _register(name: str, part: Part) -> None:
-    def make(settings: TaskSettings, shots: int | None) -> Parts:
-        return lettered_parts(name, _rows(part, name, settings.data_dir), settings, shots)
-
-    TASKS.register(name)(
-        NamedTask(
-            source=f"{DATASET}, {part.config}",
-            licence="Apache-2.0 (hub card)",
-            items="9,990 (each also with the options E and F)",
-            shots=SHOTS,
-            rule=RULE,
-            definition=f"{DATASET} {part} {EXAMPLES} examples lettered".encode,
-            build=make,
-        )
-    )
-
-
-_register("halueval_dialogue_lettered", DIALOGUE)
-_register("halueval_summarization_lettered", SUMMARIZATION)

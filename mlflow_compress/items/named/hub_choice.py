@@ -22,6 +22,7 @@ MOST_EXAMPLES = 32  # rows that are read of the split with the few-shot examples
 
 R = TypeVar("R")
 Record = Mapping[str, Any]  # one row of a data set
+Head = Callable[[int], dict[str, Any]]  # the first fields of a row of a question file, by its number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,35 +48,32 @@ class Source:
         examples, questions = load(self.examples), load(self.test)
         examples = examples.select(range(min(MOST_EXAMPLES, len(examples))))
         place = ", ".join(part for part in (self.dataset, self.config) if part)
-        make = partial(as_rows, question=self.question, category=self.category)
+        dev, test = head_of("dev", self.category), head_of("test", self.category)
         return [
-            *make(enumerate(examples), split="dev", place=f"{place}, {self.examples}"),
-            *make(enumerate(questions), split="test", place=f"{place}, {self.test}"),
+            *checked_rows(enumerate(examples), dev, self.question, f"{place}, {self.examples}, row"),
+            *checked_rows(enumerate(questions), test, self.question, f"{place}, {self.test}, row"),
         ]
 
 
-def as_rows(
-    records: Iterable[tuple[int, R]],
-    *,
-    question: Callable[[R], dict[str, Any]],
-    split: str,
-    category: str,
-    place: str,
-    prefix: str = "",
+def checked_rows(
+    records: Iterable[tuple[int, R]], head: Head, question: Callable[[R], dict[str, Any]], place: str
 ) -> list[dict[str, Any]]:
     """Return numbered records as checked rows of a question file. Errors have `place` and the number."""
     family = FAMILIES.get("lettered")
     rows = []
     for number, record in records:
-        row = {"id": f"{prefix}{split}-{number}", "category": category, "split": split}
         try:
-            row |= question(record)
-            family.check(row)
+            rows.append({**head(number), **question(record)})
+            family.check(rows[-1])
         except (DataError, KeyError, TypeError, ValueError) as error:
             why = str(error) if isinstance(error, DataError) else f"not in the data set's layout ({error!r})"
-            raise DataError(f"{place}, row {number}: {why}") from error
-        rows.append(row)
+            raise DataError(f"{place} {number}: {why}") from error
     return rows
+
+
+def head_of(split: str, category: str, prefix: str = "") -> Head:
+    """Return what gives the first fields of the rows of a split."""
+    return lambda number: {"id": f"{prefix}{split}-{number}", "category": category, "split": split}
 
 
 def labelled(record: Record, text: str = "question") -> dict[str, Any]:
@@ -96,23 +94,42 @@ def lettered_parts(name: str, rows: list[dict[str, Any]], settings: TaskSettings
     return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, chosen)))
 
 
-def register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:
-    """Register a data set as a named task."""
+def register_lettered(
+    name: str,
+    rows: Callable[[str, str], list[dict[str, Any]]],
+    *,
+    source: str,
+    licence: str,
+    items: str,
+    definition: str,
+) -> None:
+    """Register a data set as a named task; `rows` takes the task's name and the folder of data sets."""
 
-    def make(settings: TaskSettings, shots: int | None) -> Parts:
-        return lettered_parts(name, source.rows(name, settings.data_dir), settings, shots)
+    def build(settings: TaskSettings, shots: int | None) -> Parts:
+        return lettered_parts(name, rows(name, settings.data_dir), settings, shots)
 
-    definition = f"{source.dataset} {source.config} {source.examples} {source.test} {source.category} lettered"
     TASKS.register(name)(
         NamedTask(
-            source=", ".join(part for part in (source.dataset, source.config) if part),
+            source=source,
             licence=licence,
             items=items,
             shots=SHOTS,
             rule=RULE,
-            definition=definition.encode,
-            build=make,
+            definition=f"{definition} lettered".encode,
+            build=build,
         )
+    )
+
+
+def register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:
+    """Register a data set in hub layout as a named task."""
+    register_lettered(
+        name,
+        source.rows,
+        source=", ".join(part for part in (source.dataset, source.config) if part),
+        licence=licence,
+        items=items,
+        definition=f"{source.dataset} {source.config} {source.examples} {source.test} {source.category}",
     )
 
 

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.named.hub_choice import RULE, SHOTS, as_rows, lettered_parts
-from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.named.hub_choice import checked_rows, head_of, register_lettered
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import read_text
-from mlflow_compress.items.task import Parts, TaskSettings
 
 DATASET = "cais/mmlu"
 _NAMES = {
@@ -48,7 +46,7 @@ CATEGORIES = {category: subjects.split() for category, subjects in _NAMES.items(
 SUBJECTS = sorted(subject for subjects in CATEGORIES.values() for subject in subjects)
 
 
-def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") -> list[dict[str, Any]]:
+def subject_rows(subject: str, data_dir: str, *, task: str) -> list[dict[str, Any]]:
     """Return a subject's questions as rows of a question file, "dev" rows first.
 
     `data_dir` has the data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...).
@@ -62,14 +60,8 @@ def subject_rows(subject: str, data_dir: str, *, task: str = "mmlu_lettered") ->
             records: Iterable[Any] = _original(csv_file)
         else:
             records = load_split(DATASET, subject, split, data_dir=data_dir, task=task)
-        rows += as_rows(
-            enumerate(records),
-            question=_question,
-            split=split,
-            category=subject,
-            place=f"{DATASET}, {subject}, {split}",
-            prefix=f"{subject}-",
-        )
+        head = head_of(split, subject, prefix=f"{subject}-")
+        rows += checked_rows(enumerate(records), head, _question, f"{DATASET}, {subject}, {split}, row")
     return rows
 
 
@@ -85,19 +77,15 @@ def _original(path: Path) -> Iterator[dict[str, Any]]:
         yield {"question": row[0], "choices": row[1:5], "answer": LETTERS.index(row[5])}
 
 
-def _build(settings: TaskSettings, shots: int | None) -> Parts:
-    rows = [row for subject in SUBJECTS for row in subject_rows(subject, settings.data_dir)]
-    return lettered_parts("mmlu_lettered", rows, settings, shots)
+def _all_rows(task: str, data_dir: str) -> list[dict[str, Any]]:
+    return [row for subject in SUBJECTS for row in subject_rows(subject, data_dir, task=task)]
 
 
-TASKS.register("mmlu_lettered")(
-    NamedTask(
-        source=DATASET,
-        licence="MIT",
-        items="14,042 test, 57 subjects (each also with the options E and F)",
-        shots=SHOTS,
-        rule=RULE,
-        definition=lambda: f"{DATASET} {SUBJECTS} lettered".encode(),
-        build=_build,
-    )
+register_lettered(
+    "mmlu_lettered",
+    _all_rows,
+    source=DATASET,
+    licence="MIT",
+    items="14,042 test, 57 subjects (each also with the options E and F)",
+    definition=f"{DATASET} {SUBJECTS}",
 )

@@ -12,21 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
 from mlflow_compress.items.named import halueval_lettered, mmlu_lettered
-from mlflow_compress.items.named.hub_choice import RULE, cosmos_qa_question, hellaswag_question, lettered_parts
+from mlflow_compress.items.named.hub_choice import (
+    RULE,
+    checked_rows,
+    cosmos_qa_question,
+    hellaswag_question,
+    lettered_parts,
+)
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import file_of, load_split
 from mlflow_compress.items.sources.question_files import read_text
-from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings, seeded
+from mlflow_compress.items.task import Parts, TaskSettings, seeded
 
 DATASET = "ErikYip/LLM-Uncertainty-Bench"
 PROMPTS = "base,shared,task"  # the published numbers are means over these three
 NEVER_ASKED = (1, 3, 5, 7, 9)
+Question = dict[str, Any]
+R = TypeVar("R")
 OWN, ALL = 4, 6  # options of a question, without and with E and F
 
 
@@ -86,17 +94,6 @@ def _question(published: Published, record: Any) -> dict[str, Any]:
     return question if published.kind == "QA" else {**question, "context": str(record["context"])}
 
 
-def placed(published: Published, number: int, question: dict[str, Any]) -> dict[str, Any]:
-    """Return a question as a row of a question file. Its number decides whether it is a few-shot example."""
-    return {
-        "id": f"{number:05d}",  # sorted as in the file
-        "category": published.category,
-        "kind": published.kind,
-        "split": "dev" if number in published.examples else "test",
-        **question,
-    }
-
-
 def published_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
     """Return the published file of task `name` as rows of a question file.
 
@@ -106,19 +103,20 @@ def published_rows(name: str, published: Published, data_dir: str) -> list[dict[
     records = parse_json(read_text(path), source=path)
     if not isinstance(records, list) or len(records) <= max(NEVER_ASKED):
         raise DataError(f"{path}: not a list of questions that holds the examples", allowed="10 questions or more")
-    family = FAMILIES.get("lettered")
-    rows = []
-    for number, record in enumerate(records):
-        if number in NEVER_ASKED and number not in published.examples:
-            continue
-        try:
-            row = placed(published, number, _question(published, record))
-            family.check(row)
-        except (DataError, KeyError, TypeError) as error:
-            why = str(error) if isinstance(error, DataError) else f"not in the published layout ({error!r})"
-            raise DataError(f"{path}, question {number}: {why}") from error
-        rows.append(row)
-    return rows
+    return _asked_rows(published, records, partial(_question, published), f"{path}, question")
+
+
+def _asked_rows(
+    published: Published, records: Sequence[R], question: Callable[[R], Question], place: str
+) -> list[dict[str, Any]]:
+    """Return the records that are asked or serve as examples, as rows of a question file."""
+
+    def head(number: int) -> dict[str, Any]:
+        split = "dev" if number in published.examples else "test"
+        return {"id": f"{number:05d}", "category": published.category, "kind": published.kind, "split": split}
+
+    used = (pair for pair in enumerate(records) if pair[0] not in NEVER_ASKED or pair[0] in published.examples)
+    return checked_rows(used, head, question, place)
 
 
 def register_types(
@@ -174,7 +172,6 @@ def _described(published: Published) -> tuple[str, str, str]:
 register_types("uncertainty", FILES, describe=_described, rows=published_rows)
 
 
-Question = dict[str, Any]
 DRAWN = 10_000
 OTHERS = {
     "RC": ("allenai/cosmos_qa", "refs/convert/parquet", cosmos_qa_question),
@@ -226,19 +223,13 @@ def built_rows(name: str, published: Published, data_dir: str) -> list[dict[str,
 
     Raises `DataError`: a source is missing, a record cannot be used, or there are too few records.
     """
-    family = FAMILIES.get("lettered")
     try:
         questions = BUILDERS[published.kind](name, data_dir)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{name}: a record is not in the data set's layout ({error!r})") from error
     if len(questions) <= max(NEVER_ASKED):
         raise DataError(f"{name}: the source holds too few questions", allowed="10 or more", got=len(questions))
-    rows = []
-    for number, question in enumerate(questions):
-        if number not in NEVER_ASKED or number in published.examples:
-            rows.append(placed(published, number, question))
-            family.check(rows[-1])
-    return rows
+    return _asked_rows(published, questions, dict, f"{name}, question")
 
 
 SOURCES = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
+from mlflow_compress.errors import ConfigError, DataError, raise_together
 from mlflow_compress.files import parse_json
 from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings, check_tasks
 
@@ -36,10 +36,10 @@ def read_text(path: Path) -> str:
     return text
 
 
-def _parsed(path: Path) -> tuple[list[dict[str, Any]], list[DataError]]:
-    """Return the objects of a JSONL file, each with its line number under "line", and what is wrong elsewhere."""
+def _parsed(path: Path) -> tuple[list[dict[str, Any]], dict[int, DataError]]:
+    """Return the objects of a JSONL file, each with its line number under "line", and what is wrong, by line."""
     rows: list[dict[str, Any]] = []
-    errors: list[DataError] = []
+    errors: dict[int, DataError] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):  # other line separators may be part of a text
         if not line.strip():
             continue
@@ -49,14 +49,14 @@ def _parsed(path: Path) -> tuple[list[dict[str, Any]], list[DataError]]:
                 raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
             rows.append({**row, "line": number})
         except DataError as error:
-            errors.append(error)
+            errors[number] = error
     return rows, errors
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file, each with its line number under "line"; blank lines are skipped."""
     rows, errors = _parsed(path)
-    raise_together(errors)
+    raise_together(list(errors.values()))
     return rows
 
 
@@ -124,16 +124,11 @@ def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) 
         raise DataError(f"{place}{error}") from error
 
 
-def _line_of(error: MlflowCompressError) -> int:
-    found = re.search(r", line (\d+)", str(error))
-    return int(found[1]) if found else 0
-
-
 def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
     """Return the name of the family of a question file, and its checked rows."""
     rows, errors = _parsed(path)
     if not rows:
-        raise_together(errors)
+        raise_together(list(errors.values()))
     name = family_of(path, rows[0])
     seen: set[str] = set()
     with FAMILIES.blaming(name):
@@ -141,8 +136,8 @@ def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
             try:
                 _check_row(path, row, FAMILIES.get(name), seen)
             except DataError as error:
-                errors.append(error)
-    raise_together(sorted(errors, key=_line_of))
+                errors[row["line"]] = error
+    raise_together([errors[line] for line in sorted(errors)])
     if all(row.get("split") == "dev" for row in rows):
         raise DataError("Every row is a few-shot example (split 'dev')", got=str(path), fix="Add rows of split 'test'")
     return name, rows
