@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from mlflow_compress.engines.endpoint.server_probe import TEXT
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
+from tests.docs.blocks import DOCS
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 
@@ -78,6 +80,32 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     assert shown and server.base_url.split("//")[1].split("/")[0] not in "".join(shown).replace(
         f"endpoint:{server.base_url}", ""
     )
+
+
+QUESTION = {
+    "lettered": "a lettered question: its own",
+    "listed": "a cloze question, where",
+    "alone": "a cloze question with",
+}
+
+
+@pytest.mark.parametrize(("kind", "num_shuffles"), [("lettered", 0), ("lettered", 1), ("listed", 0), ("alone", 0)])
+def test_the_page_counts_the_requests_that_a_server_sees(
+    kind: str, num_shuffles: int, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    page = (DOCS / "how-to" / "endpoint.md").read_text()
+
+    def on_page(what: str) -> int:
+        (n,) = re.findall(rf"^\| {re.escape(what)}.* \| (\d+) \|$", page, re.MULTILINE)
+        return int(n)
+
+    cloze, lettered = task(tmp_path).split(",")
+    asked = {"tasks": lettered if kind == "lettered" else cloze, "num_shuffles": num_shuffles, "num_fewshot": 0}
+    with served_demo(loaded, lists=kind != "alone") as server:
+        mc.evaluate(f"endpoint:{server.base_url}", served_model=NAME, noise_items=2, store=tmp_path / "runs", **asked)
+        seen = len(server.bodies)
+    each = on_page(QUESTION[kind]) + num_shuffles * on_page("each shuffle")
+    assert seen == on_page("what the server can") + (6 + 2) * each  # six questions, and two of them again
 
 
 def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_path: Path) -> None:
