@@ -7,7 +7,7 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, packages_distributions
 from types import FrameType
@@ -23,17 +23,17 @@ def _entry_origin(entry: EntryPoint) -> str:
     return f"{entry.name} = {entry.value} of {package}"
 
 
+@cache
 def _package_of(module: str, group: str | None) -> str:
     """Return the installed package that a module belongs to, with its version: "my-package 1.2"."""
     top = module.partition(".")[0]
     for entry in [] if group is None else entry_points(group=group):
         if entry.dist is not None and entry.module.partition(".")[0] == top:
             return f"{entry.dist.name} {entry.dist.version}"
-    for name in (top, *packages_distributions().get(top, ())):
-        try:
-            return f"{distribution(name).name} {distribution(name).version}"
-        except PackageNotFoundError:
-            continue
+    with suppress(PackageNotFoundError):
+        return f"{distribution(top).name} {distribution(top).version}"
+    for name in packages_distributions().get(top, ()):  # reads the files of every installed package
+        return f"{name} {distribution(name).version}"
     return "no installed package"
 
 
