@@ -54,7 +54,6 @@ class CheckpointManifest:
     reload: dict[str, float | bool]  # Results of the reload check: see `probe.ReloadReport`
 
     def write(self, folder: Path) -> Path:
-        """Write the manifest atomically and return its path."""
         path = folder / MANIFEST_FILE
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=2, sort_keys=True)
         atomic.write(path, f"{text}\n".encode())

@@ -46,8 +46,6 @@ class ForLayers(Method[S]):
         return contextlib.nullcontext()
 
     def compress(self, job: CompressionJob[S]) -> torch.Tensor:
-        """Quantize every linear layer alike."""
-
         def recipe() -> list[object]:
             schemes = {"group_0": self.scheme(job.config, ["Linear"])}
             return self.modifiers(job.config, job.source, schemes, job.source.ignored)

@@ -58,7 +58,6 @@ class MethodConfig(BaseModel):
         return value
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name, as plain values."""
         return self.model_dump()
 
 
@@ -304,7 +303,6 @@ def _refusal(method: Method[Any], given: Mapping[str, Setting], error: Validatio
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Return in words what type a JSON schema allows."""
     if "enum" in schema or "const" in schema:
         return ", ".join(map(repr, schema.get("enum", [schema.get("const")])))
     return _WORDS.get(schema.get("type", ""), "another type")

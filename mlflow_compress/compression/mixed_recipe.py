@@ -45,7 +45,6 @@ class MixedRecipe:
         return found
 
     def write(self, path: Path) -> None:
-        """Write the recipe atomically."""
         atomic.write(path, self.text.encode())
 
     @property
@@ -68,7 +67,6 @@ class MixedRecipe:
         return found
 
     def layers_of(self, name: str) -> list[str]:
-        """Return the layers of a format, in the recipe's order."""
         return [layer for layer, chosen in self.layers.items() if chosen == name]
 
     def require_layers(self, names: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, 
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, variant_label
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
-from mlflow_compress.models.placement import BALANCED, Offload
+from mlflow_compress.models.placement import BALANCED, Offload, placement
 from mlflow_compress.models.source_model import SourceModel, resolve
 
 if TYPE_CHECKING:
@@ -357,19 +357,17 @@ def reload_helper() -> Iterator[None]:
         process.communicate()  # unlike Popen's own block, it closes the pipe of a helper that has ended before
 
 
-def _ask_helper(folder: Path, options: list[str]) -> str | None:
-    """Return what the check of a checkpoint has written; None where no helper runs."""
+def _ask_helper(folder: Path, options: list[str]) -> dict[str, Any] | None:
+    """Return what the check of a checkpoint has found; None where no helper runs."""
     if _process is None or _process.stdin is None or _process.stdout is None:
         return None
     with contextlib.suppress(BrokenPipeError):  # the helper has ended: the answer says so
         _process.stdin.write(json.dumps([str(folder), *options]) + "\n")
         _process.stdin.flush()
-    answer: dict[str, Any] = json.loads(_process.stdout.readline() or '{"error": "the helper process has ended"}')
-    return json.dumps(answer)
+    return dict(json.loads(_process.stdout.readline() or '{"error": "the helper process has ended"}'))
 
 
 def _reload_command(options: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the command of the reload check, and the environment in which it runs."""
     package_root = str(Path(__file__).parents[2])
     path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH")) if part)
     # The checkpoint is local: without network access, a request to the hub would only cost time.
@@ -387,26 +385,20 @@ def reload_in_fresh_process(
     options += ["--trust-remote-code"] if trust_remote_code else []
     if offload is not None:
         options += ["--offload", json.dumps([dict(offload.max_memory), offload.folder])]
-    told, complaint = _ask_helper(folder, options), ""
-    if told is None:
+    answer = _ask_helper(folder, options)
+    if answer is None:
         command, environment = _reload_command([str(folder), *options])
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        told = done.stdout
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         complaint = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    answer = _last_json(told)
-    if answer is None or "error" in answer:
-        reason = answer["error"] if answer else complaint
+        answer = dict(json.loads(lines[-1])) if lines else {"error": complaint}
+    if reason := answer.get("error"):
         broken = CheckpointError(f"The saved checkpoint does not load in a new process: {reason}", got=str(folder))
         raise broken from RuntimeError(reason)  # what that process has raised
     del answer["agrees"]
     report = probe_module.ReloadReport(**answer)
     report.require_agreement()
     return report
-
-
-def _last_json(text: str) -> dict[str, Any] | None:
-    lines = [line for line in text.splitlines() if line.startswith("{")]
-    return dict(json.loads(lines[-1])) if lines else None
 
 
 def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:
@@ -428,15 +420,9 @@ def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts:
 
 
 def _device(device: str) -> str:
-    import torch
-
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError("There is no CUDA device here", got=device, fix="Use device=auto or device=cpu")
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+    return str(placement(device)["device_map"][""].type)
 
 
 def _require_from_disk(method: Method[Any], settings: Any) -> None:

@@ -118,7 +118,6 @@ class ReloadReport:
         return self.max_abs_diff <= MAX_RELATIVE_DIFF * self.logit_rms and self.kl_max <= MAX_KL
 
     def require_agreement(self) -> None:
-        """Raise `ReloadMismatchError` where a difference exceeds its tolerance."""
         if not self.agrees:
             raise ReloadMismatchError(
                 "The saved checkpoint does not compute what the compressed model in memory computed",
@@ -130,7 +129,6 @@ class ReloadReport:
             )
 
     def as_dict(self) -> dict[str, float | bool]:
-        """Return the numbers by name."""
         return asdict(self)
 
 

@@ -128,7 +128,6 @@ def _end_with_answer(arguments: list[str]) -> None:
 
 
 def _check_and_report(folder: Path, options: argparse.Namespace) -> int:
-    """Check one folder, write its line of JSON, and return its exit code."""
     from safetensors import SafetensorError
 
     try:

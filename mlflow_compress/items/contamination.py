@@ -43,7 +43,6 @@ class CalibrationText:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> CalibrationText:
-        """Return the texts, prepared for searches."""
         tokens = [words(text) for text in texts]
         runs = frozenset(run for text in tokens for run in _runs(text))
         return cls(runs, "\n".join(f" {' '.join(text)} " for text in tokens))

@@ -33,7 +33,6 @@ class NamedTask:
             raise ConfigError("A named task has a definition and `build`, or the members of a group")
 
     def definition_hash(self) -> str:
-        """Return the SHA-256 of the definition."""
         if self.definition is not None:
             return hashlib.sha256(self.definition()).hexdigest()
         parts = (f"{member} {TASKS.get(member.partition('@')[0]).definition_hash()}" for member in self.members)

@@ -45,19 +45,16 @@ def lettered(options: Sequence[str]) -> list[str]:
 
 
 def _stripped_question(row: Row, options: Sequence[str]) -> str:
-    """Return passage, question and options, each on a line of its own."""
     passage = [row["context"].strip()] if row.get("context") else []
     return "\n".join([*passage, row["question"].strip(), *lettered(options), "Answer:"])
 
 
 def _subject_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the instruction line and the examples, each followed by a blank line."""
     instruction = f"The following are multiple choice questions (with answers) about {category.replace('_', ' ')}."
     return "\n\n".join([instruction, *examples]) + "\n\n"
 
 
 def _original_question(row: Row, options: Sequence[str]) -> str:
-    """Return passage, question and options unchanged, each on a line of its own."""
     passage = [row["context"]] if row.get("context") else []
     return "\n".join([*passage, row["question"], *lettered(options), "Answer:"])
 
@@ -77,12 +74,10 @@ def _labelled_question(row: Row, options: Sequence[str]) -> str:
 
 
 def _block(examples: Sequence[str]) -> str:
-    """Return the examples without blank lines between them."""
     return "".join(f"{example}\n" for example in examples)
 
 
 def _plain_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the examples, without an instruction."""
     return _block(examples)
 
 
@@ -101,7 +96,6 @@ NOW = (
 
 
 def _shared_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the instruction; with examples, they and a second instruction follow."""
     return f"{FEW_SHOT}{_block(examples)}{NOW}" if examples else ZERO_SHOT
 
 
@@ -135,7 +129,6 @@ TASK_FEW_SHOT = {
 
 
 def _task_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the instruction of the task type; with examples, they and a second instruction follow."""
     if examples:
         below = f"Below are some examples of multiple-choice questions about {ABOUT[kind]}. {TASK_FEW_SHOT[kind]}\n\n"
         return f"{below}{_block(examples)}{NOW}"

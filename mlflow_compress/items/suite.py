@@ -60,12 +60,10 @@ class Suite:
 
     @property
     def items(self) -> Items:
-        """All items of all tasks."""
         return Items.concat([task.items for task in self.tasks])
 
     @property
     def requests(self) -> list[Request]:
-        """All requests of all tasks."""
         if any(task.chat for task in self.tasks):
             raise ValueError("chat messages must be rendered before a model reads them")
         return [request for task in self.tasks for request in task.requests]
@@ -81,7 +79,6 @@ class Suite:
         return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
 
     def rendered(self, prompt: Callable[[str], str]) -> Suite:
-        """Return the suite with the messages of chat tasks rendered as text."""
         return replace(self, tasks=tuple(rendered(task, prompt) for task in self.tasks))
 
     def hashes(self) -> dict[str, str]:
@@ -153,7 +150,6 @@ def _check_names(parts: Parts) -> None:
 
 
 def _parts(spec: str, model: str) -> list[str]:
-    """Return the names and files that a specification lists."""
     if spec == "auto" and model != EMBEDDED:
         raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give tasks=NAMES or files")
     return [EMBEDDED] if spec == "auto" else [part.strip() for part in spec.split(",")]

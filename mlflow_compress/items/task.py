@@ -148,7 +148,6 @@ class Parts:
 
     @staticmethod
     def join(several: Sequence[Parts]) -> Parts:
-        """Return the tasks, corpora and averages of several parts together."""
         return Parts(
             tasks=tuple(task for parts in several for task in parts.tasks),
             corpora=tuple(corpus for parts in several for corpus in parts.corpora),

@@ -314,7 +314,6 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
 
 
 def _open(path: Path) -> tuple[Any, str]:
-    """Return a reader and the architecture."""
     import gguf
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mlflow_compress.errors import CheckpointError, MissingDependencyError
-from mlflow_compress.models import architectures, identity
-from mlflow_compress.models.loading import LoadConfig, model_folder, open_tokenizer
-from mlflow_compress.models.memory_alignment import rounding_identity
+from mlflow_compress.models import architectures
+from mlflow_compress.models.loading import LoadConfig, OpenedModel, model_folder, open_tokenizer
 from mlflow_compress.models.placement import placement
 
 
 @dataclass(frozen=True)
-class LightModel:
+class LightModel(OpenedModel):
     """The identity of a model, as a `LoadedModel` has it, without weights in memory; it cannot score."""
 
     model_config: Any
@@ -28,30 +26,8 @@ class LightModel:
     device: torch.device  # Device on which the embeddings would be
     config: LoadConfig  # With which `load_model` loads the model
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return identity.vocab_size(self.model_config)
-
-    @property
-    def max_length(self) -> int:
-        """Context length in tokens."""
-        return identity.max_length(self.model_config, self.tokenizer)
-
-    @property
-    def rounding(self) -> dict[str, str]:
-        """What would decide the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
-        return rounding_identity(self.device)
-
-    @property
-    def engine(self) -> dict[str, str]:
-        """What decides its numbers where another engine runs it; nothing where transformers does."""
-        return {}
-
-    @cached_property
-    def weights(self) -> str:
-        """`identity.weights_hash` of the folder, computed once."""
-        return identity.weights_hash(self.path)
+    def configuration(self) -> Any:
+        return self.model_config
 
 
 def open_light(config: LoadConfig) -> LightModel:

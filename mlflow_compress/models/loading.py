@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -67,8 +68,50 @@ class LoadConfig:
             raise ConfigError("Unknown dtype", allowed=DTYPES, got=self.dtype)
 
 
+class OpenedModel(ABC):
+    """The identity of a model that transformers reads, with its weights in memory or without."""
+
+    tokenizer: Any
+    path: Path  # The local folder (for a hub id, its local snapshot)
+    device: torch.device  # Device of the embeddings, or where they would be
+
+    @abstractmethod
+    def configuration(self) -> Any:
+        """Return the model's configuration."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return vocab_size(self.configuration())
+
+    @property
+    def max_length(self) -> int:
+        """Context length in tokens."""
+        return max_length(self.configuration(), self.tokenizer)
+
+    @cached_property
+    def weights(self) -> str:
+        """`weights_hash` of the folder, computed once, because it reads all weight files."""
+        return weights_hash(self.path)
+
+    @property
+    def engine(self) -> dict[str, str]:
+        """What decides its numbers where another engine runs it: nothing, transformers does."""
+        return {}
+
+    @property
+    def rounding(self) -> dict[str, str]:
+        """What decides the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
+        return rounding_identity(self.device)
+
+    @property
+    def stored_config(self) -> dict[str, Any]:
+        """The configuration as a baseline store keeps it: the head's own code is rebuilt from it."""
+        return stored_config(self.configuration())
+
+
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(OpenedModel):
     """A model in eval mode with its tokenizer; weights are aligned in memory (see `memory_alignment.align_weights`)."""
 
     model: Any
@@ -81,35 +124,8 @@ class LoadedModel:
     def __post_init__(self) -> None:
         align_weights(self.model)
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return vocab_size(self.model.config)
-
-    @cached_property
-    def weights(self) -> str:
-        """`weights_hash` of the folder, computed once, because it reads all weight files."""
-        return weights_hash(self.path)
-
-    @property
-    def max_length(self) -> int:
-        """Context length in tokens."""
-        return max_length(self.model.config, self.tokenizer)
-
-    @property
-    def engine(self) -> dict[str, str]:
-        """What decides its numbers where another engine runs it: nothing, transformers does."""
-        return {}
-
-    @property
-    def stored_config(self) -> dict[str, Any]:
-        """The configuration as a baseline store keeps it: the head's own code is rebuilt from it."""
-        return stored_config(self.model.config)
-
-    @property
-    def rounding(self) -> dict[str, str]:
-        """What decides the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
-        return rounding_identity(self.device)
+    def configuration(self) -> Any:
+        return self.model.config
 
 
 def load_model(config: LoadConfig) -> LoadedModel:
@@ -229,7 +245,6 @@ def _cast_unquantized(model: Any, dtype: torch.dtype) -> None:
 
 
 def _log_once(logger: logging.Logger) -> None:
-    """Let a logger pass each message only once."""
     if not any(isinstance(f, _FirstTime) for f in logger.filters):
         logger.addFilter(_FirstTime())
 

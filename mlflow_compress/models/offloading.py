@@ -91,7 +91,6 @@ def _hook(module: torch.nn.Module) -> Any:
 
 
 def _keep(module: torch.nn.Module) -> None:
-    """Fetch a module's weights, and let them stay."""
     from accelerate.utils import set_module_tensor_to_device
 
     hook = _hook(module)

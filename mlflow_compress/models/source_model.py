@@ -231,7 +231,6 @@ def without_weights(config: Any, model: str, *, trust_remote_code: bool) -> Any:
 
 
 def _weights(skeleton: Any) -> tuple[dict[str, tuple[int, int]], str | None, dict[str, int]]:
-    """Return `linear`, `head` and `elsewhere` of `SourceModel`."""
     from torch import nn
 
     output = skeleton.get_output_embeddings()

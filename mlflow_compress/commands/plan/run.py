@@ -122,7 +122,6 @@ def planned_machine(config: MachineConfig, *, on_cpu: bool) -> formulas.Machine:
 
 
 def _machine_note(machine: formulas.Machine, on_cpu: bool) -> str:
-    """Return what the times are of, and which parameters change it."""
     device = ("machine like this one", "machines like this one") if on_cpu else ("GPU", "GPUs")
     rates = f"{machine.flops / 1e12:.3g} Tflop/s and {machine.bandwidth / 1e12:.2g} TB/s"
     return (

@@ -154,7 +154,6 @@ class Choice:
 
     @property
     def measured(self) -> float:
-        """Mean KL."""
         return float(self.kl.mean())
 
     @property

@@ -359,17 +359,14 @@ class _Search:
 
     @cached_property
     def config(self) -> SearchConfig:
-        """The parameters."""
         return self.costs.config
 
     @cached_property
     def folders(self) -> dict[str, str | None]:
-        """The checkpoint of every format; None of layers that stay as they are."""
         return {**{name: made.folder for name, made in self.uniform.items()}, **({KEPT: None} if self.may_keep else {})}
 
     @cached_property
     def layers(self) -> list[list[str]]:
-        """The linear layers of each group."""
         return [[name for name in group.modules if name in self.source.linear] for group in self.costs.groups]
 
     def result(self, limits: Sequence[Limit]) -> Search:
@@ -397,7 +394,6 @@ class _Search:
         )
 
     def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
-        """Return the costs in the baseline, and what was estimated of them."""
         space, what = self.config.space, f"{len(self.formats)} formats in {len(sizes.groups)} groups"
         if space.estimate == "none":
             self.say(f"[search] measures {what}")
@@ -433,7 +429,6 @@ class _Search:
         }, ""
 
     def _sizes(self) -> StoredSizes:
-        """Return the stored bytes of every group in every format, from the headers of the checkpoints."""
         base = read_headers(self.source.folder)
         headers = [base if folder is None else read_headers(Path(folder)) for folder in self.folders.values()]
         by_group = [[bytes_of_layers(one, layers) for one in headers] for layers in self.layers]

@@ -62,7 +62,6 @@ class Combination:
 
     @property
     def method(self) -> str:
-        """The method that makes it."""
         return SERVED_METHOD if self.settings is None else self.config.compression.method
 
     @property
@@ -124,7 +123,6 @@ def _settings(variant: MainConfig) -> MethodConfig | None:
 
 
 def _asked(config: SweepConfig) -> Iterable[dict[str, str]]:
-    """Return every combination of the axes, from the grid or from the parameters."""
     axes = config.variants
     if axes.grid is None:
         return _product({name: _split(getattr(axes, name)) for name in _GIVEN})
@@ -141,7 +139,6 @@ def _split(text: str) -> list[str]:
 
 
 def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of the values, and check those that no method can take."""
     named = {_AXES.get(name, name): values for name, values in axes.items()}
     for method in named.get("method", []):
         METHODS.get(method)
@@ -221,12 +218,10 @@ class PreparedVariant:
 
     @property
     def name(self) -> str:
-        """Its name in the sweep."""
         return self.asked.name
 
     @property
     def method(self) -> str:
-        """Its method."""
         return self.asked.method
 
     def finished_run(self, tracker: Tracker) -> str | None:

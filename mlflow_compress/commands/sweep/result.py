@@ -132,7 +132,6 @@ class SweepProgress:
     variants: tuple[VariantProgress, ...] = ()
 
     def __str__(self) -> str:
-        """Return the line."""
         return self.line
 
 

@@ -80,8 +80,6 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
 
 
 def _counts(board: Scoreboard, plan: SweepPlan) -> dict[str, float]:
-    """Return how many variants there are of each kind."""
-
     def with_status(*statuses: str) -> int:
         return sum(1 for row in board.rows if row.status in statuses)
 

@@ -75,7 +75,6 @@ def ask_autoscheme(
 
 
 def _answer(question: Mapping[str, Any]) -> list[dict[str, int]]:
-    """Return AutoScheme's choices."""
     from auto_round.auto_scheme.gen_auto_scheme import AutoScheme, GenScheme
     from auto_round.schemes import QuantizationScheme
 

@@ -56,15 +56,12 @@ class TwoBackendMethod(ForLayers[B]):
         return f"{name}-{NAME}" if config.backend == NAME else name
 
     def format_of(self, config: B) -> str:
-        """Return the backend's own format."""
         return self.other_format if config.backend == NAME else self.format
 
     def packages(self, config: B) -> tuple[tuple[str, ...], str | None]:
-        """Return what the chosen backend needs."""
         return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
 
     def takes_experts(self, config: B) -> bool:
-        """Return whether llm-compressor is the backend."""
         return config.backend != NAME
 
     def check(self, config: B, source: SourceModel) -> None:
@@ -76,7 +73,6 @@ class TwoBackendMethod(ForLayers[B]):
             self.check_llmcompressor(source)
 
     def compress(self, job: CompressionJob[B]) -> torch.Tensor:
-        """Quantize layer by layer on the calibration set, with the chosen backend."""
         if job.config.backend == NAME:
             return quantize_by_gptqmodel(job, self.quantize_config(job.config))
         return super().compress(job)
@@ -172,8 +168,7 @@ def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str,
         raise UnsupportedError(f"gptqmodel cannot compress this model: {error}", got=job.source.architecture) from error
     job.source.tokenizer().save_pretrained(job.folder)  # gptqmodel adds a padding token to its own copy
     model = wrapped.model.eval()
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.float32)
+    packed_layers.cast_floats(model, torch.float32)
     packed_layers.expand(model)
     return job.probe.logits(model)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import MethodConfig, register
-
-if TYPE_CHECKING:
-    pass
 
 
 class EightBitConfig(MethodConfig):
@@ -32,7 +29,6 @@ class EightBitMethod(ForLayers[EightBitConfig]):
     requires = ("llmcompressor",)
 
     def scheme(self, config: Any, targets: Sequence[str]) -> dict[str, Any]:
-        """Return the config group of 8-bit weights and activations."""
         return backend.activation_scheme(self.grid, targets)
 
 

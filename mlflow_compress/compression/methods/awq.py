@@ -67,11 +67,9 @@ class Awq(gptqmodel_backend.TwoBackendMethod[AwqConfig]):
     rescales = True
 
     def quantize_config(self, config: AwqConfig) -> dict[str, Any]:
-        """Return AutoAWQ's settings."""
         return {**super().quantize_config(config), "quant_method": "awq", "format": "gemm", "sym": False}
 
     def check_llmcompressor(self, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for an architecture without known scaling pairs."""
         backend.load_for_llmcompressor()
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY
         from llmcompressor.modifiers.transform.awq.dynamic_mappings import AWQ_DYNAMIC_MAPPING_REGISTRY
@@ -86,7 +84,6 @@ class Awq(gptqmodel_backend.TwoBackendMethod[AwqConfig]):
     def modifiers(
         self, config: AwqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
-        """Return the modifier that rescales, and the one that rounds."""
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY, AWQModifier
 
         mappings = AWQ_MAPPING_REGISTRY[AS[source.architecture]] if source.architecture in AS else None
@@ -94,6 +91,5 @@ class Awq(gptqmodel_backend.TwoBackendMethod[AwqConfig]):
         return [scales, *super().modifiers(config, source, schemes, ignored)]
 
     def guarded(self) -> AbstractContextManager[object]:
-        """Keep cached activations out of page-locked memory."""
         backend.load_for_llmcompressor()
         return backend.unpinned_cache()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -34,7 +34,6 @@ class FourBitMethod(Method[FourBitConfig]):
         return f"{self.name}-dq" if config.double_quant else self.name
 
     def compress(self, job: CompressionJob[FourBitConfig]) -> torch.Tensor:
-        """Quantize while loading."""
         codes = self.name.removeprefix("bnb-")
         return quantize_and_save(
             job, load_in_4bit=True, bnb_4bit_quant_type=codes, bnb_4bit_use_double_quant=job.config.double_quant
@@ -83,7 +82,6 @@ class BnbInt8(Method[BnbInt8Config]):
     requires = ("bitsandbytes", "accelerate")
 
     def compress(self, job: CompressionJob[BnbInt8Config]) -> torch.Tensor:
-        """Quantize while loading."""
         return quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)
 
 
@@ -103,17 +101,10 @@ def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float
     packed_layers.import_offline()
     config = BitsAndBytesConfig(llm_int8_skip_modules=job.source.ignored, **options)
     model = job.source.load(job.device, quantization_config=config)
-    _cast_unquantized(model, job.source.torch_dtype)
+    packed_layers.cast_floats(model, job.source.torch_dtype)
     model.config.dtype = job.source.torch_dtype
     model.save_pretrained(job.folder)
     job.source.tokenizer().save_pretrained(job.folder)
-    _cast_unquantized(model, torch.float32)
+    packed_layers.cast_floats(model, torch.float32)
     packed_layers.expand(model)
     return job.probe.logits(model)
-
-
-def _cast_unquantized(model: Any, dtype: torch.dtype) -> None:
-    """Cast the parameters that bitsandbytes has not quantized (its own are integers)."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)

@@ -28,7 +28,6 @@ class Cast(Method[MethodConfig]):
     linear_only = False
 
     def check_folder(self, folder: Path) -> None:
-        """Raise `UnsupportedError` for a cast that changes nothing."""
         if main_dtype(read_headers(folder)) == self.stored:
             raise UnsupportedError(
                 f"The model is already stored in {self.stored}: the cast would change nothing",
@@ -37,7 +36,6 @@ class Cast(Method[MethodConfig]):
             )
 
     def compress(self, job: CompressionJob[MethodConfig]) -> torch.Tensor:
-        """Cast; values that the type cannot represent are an `UnsupportedError`."""
         import torch
 
         wanted = getattr(torch, self.stored)

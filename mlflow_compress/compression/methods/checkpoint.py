@@ -67,7 +67,6 @@ class Checkpoint(Method[CheckpointConfig]):
         return f"{self.name}-{name}{'-native' if config.native else ''}"
 
     def packages(self, config: CheckpointConfig) -> tuple[tuple[str, ...], str | None]:
-        """Return llama.cpp's package where it computes the logits."""
         return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
 
     def fingerprint(self, config: CheckpointConfig) -> str:
@@ -75,7 +74,6 @@ class Checkpoint(Method[CheckpointConfig]):
         return stored_weights.hash_weights(config.path)[1]
 
     def check(self, config: CheckpointConfig, source: SourceModel) -> None:
-        """Raise an error for a missing extra, a folder without a model, or one of another vocabulary or layers."""
         from transformers import AutoConfig
 
         folder = config.path

@@ -46,12 +46,10 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
         return f"{self.name}-{config.scale:g}"
 
     def check(self, config: GaussianNoiseConfig, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for a model without a language-model head."""
         if source.head is None:
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
     def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> torch.Tensor:
-        """Save the base with the settings in its configuration, and return its logits with noise."""
         from mlflow_compress.models.architectures.own_formats import NoisyLogitsConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()

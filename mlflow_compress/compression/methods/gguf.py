@@ -42,21 +42,17 @@ class Gguf(ForTensors[GgufConfig]):
         return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
     def packages(self, config: GgufConfig) -> tuple[tuple[str, ...], str | None]:
-        """Return the packages, including llama.cpp's where it computes the logits."""
         if not config.native:
             return super().packages(config)
         return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
 
     def tensor_type(self, config: GgufConfig) -> str:
-        """Return the block type of these bits."""
         return f"Q{config.bits}_0"
 
     def file_type(self, config: GgufConfig) -> str:
-        """Return the name of the type."""
         return f"MOSTLY_Q{config.bits}_0"
 
     def compress(self, job: CompressionJob[GgufConfig]) -> torch.Tensor:
-        """Quantize, write the file, and return its logits."""
         import gguf
 
         model, path = gguf_model.load_llama_like(job), job.folder / gguf_file.FILE

@@ -68,17 +68,14 @@ class KQuantMethod(ForTensors[K]):
         return f"{kind}{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
 
     def tensor_type(self, config: K) -> str:
-        """Return the K-quant of these bits."""
         if config.mix != PURE:
             raise ConfigError("A format of single layers mixes no types", allowed=f"mix={PURE}", got=config.mix)
         return f"Q{config.bits}_K"
 
     def file_type(self, config: K) -> str:
-        """Return the name of the type."""
         return f"MOSTLY_{config.type_name}"
 
     def compress(self, job: CompressionJob[K]) -> torch.Tensor:
-        """Write the base as GGUF, let llama.cpp quantize the file, and return the new file's logits."""
         model = gguf_model.load_llama_like(job)
         importance = self.importance(job, model)
         return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)

@@ -55,7 +55,6 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
     other_format = "gptq"
 
     def quantize_config(self, config: GptqConfig) -> dict[str, Any]:
-        """Return AutoGPTQ's settings."""
         grouped = not isinstance(config.group_size, str)
         return {
             **super().quantize_config(config),
@@ -71,7 +70,6 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
     def modifiers(
         self, config: GptqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
-        """Return the modifier that corrects errors in later columns."""
         from llmcompressor.modifiers.gptq import GPTQModifier
 
         return [
@@ -84,7 +82,6 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
         ]
 
     def guarded(self) -> AbstractContextManager[object]:
-        """Refuse llm-compressor's silent fallback."""
         return _refuse_fallback()
 
 

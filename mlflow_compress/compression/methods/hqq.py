@@ -47,7 +47,6 @@ class Hqq(Method[HqqConfig]):
     supported_bits = (8, 4, 3, 2, 1)
 
     def compress(self, job: CompressionJob[HqqConfig]) -> torch.Tensor:
-        """Solve layer by layer, store the packed weights, and return the logits of the unpacked ones."""
         import torch
 
         from mlflow_compress.models.architectures import own_formats

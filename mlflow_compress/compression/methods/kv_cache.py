@@ -58,7 +58,6 @@ class KvCache(Method[KvCacheConfig]):
         return f"{self.name}-{config.cache_bits}bit-{group if isinstance(group, str) else f'g{group}'}"
 
     def check(self, config: KvCacheConfig, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for a group that does not divide a head, and for soft-capped attention."""
         from transformers import AutoConfig
 
         model = AutoConfig.from_pretrained(
@@ -77,7 +76,6 @@ class KvCache(Method[KvCacheConfig]):
             )
 
     def compress(self, job: CompressionJob[KvCacheConfig]) -> torch.Tensor:
-        """Save the base with the settings in its configuration, and return its logits with rounding."""
         from mlflow_compress.models.architectures.own_formats import QuantizedCacheConfig, quantize_cache
 
         model, config = job.source.load(job.device), job.config

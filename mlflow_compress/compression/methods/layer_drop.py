@@ -39,7 +39,6 @@ class LayerRemovalMethod(Method[L]):
         return f"{self.name}-{config.layers}"
 
     def check(self, config: L, source: SourceModel) -> None:
-        """Raise `ConfigError` if no layer would remain."""
         if config.layers >= source.layers:
             raise ConfigError(
                 "More layers would be dropped than may be", allowed=f"1 to {source.layers - 1}", got=config.layers
@@ -94,7 +93,6 @@ class LayerDrop(LayerRemovalMethod[LayerRemovalConfig]):
     Config = LayerRemovalConfig
 
     def compress(self, job: CompressionJob[LayerRemovalConfig]) -> torch.Tensor:
-        """Remove the last ``layers`` layers."""
         depth = job.source.layers
         return drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))
 

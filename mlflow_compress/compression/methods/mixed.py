@@ -85,11 +85,9 @@ class Mixed(Method[MixedConfig]):
         return found.pop() if len(found) == 1 else self.format
 
     def rounds(self, config: MixedConfig) -> bool:
-        """Return whether one of the formats rounds activations."""
         return any(METHODS.get(one.method).rounds(one.config) for one in config.formats.values())
 
     def check(self, config: MixedConfig, source: SourceModel) -> None:
-        """Raise an error for a recipe of another model, and for formats that cannot share a checkpoint."""
         config.content.require_layers(source.linear)
         if not config.formats:
             raise ConfigError("The recipe leaves every layer as it is", allowed="one format or more")
@@ -153,7 +151,6 @@ def _require_equal_settings(formats: dict[str, LayerFormat]) -> None:
 
 
 def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, LayerFormat]) -> list[object]:
-    """Return the modifiers of every method, each for its own layers."""
     found: list[object] = []
     for method_name in sorted({one.method for one in formats.values()}):
         method = METHODS.get(method_name)

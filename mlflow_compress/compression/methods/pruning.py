@@ -51,7 +51,6 @@ class PruningMethod(Method[P]):
         return f"{self.name}-{'2of4' if config.pattern == '2:4' else f'{100 * config.sparsity:g}pct'}"
 
     def check(self, config: P, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for the 2:4 pattern where four does not divide a layer's input features."""
         if config.pattern == "2:4":
             for name, (_, in_features) in source.matrices.items():
                 if in_features % GROUP:
@@ -73,7 +72,6 @@ class Magnitude(PruningMethod[PruningConfig]):
     Config = PruningConfig
 
     def compress(self, job: CompressionJob[PruningConfig]) -> torch.Tensor:
-        """Prune each linear layer separately."""
         model = job.source.load(job.device)
         for name in job.source.linear:
             weight = model.get_submodule(name).weight.data
@@ -104,8 +102,6 @@ class Wanda(PruningMethod[WandaConfig]):
     requires = ("llmcompressor",)
 
     def compress(self, job: CompressionJob[WandaConfig]) -> torch.Tensor:
-        """Prune layer by layer, each on the outputs of the pruned layers before it."""
-
         def recipe() -> list[object]:
             from llmcompressor.modifiers.pruning import WandaPruningModifier
 
@@ -136,8 +132,6 @@ class SparseGpt(PruningMethod[SparseGptConfig]):
     requires = ("llmcompressor",)
 
     def compress(self, job: CompressionJob[SparseGptConfig]) -> torch.Tensor:
-        """Prune layer by layer, each on the outputs of the pruned layers before it."""
-
         def recipe() -> list[object]:
             from llmcompressor.modifiers.pruning import SparseGPTModifier
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import GroupSize, MethodConfig, register
-
-if TYPE_CHECKING:
-    pass
 
 
 class RoundToNearestConfig(MethodConfig):

@@ -71,7 +71,6 @@ class SliceGpt(Method[SliceGptConfig]):
             )
 
     def compress(self, job: CompressionJob[SliceGptConfig]) -> torch.Tensor:
-        """Rotate and slice layer by layer."""
         assert job.calibration is not None
         model = llama_like.as_llama(job.source.load(job.device))
         batches = [batch["input_ids"].to(model.device) for batch in job.calibration.loader()]

@@ -68,8 +68,6 @@ class SmoothQuant(Method[SmoothQuantConfig]):
         )
 
     def compress(self, job: CompressionJob[SmoothQuantConfig]) -> torch.Tensor:
-        """Smooth layer by layer on the calibration set, then round."""
-
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 
@@ -83,7 +81,6 @@ class SmoothQuant(Method[SmoothQuantConfig]):
 
 
 def _paper_modifier() -> Any:
-    """Return llm-compressor's modifier with the paper's factor."""
     import torch
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models import stored_weights
+from mlflow_compress.models.architectures.packed_layers import cast_floats
 
 if TYPE_CHECKING:
     import torch
@@ -51,23 +52,14 @@ class TorchAoInt8(Method[TorchAoInt8Config]):
         }
         config = TorchAoConfig(kinds[job.config.activations](), modules_to_not_convert=job.source.ignored)
         model = job.source.load(job.device, quantization_config=config)
-        _cast_plain(model, job.source.torch_dtype)
+        cast_floats(model, job.source.torch_dtype)
         model.config.dtype = job.source.torch_dtype
         model.save_pretrained(job.folder)
         for path in stored_weights.weight_files(job.folder):
             stored_weights.sort_metadata(path)  # the order of torchao's entries differs from run to run
         job.source.tokenizer().save_pretrained(job.folder)
-        _cast_plain(model, torch.float32)
+        cast_floats(model, torch.float32)
         try:
             return job.probe.logits(model)
         except NotImplementedError as error:  # a layer whose forward needs more than a product
             raise UnsupportedError(f"torchao cannot compute this model: {error}", got=job.source.architecture) from None
-
-
-def _cast_plain(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast the parameters that torchao has not quantized (its own are tensors of another class)."""
-    import torch
-
-    for parameter in model.parameters():
-        if type(parameter.data) is torch.Tensor:
-            parameter.data = parameter.data.to(dtype)

@@ -200,11 +200,6 @@ class VllmModel(FileModel):
         """What decides the last bits of its numbers: in vLLM (see `engine`), and here, for the head."""
         return {**rounding_identity(self.device), **self.engine}
 
-    @property
-    def stored_config(self) -> dict[str, Any]:
-        """The configuration as a baseline store keeps it, see `LoadedModel`."""
-        return stored_config(self.model_config)
-
     @cached_property
     def head(self) -> Head:
         """Its head, in this process."""

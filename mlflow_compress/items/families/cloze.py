@@ -11,7 +11,6 @@ from mlflow_compress.records import Items
 
 
 def _check(row: Row) -> None:
-    """Refuse a row whose choices or answer cannot be used."""
     choices = row["choices"]
     if len(choices) < 2 or any(not isinstance(choice, str) or not choice.strip() for choice in choices):
         raise DataError("'choices' must be two or more texts that are not empty", got=choices)
@@ -20,7 +19,6 @@ def _check(row: Row) -> None:
 
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    """Return one task with one request per option."""
     sample = limited(name, rows, settings)
     items = [
         item_row(

@@ -11,7 +11,6 @@ from mlflow_compress.records import Items
 
 
 def _check(row: Row) -> None:
-    """Refuse a row without a usable answer."""
     if not row["answers"] or any(not isinstance(answer, str) or not answer.strip() for answer in row["answers"]):
         raise DataError("'answers' must be one or more texts that are not empty", got=row["answers"])
 

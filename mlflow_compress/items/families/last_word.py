@@ -11,13 +11,11 @@ from mlflow_compress.records import Items
 
 
 def _check(row: Row) -> None:
-    """Refuse an empty target."""
     if not row["target"].strip():
         raise DataError("'target' must not be empty")
 
 
 def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    """Return one task with one request per item."""
     sample = limited(name, rows, settings)
     items = [
         item_row(

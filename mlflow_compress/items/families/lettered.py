@@ -73,7 +73,6 @@ SPLITS = ("dev", "test")
 
 
 def _check(row: Row) -> None:
-    """Refuse a row whose choices, answer or passage cannot be used."""
     choices, most = row["choices"], len(LETTERS) - len(UNCERTAIN_OPTIONS)
     if not 2 <= len(choices) <= most:
         raise DataError("'choices' has a wrong number of options", allowed=f"2 to {most}", got=len(choices))
@@ -105,7 +104,6 @@ class _Variation:
     six: bool = False  # Whether the options E and F follow the row's own options
 
     def options(self, row: Row, order: Sequence[int]) -> list[str]:
-        """Return the options in the order in which they are displayed."""
         added = row.get("uncertain", UNCERTAIN_OPTIONS) if self.six else ()
         return [*(row["choices"][content] for content in order), *added]
 

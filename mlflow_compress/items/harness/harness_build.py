@@ -320,14 +320,12 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
 
 
 def _choices(leaf: Leaf, document: Document) -> list[str]:
-    """Return a document's options, as the harness counts their characters."""
     if leaf.task.OUTPUT_TYPE == "multiple_choice":
         return [str(choice) for choice in leaf.task.doc_to_choice(document.doc)]
     return [instance.args[1].lstrip() for instance in document.instances]
 
 
 def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
-    """Return the index of the correct option; None unless there is exactly one."""
     task = leaf.task
     gold = task.doc_to_text(document.doc) if getattr(task, "multiple_input", 0) else task.doc_to_target(document.doc)
     if isinstance(gold, list):

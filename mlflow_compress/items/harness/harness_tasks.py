@@ -31,7 +31,6 @@ def collection() -> Path:
 
 @lru_cache(maxsize=1)
 def _texts() -> dict[Path, str]:
-    """Return the text of every definition file, by path."""
     paths = (path for path in collection().rglob("*") if "yaml" in path.name and path.is_file())
     return {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)}
 

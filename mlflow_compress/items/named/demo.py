@@ -15,7 +15,6 @@ FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus
 
 
 def _build(settings: TaskSettings, shots: int | None) -> Parts:
-    """Read the embedded files."""
     if shots is not None:
         raise ConfigError(
             "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give num_fewshot=N"
@@ -25,7 +24,6 @@ def _build(settings: TaskSettings, shots: int | None) -> Parts:
 
 
 def _definition() -> bytes:
-    """Return the files themselves."""
     return b"".join((demo.DATA_DIR / name).read_bytes() for name in FILES)
 
 

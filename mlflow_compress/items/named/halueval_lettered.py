@@ -86,7 +86,6 @@ def _options(part: Part, records: Sequence[Record], number: int) -> tuple[list[s
 
 
 def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
-    """Return examples and questions as rows of a question file."""
     records = halueval_records(part, task, data_dir)
     if len({record[part.right] for record in records}) < EXAMPLES:
         raise DataError(f"{DATASET}, {part.config}: fewer than {EXAMPLES} different texts", got=f"{len(records)} rows")

@@ -99,7 +99,6 @@ def _answer_index(place: str, row: dict[str, Any]) -> None:
 
 
 def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) -> None:
-    """Check one row against its family. Errors have file and line."""
     place = f"{path}, line {row['line']}: "
     _check_lengths(place, row)
     _answer_index(place, row)

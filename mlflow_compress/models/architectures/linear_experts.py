@@ -41,7 +41,6 @@ class LinearExpert(nn.Module):
         self.activation = activation
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return the expert's output for each row."""
         gated: torch.Tensor = self.activation(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
         out: torch.Tensor = self.down_proj(gated)
         return out

@@ -114,7 +114,6 @@ class LlamaCppEngine:
 
 
 def _shared(one: list[int], other: list[int]) -> int:
-    """Return the length of the common prefix of two sequences."""
     for i, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return i

@@ -157,7 +157,6 @@ class _Engine:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process by closing its input."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -34,6 +34,15 @@ EXTRA = "gptqmodel"
 PACKAGES = ("gptqmodel", "optimum")
 
 
+def cast_floats(model: Any, dtype: torch.dtype) -> None:
+    """Cast the parameters that are not quantized: quantized ones are integers, or tensors of a library's own class."""
+    import torch
+
+    for parameter in model.parameters():
+        if type(parameter.data) is torch.Tensor and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
 def expand(model: Any) -> None:
     """Replace each packed layer by a plain one with its dequantized weights, in the model's dtype.
 
@@ -161,7 +170,6 @@ def _hidden(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent(logger: str) -> Iterator[None]:
-    """Within this block, the logger is disabled."""
     muted = logging.getLogger(logger)
     before, muted.disabled = muted.disabled, True
     try:
