@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
@@ -31,6 +32,7 @@ from mlflow_compress.errors import MissingDependencyError, MlflowCompressError
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.records import TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
@@ -135,7 +137,14 @@ def main() -> None:
     named = set(options.methods.split(",")) if options.methods else set(METHODS.names())
     missing = [one for one in variants() if one not in done and one[0] in named]
     for method, bits in missing[: options.most]:
-        found = {"method": method, "bits": bits, **measured(method, bits, settings, options.work), "versions": versions}
+        here = rounding_identity(torch.device("cpu"))
+        found = {
+            "method": method,
+            "bits": bits,
+            **measured(method, bits, settings, options.work),
+            "versions": versions,
+            "processor": f"processor {here['processor']} with {here['instructions']}",
+        }
         print(json.dumps(found), flush=True)
         lines.append(found)
         RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -76,7 +76,8 @@ def vllm_as_markdown() -> str:
     where = ", ".join(f"{name} {version}" for name, version in versions.items())
     n_tokens = next(line["tokens"] for line in measured_in_vllm() if "tokens" in line)
     unit = "KL and the mean difference of a token's log-probability in nats"
-    return f"{_table(lines)}\n\n{unit}, {n_tokens:,} tokens. {where}."
+    processor = ", ".join(sorted({line.get("processor", "processor not recorded") for line in measured_in_vllm()}))
+    return f"{_table(lines)}\n\n{unit}, {n_tokens:,} tokens. {where}, {processor}."
 
 
 def _nats(value: float) -> str:

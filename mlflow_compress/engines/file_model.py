@@ -54,6 +54,9 @@ class FileModel(LightModel):
         """Return the model itself: what runs it loads the weights when they are first needed."""
         return self
 
+    def try_out(self) -> None:
+        """Do nothing: what was compressed was loaded again by transformers."""
+
     def scorer(self, loaded: Any, *, after: StateStore | None = None) -> Scorer:
         """Return what scores with it; `after` a stored pass with batches of half the size."""
         half = None if after is None else int(after.manifest.limits["batch_tokens"]) // 2

@@ -120,6 +120,9 @@ class EngineModel(IdentifiedModel, Protocol):
     def load(self) -> Any:
         """Return the model ready to generate and to score, for `generate_answers` and for `scorer`."""
 
+    def try_out(self) -> None:
+        """Refuse a model that its engine cannot run on this machine, before hours go into another one."""
+
     def scorer(self, loaded: Any, *, after: Any = None) -> ModelScorer:
         """Return what scores with the loaded model.
 

@@ -16,12 +16,14 @@ import psutil
 import pytest
 import torch
 
+import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.config import EngineConfig, SourceConfig
 from mlflow_compress.config.groups import VLLM_PYTHON
 from mlflow_compress.engines.vllm import vllm_environment, vllm_process
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
+from mlflow_compress.models.memory_alignment import rounding_identity
 
 # What a worker does, without vLLM: the state of a token is its id, and a model named "refused" cannot be loaded.
 WORKER = """
@@ -31,7 +33,9 @@ def answer(said, raw=b""):
     out.write(json.dumps({**said, "n_bytes": len(raw)}).encode() + b"\\n" + raw)
     out.flush()
 opened = json.loads(sys.stdin.readline())
-if opened["model"] == "refused":
+if opened["model"] == "torchvision":
+    sys.exit("RuntimeError: operator torchvision::nms does not exist")
+elif opened["model"] == "refused":
     answer({"error": "ValueError: no kernel\\n  for these weights"})
 else:
     answer({})
@@ -46,6 +50,8 @@ for line in sys.stdin:
             out.flush()
             sys.exit(3)
         answer({"dtype": "bfloat16", "shape": [len(rows), 1]}, raw)
+    elif asked["do"] == "logprobs":
+        answer({"error": "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'"})
     elif asked["do"] == "forget":
         time.sleep(60)
 """
@@ -76,6 +82,31 @@ def test_a_model_that_vllm_refuses_is_an_error_with_vllms_reason(
         UnsupportedError, match="vLLM does not load this checkpoint: ValueError: no kernel for these weights"
     ):
         VllmProcess(sys.executable, {"model": "refused"})
+
+
+def test_a_torchvision_for_cuda_is_the_environments_fault_and_the_error_names_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
+    with pytest.raises(
+        MissingDependencyError,
+        match=r"environment of vLLM does not work: operator torchvision::nms.*-m pip uninstall -y torchvision torchaudio",
+    ):
+        VllmProcess(sys.executable, {"model": "torchvision"})
+
+
+def test_a_missing_kernel_is_found_before_the_baseline_is_scored_and_names_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
+    environment = {"vllm": "1", "device": "cpu"}
+    monkeypatch.setattr(vllm_process, "described_environment", lambda python: environment)
+    variant = mc.compress("demo", method="rtn", output_dir=str(tmp_path / "out"), store=tmp_path / "runs")
+    processor = rounding_identity(torch.device("cpu"))["processor"]
+    with pytest.raises(UnsupportedError, match=f"does not run it.*cpu_gemm_wna16.*AVX-512, and this is {processor}"):
+        mc.evaluate(variant, engine="vllm", vllm_python=sys.executable, tasks="demo", limit=1, store=tmp_path / "runs")
+    names = [json.loads(file.read_text())["name"] for file in (tmp_path / "runs").glob("*/run.json")]
+    assert [name.split()[0] for name in sorted(names)] == ["evaluate", "quantize"]
 
 
 def test_a_process_that_dies_in_the_middle_of_an_answer_is_an_error_with_its_last_words(process: VllmProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -135,11 +136,14 @@ def evaluation_id(model: EngineModel, suite: Suite, config: EvaluateConfig) -> s
     return digest(_asked(model, suite, config))[:16]
 
 
-def find_or_evaluate(store: Store, model: EngineModel, suite: Suite, config: EvaluateConfig) -> Baseline:
+def find_or_evaluate(
+    store: Store, model: EngineModel, suite: Suite, config: EvaluateConfig, before: Callable[[], None] = lambda: None
+) -> Baseline:
     """Get-or-create for baselines: return the stored one with this fingerprint, or evaluate it in a new run.
 
     The weights are loaded only if the baseline must be evaluated. They are out of memory again when this returns. The
     second run has another batch composition. Its distance to the first run is the noise floor of every distance.
+    `before` is called before it is evaluated.
     """
     asked, evaluation = _asked(model, suite, config), evaluation_id(model, suite, config)
 
@@ -165,7 +169,7 @@ def find_or_evaluate(store: Store, model: EngineModel, suite: Suite, config: Eva
     # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
     # again under the same evaluation id.
     fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": model.rounding}
-    run_id, fresh = get_or_create_run(store, "baseline", baseline_label(config), fingerprint, work)
+    run_id, fresh = get_or_create_run(store, "baseline", baseline_label(config), fingerprint, work, before=before)
     if fresh:
         gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
     elif model.facts() is not None:

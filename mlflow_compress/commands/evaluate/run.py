@@ -100,7 +100,7 @@ def evaluate_variant(
             say(about)
     check_same_tokenizer(base, variant)
     suite = readable(store, base, suite, config)
-    baseline = find_or_evaluate(store, base, suite, config)
+    baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
     # The id of the baseline's run identifies tasks, settings and states.
     asked_twice = not variant.abilities.repeats
     twice = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,17 @@ def _write_answers(answers: Answers, folder: Path) -> None:
 
 
 def baseline_answers(
-    store: Store, base: EngineModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
+    store: Store,
+    base: EngineModel,
+    instructions: list[Instruction],
+    config: JudgeConfig,
+    load: OneLoaded,
+    before: Callable[[], None] = lambda: None,
 ) -> tuple[str, Answers, Generations]:
-    """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
+    """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor).
+
+    `before` is called before they are written.
+    """
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         loaded, speed = load(base), Speed()
@@ -145,7 +154,7 @@ def baseline_answers(
         _log_speed(run, speed)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, _ = get_or_create_run(store, "baseline-answers", baseline_label(config), fingerprint, work)
+    run_id, _ = get_or_create_run(store, "baseline-answers", baseline_label(config), fingerprint, work, before=before)
     answers = kept(("answers", run_id), lambda: _read_answers(store, run_id))
     return run_id, answers, kept(("again", run_id), lambda: Generations.read(store.fetch(run_id, SAMPLES_AGAIN)))
 

@@ -176,7 +176,7 @@ def judge(
             say(about)
     check_same_tokenizer(*models)
     load, greedy = OneLoaded(), {}
-    baseline_run, baseline, again = baseline_answers(store, models[0], instructions, config, load)
+    baseline_run, baseline, again = baseline_answers(store, base, instructions, config, load, before=models[1].try_out)
     greedily = [name for name in judges if JUDGES.get(name).greedy]
     decoded, left_out = None, ""
     if not all(model.abilities.whole_distributions for model in models):

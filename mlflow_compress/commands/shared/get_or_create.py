@@ -79,11 +79,13 @@ def get_or_create_run(
     fingerprint: Mapping[str, object],
     work: Callable[[OpenRun, Path, Path], None],
     more_tags: Mapping[str, str] = MappingProxyType({}),
+    before: Callable[[], None] = lambda: None,
 ) -> tuple[str, bool]:
     """Return the finished run with this fingerprint. Where there is none, the work is done now in a new run.
 
     - `work` (run, folder, resume): Does the work and logs it. Each sub-folder of `folder` is stored as an artifact
       folder. Files in `resume` are still there when an interrupted work is started again.
+    - `before`: Called before the work, where it must be done. An error leaves no run.
 
     - `run_id`: A FINISHED run. A run becomes FINISHED after its artifacts are stored, so an interrupted one is never
       returned.
@@ -94,6 +96,7 @@ def get_or_create_run(
     if found:
         drop_finished_workdir(store.uri, key)
         return found[0].run_id, False
+    before()
     with resumable_workdir(store.uri, key) as resume, store.alone(key) as confirm:
         found = store.find(stage, **{run_names.FINGERPRINT: key})
         if found:  # another process has done it while this one waited

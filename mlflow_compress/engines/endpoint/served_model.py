@@ -183,6 +183,9 @@ class ServedModel:
         """Return what the server can, and who it is: no address, no key."""
         return {"served_model": self.name, "weights": self.weights, **asdict(self.can)}
 
+    def try_out(self) -> None:
+        """Do nothing: the server was asked what it can when this was opened."""
+
     def recognise(self, earlier: object) -> None:
         """Refuse a server that answers a fixed text otherwise than it did; see `check_same_model`."""
         check_same_model(self.facts(), earlier)

@@ -20,7 +20,7 @@ from mlflow_compress.engines.file_model import FileModel, open_request
 from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.local import LocalModel
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, current_engine, started_engine
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import UnsupportedError, WorkerError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.identity import stored_config
 from mlflow_compress.models.light_model import LightModel
@@ -233,8 +233,18 @@ class VllmModel(FileModel):
             trust_remote_code=self.config.trust_remote_code,
         )
         if is_new:
-            self._check(process)
+            try:
+                self._check(process)
+            except WorkerError as error:  # some kernels are looked for when the first tokens are computed
+                self.vllm.release()
+                raise UnsupportedError(
+                    f"vLLM loads this checkpoint, and does not run it: {error.args[0]}", got=str(self.path)
+                ) from None
         return process
+
+    def try_out(self) -> None:
+        """Load it into vLLM and compute a few tokens: only that shows whether vLLM has its kernels on this machine."""
+        self.process()
 
     def _check(self, process: VllmProcess) -> None:
         ids = np.random.default_rng(1).integers(0, self.vocab_size, size=_PROBE).astype(np.int32)

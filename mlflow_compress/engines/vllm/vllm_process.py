@@ -21,13 +21,15 @@ import torch
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.vllm.vllm_environment import described_environment, find_python, for_worker
-from mlflow_compress.errors import ConfigError, UnsupportedError, WorkerError
+from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
+from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.baseline_store import from_bytes
 from mlflow_compress.scoring.child_process import exit_reason
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 _LONGEST = 600  # characters of vLLM's reason in an error
 _SECONDS_TO_END = 20.0
+_NO_TORCHVISION = "operator torchvision::nms does not exist"
 
 
 class VllmProcess:
@@ -52,6 +54,13 @@ class VllmProcess:
         try:
             self._ask(arguments)
         except WorkerError as error:
+            if _NO_TORCHVISION in error.args[0]:
+                raise MissingDependencyError(
+                    f"The environment of vLLM does not work: {_NO_TORCHVISION}",
+                    got=python,
+                    fix=f"Its torchvision is built for CUDA, and its torch for CPUs. Run: {python} -m pip uninstall -y "
+                    "torchvision torchaudio torchcodec",
+                ) from None
             raise UnsupportedError(f"vLLM does not load this checkpoint: {error.args[0]}", got=self._model) from None
 
     def states(self, sequences: Sequence[npt.NDArray[Any]], rows: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -105,8 +114,19 @@ class VllmProcess:
         if len(raw) != said.get("n_bytes", 0):
             said = {"error": exit_reason(self._process, self._errors)}
         if "error" in said:
-            raise WorkerError(_shortened(said["error"]))
+            raise WorkerError(_shortened(said["error"]), fix=_cure(said["error"]))
         return said, raw
+
+
+def _cure(reason: str) -> str | None:
+    """Return what helps where vLLM's build lacks a kernel on this machine; None for any other reason."""
+    if "'_OpNamespace' '_C' object has no attribute" not in reason:
+        return None
+    here = rounding_identity(torch.device("cpu"))
+    return (
+        "vLLM's build has no such kernel for this machine: on a CPU those of 4-bit weights need AVX-512, and this is "
+        f"{here['processor']} with {here['instructions']}. Use another machine, or engine=local"
+    )
 
 
 def _shortened(reason: str) -> str:
