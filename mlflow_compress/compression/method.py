@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
+from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.registry import Registry
 
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
     from mlflow_compress.compression.probe import Probe
     from mlflow_compress.models.placement import Offload
     from mlflow_compress.models.source_model import SourceModel
-
-AUTO = "auto"
-"""Means "not given": use the method's default."""
-
-NONE = "none"
-"""Means "no further settings"."""
 
 Setting = int | float | bool | str
 """What a setting of a method can be; text is read as the type that the method declares."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import files as atomic
-from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig, Setting, method_config
+from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config
+from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_typed
 

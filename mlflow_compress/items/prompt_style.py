@@ -77,10 +77,6 @@ def _block(examples: Sequence[str]) -> str:
     return "".join(f"{example}\n" for example in examples)
 
 
-def _plain_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    return _block(examples)
-
-
 ZERO_SHOT = (
     "The following is a multiple-choice question with six potential answers. Only one of these options is correct. "
     "Please make your best effort and select the correct answer. You only need to output the option.\n\n"
@@ -143,7 +139,7 @@ PROMPTS = {
     "hendrycks": _HENDRYCKS,
     "harness": _HENDRYCKS,
     "original": PromptStyle(question=_original_question, header=_original_header),
-    "base": PromptStyle(question=_labelled_question, header=_plain_header),
+    "base": PromptStyle(question=_labelled_question, header=lambda category, kind, examples: _block(examples)),
     "shared": PromptStyle(question=_labelled_question, header=_shared_header, n_options=6),
     "task": PromptStyle(question=_labelled_question, header=_task_header),
 }

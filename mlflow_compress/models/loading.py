@@ -18,29 +18,9 @@ import torch
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.models import architectures, offloading
 from mlflow_compress.models.architectures import packed_layers
-from mlflow_compress.models.identity import (
-    check_same_tokenizer,
-    max_length,
-    stored_config,
-    tokenizer_hash,
-    vocab_size,
-    weights_hash,
-)
+from mlflow_compress.models.identity import max_length, stored_config, vocab_size, weights_hash
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
 from mlflow_compress.models.placement import BALANCED, placement
-
-__all__ = [
-    "DTYPES",
-    "LoadConfig",
-    "LoadedModel",
-    "check_same_tokenizer",
-    "load_model",
-    "model_folder",
-    "open_tokenizer",
-    "resolve_folder",
-    "tokenizer_hash",
-    "weights_hash",
-]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _NOT_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*")

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from mlflow_compress.errors import AlignmentError, ConfigError
-from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer, tokenizer_hash
+from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, StoredModel
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head

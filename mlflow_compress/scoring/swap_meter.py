@@ -24,7 +24,8 @@ import torch
 from tqdm.auto import tqdm
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.models.loading import LoadedModel, check_same_tokenizer
+from mlflow_compress.models.identity import check_same_tokenizer
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.weight_groups import Differences, WeightGroup, decoder_layers, restored_weight
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.engine import default_limits

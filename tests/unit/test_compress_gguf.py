@@ -17,7 +17,7 @@ from mlflow_compress.compression.gguf_model import deinterleave_heads, interleav
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, text_warning, to_gguf_name
-from mlflow_compress.models.loading import weights_hash
+from mlflow_compress.models.identity import weights_hash
 from tests.compress_models import TEXT, logits, make_llama, make_mistral, make_qwen2, make_qwen3, token_rows
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]

@@ -16,7 +16,8 @@ from mlflow_compress import demo
 from mlflow_compress.compression import METHODS, compress_model, gguf_model, method_config, pipeline
 from mlflow_compress.errors import CheckpointError, MissingDependencyError, ReloadMismatchError
 from mlflow_compress.models import architectures
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model, weights_hash
+from mlflow_compress.models.identity import weights_hash
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_until

@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
 from mlflow_compress.errors import AlignmentError, CheckpointError, StoreError
+from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash
 from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, check_same_tokenizer, load_model, tokenizer_hash
+from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.unit.scoring_models import load_random, mixed_requests

@@ -11,14 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError
-from mlflow_compress.models.loading import (
-    LoadConfig,
-    LoadedModel,
-    check_same_tokenizer,
-    load_model,
-    tokenizer_hash,
-    weights_hash,
-)
+from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash, weights_hash
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 
 

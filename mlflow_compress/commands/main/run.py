@@ -26,7 +26,7 @@ from mlflow_compress.commands.shared.inputs import (
     suite_of,
 )
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
-from mlflow_compress.compression.method import AUTO, METHODS, NONE
+from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import (
     EMBEDDED,
     CompressionConfig,
@@ -34,6 +34,7 @@ from mlflow_compress.config import (
     is_endpoint,
     parse,
 )
+from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.groups import named_python
 from mlflow_compress.errors import ConfigError, StageError, TrackingError
 from mlflow_compress.home import out_folder

@@ -27,8 +27,9 @@ from mlflow_compress.commands.shared.inputs import (
 )
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
-from mlflow_compress.compression.method import AUTO, METHODS, MethodConfig
+from mlflow_compress.compression.method import METHODS, MethodConfig
 from mlflow_compress.config import CompressionConfig, is_endpoint
+from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.engines.endpoint.served_model import check_same_model
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
@@ -77,39 +78,29 @@ class Combination:
         return {**self.own_settings, "calibration": Path(self.config.compression.calibration).name}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A combination that is not made."""
-
-    name: str  # What was asked for, and its method
-    method: str
-    reason: str  # Why its method does not support it
-
-
-def combinations(config: SweepConfig) -> tuple[list[Combination], list[LeftOut]]:
-    """Return the variants of a sweep, and the combinations that no method supports.
+def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]]:
+    """Return the variants of a sweep, and why the other combinations are not supported, by what was asked for.
 
     A method without a setting such as bits takes part once. Two combinations with equal settings are one variant.
     """
     found: dict[tuple[str, str], Combination] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, str] = {}
     for asked in _asked(config):
         method, given = asked.get("method", SERVED_METHOD), _own(asked)
         try:
             variant = absolute_paths(config.main_config(**given))
             settings = _settings(variant)
         except (UnsupportedError, MissingDependencyError) as error:
-            name = _described(given)
-            left_out.setdefault(name, LeftOut(name=name, method=method, reason=str(error)))
+            left_out.setdefault(_described(given), str(error))
             continue
         known = variant.served if settings is None else variant.compression.calibration
         key = (method, repr((settings, variant.compression.checkpoint, known)))
         name = name_of(variant)
         found.setdefault(key, Combination(name=name, config=variant, settings=settings))
     if not found:
-        reasons = [f"{one.name}: {one.reason}" for one in left_out.values()]
+        reasons = [f"{name}: {reason}" for name, reason in left_out.items()]
         raise ConfigError("No combination of this sweep is supported", got="; ".join(reasons) or "an empty grid")
-    return _with_own_names(found.values()), list(left_out.values())
+    return _with_own_names(found.values()), left_out
 
 
 def _settings(variant: MainConfig) -> MethodConfig | None:
@@ -298,7 +289,7 @@ _RUNS = 5  # number of newest finished runs behind an estimate
 _LOGGED_UP_TO = 2 * 2**30  # with log_weights=auto
 
 
-def plan_of(config: SweepConfig, prepared: Prepared, left_out: list[LeftOut], tracker: Tracker) -> SweepPlan:
+def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str], tracker: Tracker) -> SweepPlan:
     """Return the plan: every variant, whether it is finished, and what the others cost."""
     base_bytes = total_bytes(read_headers(prepared.source.folder))
     logged = config.log_weights == "true" or (config.log_weights == "auto" and base_bytes <= _LOGGED_UP_TO)
@@ -319,7 +310,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: list[LeftOut], tr
         baseline=model_label(config.source.model),
         evaluation=prepared.evaluation,
         variants=tuple(variants),
-        left_out={one.name: one.reason for one in left_out},
+        left_out=left_out,
         base_size_bytes=base_bytes,
         copies=2 if logged else 1,
     )
