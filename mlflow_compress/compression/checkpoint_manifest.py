@@ -70,22 +70,18 @@ class CheckpointManifest:
             raise CheckpointError(
                 "The folder is not a finished compressed checkpoint: compression.json is missing", got=str(folder)
             )
-        manifest = cls._parse(path)
-        if verify:
-            manifest._verify(Path(folder))
-        return manifest
-
-    @classmethod
-    def _parse(cls, path: Path) -> Self:
-        found = read_json_object(path, error=CheckpointError).get("version")
-        if found != VERSION:
+        version = read_json_object(path, error=CheckpointError).get("version")
+        if version != VERSION:
             raise CheckpointError(
                 f"The manifest {path} is broken or of another version",
                 allowed=str(VERSION),
-                got=found,
+                got=version,
                 fix="Compress the model again, into another folder or after deleting this one",
             )
-        return read_typed(path, cls, error=CheckpointError, ignore=("version",))
+        manifest = read_typed(path, cls, error=CheckpointError, ignore=("version",))
+        if verify:
+            manifest._verify(Path(folder))
+        return manifest
 
     def _verify(self, folder: Path) -> None:
         found = {path.name for path in stored_weights.weight_files(folder)}

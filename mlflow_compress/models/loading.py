@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +149,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
     if kept_on_disk is not None:
         offloading.finish(model, dtype, kept_on_disk)
     model.eval()
-    _log_once(
-        logging.getLogger("bitsandbytes.autograd._functions")
-    )  # it warns at every int8 product of a float32 model
+    _log_once("bitsandbytes.autograd._functions")  # it warns at every int8 product of a float32 model
     return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device, config)
 
 
@@ -224,17 +222,14 @@ def _cast_unquantized(model: Any, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _log_once(logger: logging.Logger) -> None:
-    if not any(isinstance(f, _FirstTime) for f in logger.filters):
-        logger.addFilter(_FirstTime())
+@cache
+def _log_once(name: str) -> None:
+    """Let a logger pass each message only once."""
+    seen: set[object] = set()
 
-
-class _FirstTime(logging.Filter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        new = record.msg not in self.seen
-        self.seen.add(record.msg)
+    def is_new(record: logging.LogRecord) -> bool:
+        new = record.msg not in seen
+        seen.add(record.msg)
         return new
+
+    logging.getLogger(name).addFilter(is_new)

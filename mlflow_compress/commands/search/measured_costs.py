@@ -17,16 +17,7 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression import calibration_tokens
-from mlflow_compress.decide.cost_table import (
-    CostTable,
-    EstimateKind,
-    Estimation,
-    Limit,
-    StoredSizes,
-    estimated_table,
-    fisher_cost,
-    relative_l2_error,
-)
+from mlflow_compress.decide.cost_table import EstimateKind, fisher_cost, relative_l2_error
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
@@ -217,37 +208,6 @@ def estimates(kind: EstimateKind, costs: SwapCosts, folders: Mapping[str, str | 
             seed = costs.config.source.seed
             columns.append(fisher_costs(baseline, variant, costs.groups, costs.text.windows, seed))
     return np.stack(columns, axis=1)
-
-
-def first_estimated_table(
-    kind: EstimateKind,
-    costs: SwapCosts,
-    folders: Mapping[str, str | None],
-    sizes: StoredSizes,
-    limits: Sequence[Limit],
-    most: int,
-) -> tuple[CostTable, Estimation]:
-    """Return the costs in the baseline, measured where the limits choose and estimated elsewhere.
-
-    Arguments as `estimates` and `estimated_table` have them.
-    """
-    paths = list(folders.values())
-
-    def measure(column: int, groups: Sequence[int]) -> Float:
-        folder = paths[column]
-        assert folder is not None  # `known`
-        return costs.alone(folder, groups)
-
-    return estimated_table(
-        kind,
-        estimates(kind, costs, folders),
-        limits,
-        sizes,
-        measure,
-        n_windows=len(costs.text.windows.ids),
-        known=[column for column, folder in enumerate(paths) if folder is None],
-        most=most,
-    )
 
 
 def fisher_costs(baseline: Any, variant: Any, groups: Sequence[WeightGroup], windows: Windows, seed: int) -> Float:

@@ -26,12 +26,7 @@ from mlflow_compress.commands.search.choice import (
     require_in_reach,
     require_mixable,
 )
-from mlflow_compress.commands.search.measured_costs import (
-    SwapCosts,
-    first_estimated_table,
-    format_groups,
-    read_search_text,
-)
+from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
@@ -43,7 +38,15 @@ from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
-from mlflow_compress.decide.cost_table import Allocation, CostTable, Estimation, Limit, StoredSizes, linear_mix
+from mlflow_compress.decide.cost_table import (
+    Allocation,
+    CostTable,
+    Estimation,
+    Limit,
+    StoredSizes,
+    estimated_table,
+    linear_mix,
+)
 from mlflow_compress.decide.scoreboard import item_scores
 from mlflow_compress.errors import (
     AlignmentError,
@@ -399,8 +402,22 @@ class _Search:
             self.say(f"[search] measures {what}")
             return first_table(self.costs, self.folders, sizes), None
         self.say(f"[search] estimates {what}, and measures what is chosen")
-        table, found = first_estimated_table(
-            space.estimate, self.costs, self.folders, sizes, limits, space.measured_swaps
+        paths = list(self.folders.values())
+
+        def measure(column: int, groups: Sequence[int]) -> Float:
+            folder = paths[column]
+            assert folder is not None  # `known`
+            return self.costs.alone(folder, groups)
+
+        table, found = estimated_table(
+            space.estimate,
+            estimates(space.estimate, self.costs, self.folders),
+            limits,
+            sizes,
+            measure,
+            n_windows=len(self.costs.text.windows.ids),
+            known=[column for column, folder in enumerate(paths) if folder is None],
+            most=space.measured_swaps,
         )
         self.say(f"[search] measured {found.measured.sum()} of {found.possible} swaps")
         return table, found
