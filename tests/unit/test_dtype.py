@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import torch
 
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.config.groups import InferenceConfig, SourceConfig
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.main.run import variant_key
+from mlflow_compress.config.groups import EngineConfig, InferenceConfig, SourceConfig
 from mlflow_compress.engines.file_model import open_request
-from mlflow_compress.engines.interface import ModelRequest
+from mlflow_compress.engines.interface import ENGINES, ModelRequest
+from mlflow_compress.engines.vllm.vllm_process import started_engine
 from mlflow_compress.models.loading import load_model
 from tests.compress_models import make_llama
 
@@ -37,5 +41,20 @@ def test_on_a_cpu_it_is_the_evaluation_of_float32_and_the_variant_has_the_baseli
     config = EvaluateConfig(model=str(base), checkpoint=str(variant), device="cpu")
     opened = open_baseline(config)
     assert opened.identity == open_baseline(config.with_values(dtype="float32")).identity
+    keys = {variant_key(MainConfig(dtype=dtype, judge=True), "folder", "evaluation") for dtype in ("auto", "float32")}
+    assert len(keys) == 1
     on_an_accelerator = replace(opened, dtype=torch.bfloat16)  # type: ignore[type-var]
     assert str(open_variant(config, on_an_accelerator).dtype) == "torch.bfloat16"
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", torch.float32), ("NVIDIA H200", torch.bfloat16)])
+def test_in_vllm_the_device_of_its_environment_decides(
+    device: str, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_llama(tmp_path / "base", dtype=torch.bfloat16)
+    described = {"vllm": "1", "device": device}
+    monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described_environment", lambda python: described)
+    running = EngineConfig(engine="vllm", vllm_python=sys.executable)
+    with started_engine(running):
+        request = ModelRequest(address=str(base), source=SourceConfig(device="cpu"), running=running)
+        assert ENGINES.get("vllm").open(request).dtype == expected

@@ -271,12 +271,13 @@ def _diagnose(
     with folder_or_hub("model", path):
         base = light(path, config.source, config.inference)
     with store.run(f"diagnose {label}", "diagnose", {run_names.BASE_MODEL: label}) as run:
-        run.log_params(logged_params(config))
+        inference = as_baseline(config.inference, base)
+        run.log_params({**logged_params(config), "dtype": inference.dtype})
         manifest, folder = make(run, store.uri)
         run.rename(f"diagnose {manifest.label} {label}")
         tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
         run.set_tags({**tags, run_names.CHECKPOINT: str(folder)})
-        variant = light(str(folder), config.source, as_baseline(config.inference, base))
+        variant = light(str(folder), config.source, inference)
         check_same_tokenizer(base, variant)
         began = time.monotonic()
         with resumable_workdir(store.uri, _fingerprint(config, base, variant, suite)) as resume:

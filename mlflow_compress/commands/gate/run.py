@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate
-from mlflow_compress.commands.evaluate.models import open_baseline, open_variant, recognised_in
+from mlflow_compress.commands.evaluate.models import as_baseline, open_baseline, open_variant, recognised_in
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
@@ -456,7 +456,8 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
     check_same_tokenizer(base, variant)
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
     with store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
-        run.log_params({**as_text(config), "policy_sha256": policy.sha256})
+        dtype = as_baseline(config.inference, base).dtype
+        run.log_params({**as_text(config), "dtype": dtype, "policy_sha256": policy.sha256})
         suite = readable(store, base, suite, evaluation)
         baseline = find_or_evaluate(store, base, suite, evaluation)
         run.set_tags({run_names.EVALUATION: baseline.evaluation, run_names.BASELINE_RUN: baseline.run_id})

@@ -128,10 +128,12 @@ def _resolved_compression(config: MainConfig, calibration: CalibrationSet | None
     return {**unused, "method": SERVED_METHOD}
 
 
-# Where work is done, how calls are made, and what they may cost decide no result.
+# Where work is done, how calls are made, and what they may cost decide no result. The dtype is part of the evaluation,
+# where "auto" is what it stands for.
 _NOT_DECIDING = (
     "checkpoint",
     "device",
+    "dtype",
     "engine",
     "workers",
     "cpus_per_worker",

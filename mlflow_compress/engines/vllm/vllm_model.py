@@ -366,4 +366,6 @@ class InVllmEngine:
 
     def open(self, request: ModelRequest) -> VllmModel:
         """Return a model that the vLLM of this block loads."""
-        return VllmModel.of(open_request(request), vllm=current_engine())
+        vllm = current_engine()
+        computes_on = "cpu" if vllm.described["device"] == "cpu" else "cuda"  # torch may see no GPU in this process
+        return VllmModel.of(open_request(request, computes_on=computes_on), vllm=vllm)
