@@ -200,7 +200,9 @@ def _decompress(model: Any) -> None:
         with_hooks = offloading.is_offloaded(model)
         compressor.decompress_model(model=model)
         if with_hooks:
-            offloading.as_accelerate(model)
+            from compressed_tensors.offload import to_accelerate
+
+            to_accelerate(model)
     packed_layers.expand(model)
 
 

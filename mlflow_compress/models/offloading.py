@@ -57,13 +57,6 @@ def require_format(quant_method: str | None, folder: Path) -> None:
         )
 
 
-def as_accelerate(model: Any) -> None:
-    """Return a model to accelerate's hooks, after compressed-tensors has decompressed its offloaded layers."""
-    from compressed_tensors.offload import to_accelerate
-
-    to_accelerate(model)
-
-
 def finish(model: Any, dtype: torch.dtype | None, folder: tempfile.TemporaryDirectory[str]) -> None:
     """Make a model with offloaded weights one that can be scored, and that computes what a whole one computes.
 

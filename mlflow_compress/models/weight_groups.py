@@ -204,16 +204,13 @@ def _require_same_architecture(baseline: Any, variant: Any) -> None:
             fix=_FIX,
         )
     units = {id(p) for name in first for p in baseline.get_submodule(name).parameters()}
-    if loose := [n for n, p in baseline.named_parameters() if id(p) not in units and _moved(p, variant, n)]:
+    beside = ((name, p) for name, p in baseline.named_parameters() if id(p) not in units)
+    if loose := [name for name, p in beside if not torch.equal(p, variant.get_parameter(name))]:
         raise UnsupportedError(
             "The variant changes weights that lie beside other modules, and cannot be swapped alone",
             got=loose[0],
             fix=_FIX,
         )
-
-
-def _moved(parameter: Tensor, variant: Any, name: str) -> bool:
-    return not torch.equal(parameter, variant.get_parameter(name))
 
 
 def _differs(baseline: Any, variant: Any, name: str) -> bool:

@@ -172,13 +172,6 @@ class Choice:
         return limit.kind != "max_kl" or self.high <= limit.value
 
 
-def first_table(costs: SwapCosts, folders: Mapping[str, str | None], sizes: StoredSizes) -> CostTable:
-    """Return the cost of every format in every group of the baseline; a layer that stays as it is costs nothing."""
-    shape = (len(costs.groups), len(costs.text.windows.ids))
-    added = [np.zeros(shape) if folder is None else costs.alone(folder) for folder in folders.values()]
-    return CostTable(sizes=sizes, start=np.zeros(shape[1]), added=np.stack(added, axis=1))
-
-
 def measured(
     allocation: Allocation,
     limit: Limit,

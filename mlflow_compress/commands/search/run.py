@@ -18,7 +18,6 @@ from mlflow_compress.commands.search.choice import (
     autoscheme_choices,
     candidates,
     choose_formats,
-    first_table,
     integer_formats,
     limits_of,
     measured,
@@ -400,7 +399,9 @@ class _Search:
         space, what = self.config.space, f"{len(self.formats)} formats in {len(sizes.groups)} groups"
         if space.estimate == "none":
             self.say(f"[search] measures {what}")
-            return first_table(self.costs, self.folders, sizes), None
+            shape = (len(self.costs.groups), len(self.costs.text.windows.ids))
+            added = [np.zeros(shape) if path is None else self.costs.alone(path) for path in self.folders.values()]
+            return CostTable(sizes=sizes, start=np.zeros(shape[1]), added=np.stack(added, axis=1)), None
         self.say(f"[search] estimates {what}, and measures what is chosen")
         paths = list(self.folders.values())
 

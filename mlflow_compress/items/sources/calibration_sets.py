@@ -85,12 +85,8 @@ def _ultrachat(data_dir: str) -> CalibrationSet:
     return CalibrationSet(name="ultrachat", conversations=tuple(found[:_CONVERSATIONS]["messages"]))
 
 
-def _demo(data_dir: str) -> CalibrationSet:
-    return _text_file(EMBEDDED, demo.DATA_DIR / "calibration.txt")
-
-
 SETS: dict[str, Callable[[str], CalibrationSet]] = {
-    EMBEDDED: _demo,
+    EMBEDDED: lambda _: _text_file(EMBEDDED, demo.DATA_DIR / "calibration.txt"),
     "wikitext2": _wikitext2,
     "c4": _c4,
     "pile": _pile,
