@@ -82,10 +82,10 @@ def run_command(folder: Path, command: str, exit_code: int, **parameters: object
 
 @contextmanager
 def judge() -> Iterator[str]:
-    """Serve a judge model that gives the same grade to every answer, and prefers the first of two."""
+    """Serve a judge model that gives the same grade to every answer, and calls every pair a tie."""
 
     def script(_: int, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        verdict = "[[A]]" if "Assistant B" in str(body) else "[[7]]"
+        verdict = "[[C]]" if "Assistant B" in str(body) else "[[7]]"
         return 200, completion(f"Good. {verdict}", "j", usage={"prompt_tokens": 100, "completion_tokens": 20})
 
     with judge_server(script, model="j") as server:
