@@ -42,7 +42,7 @@ def test_the_folder_in_which_it_is_kept_changes_with_its_weights(base: Path, tmp
     source = resolve(str(base))
 
     def folder() -> Path:
-        return new_checkpoint_folder(config, method_settings(config), source, [])
+        return new_checkpoint_folder(config, method_settings(config), source.folder, [])
 
     first = folder()
     assert folder() == first

@@ -24,7 +24,7 @@ from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
 from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
-from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import SourceModel, local_model_folder
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.tracking import run_names
@@ -71,16 +71,17 @@ def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: Calibr
     }
 
 
-def new_checkpoint_folder(
-    config: QuantizeConfig, settings: MethodConfig, source: SourceModel, texts: list[str]
-) -> Path:
-    """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes."""
+def new_checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: Path, texts: list[str]) -> Path:
+    """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes.
+
+    `source` is the model's folder.
+    """
     method_fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
     fingerprinted = [
         config.compression.method,
         settings.settings(),
         texts,
-        kept(("weights", source.folder), lambda: hash_weights(source.folder)[1]),
+        kept(("weights", source), lambda: hash_weights(source)[1]),
         method_fingerprint,
         __version__,
     ]
@@ -111,10 +112,11 @@ def quantize(
     A finished checkpoint of the same settings, weights and calibration text is reused, after its files were checked
     against its manifest.
     """
-    source = _source(config)
-    check_target(config.compression.target, METHODS.get(config.compression.method), settings, source)
-    texts = calibration.rendered(source.tokenizer()) if calibration else []
-    folder = new_checkpoint_folder(config, settings, source, texts)
+    # Only what must be is described: that takes torch and transformers, and a finished checkpoint needs neither.
+    if config.compression.target != "any":
+        check_target(config.compression.target, METHODS.get(config.compression.method), settings, _source(config))
+    texts = calibration.rendered(_source(config).tokenizer()) if calibration else []
+    folder = new_checkpoint_folder(config, settings, local_model_folder(model_path(config.source.model)), texts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
         if folder.exists():

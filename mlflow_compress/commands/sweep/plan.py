@@ -264,7 +264,7 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
             variants.append(PreparedVariant(asked=one, known=known, key=key, served=served))
             continue
         texts = calibration.rendered(source.tokenizer()) if calibration else []
-        folder = new_checkpoint_folder(one.config.quantize_config, one.settings, source, texts)
+        folder = new_checkpoint_folder(one.config.quantize_config, one.settings, source.folder, texts)
         key = variant_key(one.config, folder.name, evaluation)
         variants.append(PreparedVariant(asked=one, known=known, key=key))
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
