@@ -68,6 +68,7 @@ class CandidateOutcome:
     candidate: Candidate
     passed: bool
     reasons: tuple[str, ...]
+    failed: tuple[str, ...] = ()  # The reasons of the checks that failed
     rank: int | None = None
 
 
@@ -172,7 +173,8 @@ def decide(
             checks += rule(candidate)
         checks += _rank_checks(candidate, ranked_by)
         reasons = tuple(in_words(check, candidate.absent) for check in checks)
-        return CandidateOutcome(candidate=candidate, passed=all(c.passed for c in checks), reasons=reasons)
+        failed = tuple(reason for reason, check in zip(reasons, checks, strict=True) if not check.passed)
+        return CandidateOutcome(candidate=candidate, passed=not failed, reasons=reasons, failed=failed)
 
     outcomes = [outcome(candidate) for candidate in candidates]
     through = [o.candidate for o in outcomes if o.passed]

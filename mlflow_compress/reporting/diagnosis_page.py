@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.html import embedded, setting_pairs
+from mlflow_compress.reporting.html import embedded, settings_table
 from mlflow_compress.reporting.numbers import NATS, PLAIN, interval_text
-from mlflow_compress.reporting.tables import TEMPLATES, Column, Table
+from mlflow_compress.reporting.tables import TEMPLATES, Column, Table, Words
 
 if TYPE_CHECKING:
     from mlflow_compress.reporting.figures import Figure
@@ -111,26 +111,40 @@ def render_diagnosis(
         title=title,
         sentence=sentence,
         groups=groups_table(found),
-        controls=control_rows(found),
+        controls=Table.of_pairs(control_rows(found)),
         figures=[embedded(figure) for figure in figures],
         categories=Table(
             columns=[Column("task", left=True), Column("category", left=True), Column("items"), Column("KL")],
             rows=[(r.task, r.category, r.n, kl_text(r)) for r in categories],
         ),
-        texts=[_text_row(text) for text in texts],
-        setup=setting_pairs(setup),
+        texts=_texts_table(texts),
+        setup=settings_table(setup),
     )
 
 
-def _text_row(text: ShownText) -> dict[str, Any]:
-    moved = text.moved
-    return {
-        "where": f"{moved.task}, text {moved.item_id}",
-        "kl": f"{moved.kl:.3g}",
-        "changed": f"{moved.changed} of {moved.n}",
-        "place": moved.first_change,
-        "context": text.begins if text.context is None else text.context,
-        "actual": text.actual,
-        "baseline": text.baseline,
-        "variant": text.variant,
-    }
+def _texts_table(texts: Sequence[ShownText]) -> Table:
+    heads = ("KL", "changed", "at")
+    return Table(
+        columns=[
+            Column("text", left=True),
+            *map(Column, heads),
+            Column("after", long=True),
+            *(Column(head, long=True) for head in ("text has", "baseline", "variant")),
+        ],
+        rows=[
+            (
+                f"{text.moved.task}, text {text.moved.item_id}",
+                f"{text.moved.kl:.3g}",
+                f"{text.moved.changed} of {text.moved.n}",
+                text.moved.first_change,
+                text.begins if text.context is None else text.context,
+                *map(_token, (text.actual, text.baseline, text.variant)),
+            )
+            for text in texts
+        ],
+    )
+
+
+def _token(text: str | None) -> Words | None:
+    """Return a token with its spaces and line ends visible."""
+    return None if text is None else Words(text.replace(" ", "␣").replace("\n", "⏎"), style="code")

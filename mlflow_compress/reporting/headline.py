@@ -22,41 +22,47 @@ from mlflow_compress.reporting.numbers import (
     scale_of,
     value_text,
 )
-from mlflow_compress.reporting.tables import Column, Named, Table, escape_markdown, result_text
+from mlflow_compress.reporting.tables import Column, Table, Words, escape_markdown, result_text
 
 if TYPE_CHECKING:
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 
 
-def _side(change: float, direction: str) -> str:
+def _no(why: str = "") -> Words:
+    return Words(f"no: {why}" if why else "no", style="same")
+
+
+def _side(change: float, direction: str) -> Words:
     if direction == "neither":
-        return "yes"
-    return "yes, better" if (change > 0) == (direction == "higher") else "yes, worse"
+        return Words("yes")
+    side = "better" if (change > 0) == (direction == "higher") else "worse"
+    return Words(f"yes, {side}", style=side)
 
 
-def separates(result: MetricResult, unchanged: float) -> str | None:
+def separates(result: MetricResult, unchanged: float) -> Words | None:
     """Return whether the interval of a difference excludes `unchanged`, that is, "no change"; None without interval."""
     if result.value == unchanged and (result.low is None or result.low == result.high):
-        return "no: exactly the same"
+        return _no("exactly the same")
     if result.low is None or result.high is None:
         return None
     if result.low <= unchanged <= result.high:
-        return "no"
+        return _no()
     return _side(result.value - unchanged, key(result.name).direction)
 
 
-def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> str:
+def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
     """Return whether a distance exceeds its noise floor. `unchanged` is the distance of equal models."""
     if result.value == unchanged:
         counted = (
             result.low is not None and result.low != result.high
         )  # no event in n items does not mean that there is never one
-        return f"no: none in {result.n:,}" if counted else "no: exactly the same"
+        return _no(f"none in {result.n:,}" if counted else "exactly the same")
     grows = unchanged == 0.0
     if floor is None:
         near = result.low if grows else result.high
         near = result.value if near is None else near
-        return "yes, no noise floor measured" if (near > unchanged) == grows and near != unchanged else "no"
+        far = (near > unchanged) == grows and near != unchanged
+        return Words("yes, no noise floor measured") if far else _no()
     if grows:
         exceeds = (result.value if result.low is None else result.low) > (
             floor.value if floor.high is None else floor.high
@@ -65,7 +71,7 @@ def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: flo
         exceeds = (result.value if result.high is None else result.high) < (
             floor.value if floor.low is None else floor.low
         )
-    return "yes" if exceeds else "no: overlaps the noise floor"
+    return Words("yes") if exceeds else _no("overlaps the noise floor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ class HeadlineRow:
     variant: str | None = None
     difference: str | None = None
     noise: str | None = None  # The noise floor: the same distance between the baseline and a second run of it
-    distinguishable: str | None = None  # "yes" or "no", with a reason if needed
+    distinguishable: Words | None = None  # "yes" or "no", with a reason if needed
 
 
 def kl_not_trusted(pooled: Pooled, gates: Mapping[str, float] | None) -> bool:
@@ -303,7 +309,7 @@ def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
 NOTE_LIMIT = 8000
 _PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them
 _WIDTH = 100
-_IN_A_TERMINAL = ("metric", "n", "baseline", "variant")
+_MODELS = ("baseline", "variant")
 
 
 def headline_rows_table(
@@ -311,19 +317,19 @@ def headline_rows_table(
 ) -> Table:
     """Return the headline table with all its columns."""
     difference = f"difference [{interval_percent(pooled)} interval]"
-    heads = [Column("metric", left=True), *map(Column, _IN_A_TERMINAL[1:]), Column(difference, left=True)]
+    heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in ("n", *_MODELS))]
+    heads.append(Column(difference, left=True, key="difference"))
     return Table(
         columns=[*heads, Column("noise floor", left=True), Column("distinguishable", left=True)],
         rows=[
-            (Named(r.label, r.meaning), r.n or "", r.baseline, r.variant, r.difference, r.noise, r.distinguishable)
+            (Words(r.label, [r.meaning]), r.n or "", r.baseline, r.variant, r.difference, r.noise, r.distinguishable)
             for r in headline_rows(pooled, sizes, gates)
         ],
     )
 
 
 def _narrow(pooled: Pooled, manifest: CheckpointManifest | None, gates: Mapping[str, float] | None) -> Table:
-    table = headline_rows_table(pooled, manifest, gates)
-    return table.only(*(column.label for column in table.columns[:5]))
+    return headline_rows_table(pooled, manifest, gates).only("metric", "n", *_MODELS, "difference")
 
 
 def headline_table(

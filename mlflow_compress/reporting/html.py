@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.metrics.core.account import Account
@@ -19,41 +18,35 @@ from mlflow_compress.reporting.headline import (
     interval_percent,
 )
 from mlflow_compress.reporting.numbers import scale_of, value_text
-from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Named, Table, result_text
+from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Table, Words, result_text
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
     from mlflow_compress.reporting.figures import Figure
 
 FLIPS_SHOWN = 50
-_LONG = 280  # longest question that is not folded, in characters
+_CHANGES = {
+    "c2w": Words("right → wrong", style="worse"),
+    "w2c": Words("wrong → right", style="better"),
+    "w2w": Words("wrong → other wrong", style="same"),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlipRow:
-    """One changed answer."""
-
-    question: str  # The complete question
-    summary: str | None  # Beginning of a long question, which is folded under it; None for a short question
-    where: str  # Task, category and item id
-    gold: str | None  # The correct answer and the answers of both models; None if there is none
-    baseline: str | None
-    variant: str | None
-    kind: str  # "c2w", "w2c" or "w2w"
-
-
-def flip_rows(flips: Sequence[Mapping[str, Any]]) -> list[FlipRow]:
-    """Return the first `FLIPS_SHOWN` changed answers."""
-    return [
-        FlipRow(
-            question=question,
-            summary=f"{question[:_LONG]}…" if len(question) > _LONG else None,
-            where=" · ".join(str(row[name]) for name in ("task", "category", "item_id") if row[name] is not None),
-            **{name: row[name] for name in ("gold", "baseline", "variant", "kind")},
-        )
-        for row in flips[:FLIPS_SHOWN]
-        for question in [str(row["question"])]
-    ]
+def changes_table(flips: Sequence[Mapping[str, Any]]) -> Table:
+    """Return changed answers, each with where its item is from under the question."""
+    places = ("model", "task", "category", "item_id")
+    heads = ("question", "right answer", "baseline's answer", "variant's answer")
+    return Table(
+        columns=[*(Column(head, long=True) for head in heads), Column("change", left=True)],
+        rows=[
+            (
+                Words(str(flip["question"]), [str(flip[name]) for name in places if flip.get(name) is not None]),
+                *(flip[name] for name in ("gold", "baseline", "variant")),
+                _CHANGES[flip["kind"]],
+            )
+            for flip in flips
+        ],
+    )
 
 
 def _part_columns() -> list[tuple[Column, MetricKey]]:
@@ -85,7 +78,7 @@ def parts_table(results: Sequence[MetricResult]) -> Table:
     return Table(
         columns=[Column("task and category", left=True), Column("items"), *(column for column, _ in columns)],
         rows=rows,
-        whole=frozenset(i for i, (_, category) in enumerate(sorted(parts)) if not category),
+        strong=frozenset(i for i, (_, category) in enumerate(sorted(parts)) if not category),
     )
 
 
@@ -103,7 +96,7 @@ def value_table(pooled: Pooled) -> Table:
         columns=[Column("key", left=True), Column(interval, left=True), Column("items or tokens"), Column("unscored")],
         rows=[
             (
-                Named(name, keys[name].meaning if name in keys else "", code=True),
+                Words(name, [keys[name].meaning] if name in keys else (), style="code"),
                 result_text(result),
                 result.n,
                 result.n_unscored,
@@ -131,9 +124,9 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def setting_pairs(pairs: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return nested settings as pairs of name ("outer: inner") and value, as text."""
-    return list(_pairs(pairs))
+def settings_table(settings: Mapping[str, Any]) -> Table:
+    """Return nested settings by name ("outer: inner")."""
+    return Table.of_pairs(_pairs(settings))
 
 
 def _pairs(pairs: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
@@ -178,14 +171,14 @@ def render_report(
         headline=headline_rows_table(pooled, manifest, gates),
         notes=footnotes(pooled, gates=gates),
         figures=[embedded(figure) for figure in figures],
-        flips=flip_rows(flips),
+        flips=changes_table(flips[:FLIPS_SHOWN]),
         n_flips=len(flips),
         answers_compared="distance/flips_pct" in pooled,
         parts=parts_table(results),
-        setup=setting_pairs(setup or {}),
-        not_computed=list((not_computed or {}).items()),
+        setup=settings_table(setup or {}),
+        not_computed=Table.of_pairs((not_computed or {}).items()),
         values=value_table(pooled),
-        judge_account=account_rows(judge_values or {}),
+        judge_account=Table.of_pairs(account_rows(judge_values or {})),
         answer_cards=answer_cards(answers[:REPORT_SHOWS]),
         n_answers=len(answers),
     )

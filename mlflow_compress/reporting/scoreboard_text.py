@@ -10,21 +10,29 @@ from mlflow_compress.decide.scoreboard import (
     Cell,
     Scoreboard,
     ScoreColumn,
+    ScoreRow,
     VariantCorrelation,
 )
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text
-from mlflow_compress.reporting.tables import MISSING, Column, Table, csv_text, escape_markdown, filled
+from mlflow_compress.reporting.tables import Column, Table, Words, csv_text, escape_markdown, filled
 
 _WITH_INTERVAL = (DELTA, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
 _PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
 
 
-def score_text(cell: Cell | None, column: ScoreColumn, *, interval: bool) -> str:
-    """Return one value as text, with its interval if wanted; "-" where there is none."""
+def score_cell(row: ScoreRow, column: ScoreColumn, *, interval: bool) -> Words | None:
+    """Return a value of a variant, with a sign if its accuracy differs; None where there is none."""
+    cell = row.cells.get(column.key)
     if cell is None:
-        return MISSING
+        return None
+    moved = column.key == DELTA and row.accuracy_moved
+    return Words(score_text(cell, column, interval=interval), sign="!" if moved else "", value=cell.value)
+
+
+def score_text(cell: Cell, column: ScoreColumn, *, interval: bool) -> str:
+    """Return one value as text, with its interval if wanted."""
     result = MetricResult(column.key, cell.value, cell.low, cell.high)
     return number_text(result, column.unit, difference=column.key == DELTA, interval=interval)
 
@@ -43,11 +51,9 @@ def scoreboard_table(board: Scoreboard) -> Table:
     labels += [*(["timed in"] if _is_timed(board) else []), *(["status"] if told else [])]
     rows = []
     for row in made:
-        cells = [f"{row.name}{' *' if row.on_front else ''}"]
-        for column in main:
-            text = score_text(row.cells.get(column.key), column, interval=column.key in _WITH_INTERVAL)
-            cells.append(text + (" !" if column.key == DELTA and row.accuracy_moved else ""))
-        cells += [row.runtime or MISSING] if _is_timed(board) else []
+        cells: list[str | Words | None] = [Words(row.name, sign="*" if row.on_front else "")]
+        cells += [score_cell(row, column, interval=column.key in _WITH_INTERVAL) for column in main]
+        cells += [row.runtime or None] if _is_timed(board) else []
         rows.append([*cells, *(["" if row.status == "finished" else row.status] if told else [])])
     return Table(columns=[Column("variant", left=True), *map(Column, labels)], rows=rows)
 

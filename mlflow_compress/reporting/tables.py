@@ -31,27 +31,32 @@ TEMPLATES = Environment(
 
 
 @dataclass(frozen=True)
-class Named:
-    """The name of a row, with what it means in small print where there is room, and a link."""
+class Words:
+    """A text with what a page shows besides: a style, small print under it, a link, a sign behind it."""
 
     text: str
-    note: str = ""
+    notes: Sequence[str | Words] = ()
+    style: str = ""  # "same" (grey), "better", "worse", "code" or another class of the page's style
     address: str = ""
-    code: bool = False  # Whether the text is a key, and not words
+    sign: str = ""  # "*": on the Pareto front; "!": differs from the baseline's
+    value: str | float | None = None  # What a script sorts and finds the cell by
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.text} {self.sign}".rstrip()
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its label, and on which side its cells stand."""
+    """A column: its label, how its cells stand, and what it is."""
 
     label: str
     left: bool = False  # Texts stand left, numbers right
+    long: bool = False  # Texts of several lines, in which a bracket is no interval
+    key: str = ""  # By which it is selected
+    direction: str = ""  # "higher" or "lower" if one is better
 
 
-Cell = str | float | bool | None | Named | MetricResult
+Cell = str | float | bool | None | Words | MetricResult
 """A result is shown with its interval, in the unit that its metric declares."""
 
 
@@ -61,7 +66,7 @@ class Table:
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    whole: frozenset[int] = frozenset()  # Rows that the rows under them are parts of
+    strong: frozenset[int] = frozenset()  # Rows that stand out: those that the rows under them are parts of
     shades: Sequence[Sequence[int | None]] = ()  # For a heat map: of every cell but the first, by row
 
     @classmethod
@@ -74,15 +79,27 @@ class Table:
             rows=[[_plain(record[name]) for name in names] for record in records],
         )
 
-    def only(self, *labels: str) -> Table:
+    @classmethod
+    def of_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Table:
+        """Return the table of names and their values, without a head."""
+        rows = [(name, Words(value, style="code")) for name, value in pairs]
+        return cls(columns=[Column("", left=True), Column("", long=True)], rows=rows)
+
+    def only(self, *keys: str) -> Table:
         """Return some of the columns."""
-        places = [i for i, column in enumerate(self.columns) if column.label in labels]
-        rows = [[row[i] for i in places] for row in self.rows]
-        return replace(self, columns=[self.columns[i] for i in places], rows=rows)
+        return self._at([i for i, column in enumerate(self.columns) if column.key in keys])
 
     def filled(self) -> Table:
         """Return the columns that are not empty in every row."""
-        return self.only(*(c.label for i, c in enumerate(self.columns) if any(_has(row[i]) for row in self.rows)))
+        return self._at([i for i in range(len(self.columns)) if any(_has(row[i]) for row in self.rows)])
+
+    def _at(self, places: Sequence[int]) -> Table:
+        rows = [[row[i] for i in places] for row in self.rows]
+        return replace(self, columns=[self.columns[i] for i in places], rows=rows)
+
+    def words(self) -> list[list[Words]]:
+        """Return the cells as a page shows them: grey where there is nothing."""
+        return [[_words(cell) for cell in row] for row in self.rows]
 
     def texts(self) -> list[list[str]]:
         """Return the cells as text."""
@@ -134,6 +151,13 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.6g}"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def _words(cell: Cell) -> Words:
+    if isinstance(cell, Words):
+        return cell
+    text = cell_text(cell)
+    return Words(text, style="same" if cell is False or text == MISSING else "")
 
 
 def result_text(result: MetricResult) -> str:

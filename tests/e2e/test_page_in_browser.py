@@ -73,7 +73,7 @@ def test_figures_are_drawn_as_vectors_with_a_text_for_readers(tab: Browser, page
 def test_the_scoreboard_sorts_and_filters_and_the_figures_follow(tab: Browser, page: str) -> None:
     tab.show(page)
     tab.ready()
-    names = "[...document.querySelectorAll('.scores tbody tr:not([hidden])')].map((row) => row.dataset.name)"
+    names = "[...document.querySelectorAll('.scores tbody tr:not([hidden])')].map((row) => row.cells[0].dataset.value)"
     assert tab.run(names) == ["near", "far"]
     tab.run("document.querySelector('.scores th[data-key=\"size/bytes\"] button').click()")
     assert tab.run(names) == ["far", "near"]  # 3 MB before 4 MB

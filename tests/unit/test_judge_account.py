@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
@@ -46,7 +47,7 @@ def test_what_is_not_known_is_not_shown() -> None:
 def test_the_report_and_the_terminal_show_it() -> None:
     page = render_report(title="t", verdict="v", results=[], judge_values=VALUES)
     for name, text in ROWS:
-        assert f'<th scope="row">{name}</th><td><code>{text}</code>' in page
+        assert re.search(rf'<th scope="row">{name}</th>\n<td class="long"><code>{re.escape(text)}</code></td>', page)
     assert "Judgments and their cost" not in render_report(title="t", verdict="v", results=[])
     found = AnswerEvaluation(name="n", results=(), records_folder=Path("r"), baseline="b", account=VALUES)
     assert [f"{name}: {text}" for name, text in ROWS] == found.as_text().splitlines()

@@ -87,8 +87,8 @@ def test_identical_models_say_so(identical):
     inputs, results = identical
     text = Page(render_report(title="t", verdict="v", results=results, flips=flips_table(inputs))).text
     assert "No answer changed." in text
-    assert "yes" not in {row.distinguishable for row in headline_rows(headline(results))}
-    assert rows_of(*headline(results).values())["KL, items (nats)"].distinguishable == "no: exactly the same"
+    assert "yes" not in {str(row.distinguishable) for row in headline_rows(headline(results))}
+    assert str(rows_of(*headline(results).values())["KL, items (nats)"].distinguishable) == "no: exactly the same"
 
 
 def test_without_any_metric_nothing_is_invented():
@@ -116,25 +116,27 @@ def test_what_was_not_computed_is_listed_with_its_reason(full):
 
 def test_a_distance_is_held_against_its_noise_floor():
     kl = result("distance/kl_mean", 0.020, 0.018, 0.022)
-    assert rows_of(kl)["KL, items (nats)"].distinguishable == "yes, no noise floor measured"
+    assert str(rows_of(kl)["KL, items (nats)"].distinguishable) == "yes, no noise floor measured"
     # The floor's upper end decides: 0.018 > 0.002, but 0.018 < 0.019.
-    assert rows_of(kl, result("noise/kl_mean", 0.001, 0.0005, 0.002))["KL, items (nats)"].distinguishable == "yes"
+    assert str(rows_of(kl, result("noise/kl_mean", 0.001, 0.0005, 0.002))["KL, items (nats)"].distinguishable) == "yes"
     within = rows_of(kl, result("noise/kl_mean", 0.015, 0.012, 0.019))["KL, items (nats)"]
-    assert within.distinguishable == "no: overlaps the noise floor"
+    assert str(within.distinguishable) == "no: overlaps the noise floor"
     assert within.noise == "0.015 [0.012, 0.019]"
     # Agreement falls with distance: its upper end must lie below the floor's lower end.
     top = result("distance/top1_agreement", 0.90, 0.88, 0.92)
     floor = result("noise/top1_agreement", 0.95, 0.91, 0.97)
-    assert rows_of(top, floor)["Same top token, items"].distinguishable == "no: overlaps the noise floor"
+    assert str(rows_of(top, floor)["Same top token, items"].distinguishable) == "no: overlaps the noise floor"
 
 
 def test_a_difference_is_held_against_its_interval_and_direction():
     worse = rows_of(result("quality/accuracy_delta", -0.05, -0.08, -0.02))["Accuracy"]
-    assert (worse.difference, worse.distinguishable) == ("-5.0 pt [-8.0, -2.0]", "yes, worse")
+    assert (worse.difference, str(worse.distinguishable)) == ("-5.0 pt [-8.0, -2.0]", "yes, worse")
     assert worse.baseline is None  # not computed, so not shown
     ratio = rows_of(result("quality/perplexity_ratio", 0.99, 0.985, 0.995))["Perplexity"]
-    assert ratio.distinguishable == "yes, better"  # below 1, and lower is better
-    assert rows_of(result("uncertainty/set_size_delta", 0.1, -0.1, 0.3))["Conformal set size"].distinguishable == "no"
+    assert str(ratio.distinguishable) == "yes, better"  # below 1, and lower is better
+    assert (
+        str(rows_of(result("uncertainty/set_size_delta", 0.1, -0.1, 0.3))["Conformal set size"].distinguishable) == "no"
+    )
 
 
 def test_the_text_table_fits_a_terminal(full):

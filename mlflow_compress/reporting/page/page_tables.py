@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.decide.gates import FLIPS
+from mlflow_compress.decide.scoreboard import ScoreRow
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.page_content import PageContent, shared_changes
-from mlflow_compress.reporting.tables import MISSING, Column, Named, Table
+from mlflow_compress.reporting.scoreboard_text import score_cell
+from mlflow_compress.reporting.tables import Column, Table, Words
 
 LEVELS = 8
 """Shades of a heat map."""
@@ -37,6 +39,71 @@ class SharedChanges:
         """The pairs, shaded by the share of the row's changed answers that the column's variant changed too."""
         levels = [[_level(value, row[i]) for value in row] for i, row in enumerate(self.together)]
         return _pairs("changed by both", self.variants, self.together, levels)
+
+
+def scores_table(content: PageContent) -> Table:
+    """Return the main columns of every variant; the choice stands out."""
+    board, champion = content.board, content.decision.champion
+    main = [column for column in board.columns if column.main]
+    chosen = [champion is not None and champion.name == row.name for row in board.rows]
+    addresses = {variant.run_id: variant.address for variant in content.variants}
+    return Table(
+        columns=[
+            Column("variant", left=True, key="name"),
+            *(Column(column.label, key=column.key, direction=column.direction) for column in main),
+        ],
+        rows=[
+            (
+                _variant(row, addresses.get(row.run_id or "", ""), chosen=chosen[i]),
+                *(score_cell(row, column, interval=True) for column in main),
+            )
+            for i, row in enumerate(board.rows)
+        ],
+        strong=frozenset(i for i, is_choice in enumerate(chosen) if is_choice),
+    )
+
+
+def _variant(row: ScoreRow, address: str, *, chosen: bool) -> Words:
+    notes = [Words("the choice", style="choice")] if chosen else []
+    notes.append(Words(row.method, style="method"))
+    notes += [Words(f"run {row.run_id[:8]}", address=address)] if row.run_id else []
+    failed = ": ".join(text for text in (row.status.replace("finished", ""), row.reason) if text)
+    notes += [Words(failed, style="worse")] if failed else []
+    notes += [Words(f"timed in {row.runtime}")] if row.runtime else []
+    return Words(row.name, notes, sign="*" if row.on_front else "", value=row.name)
+
+
+def verdicts_table(content: PageContent) -> Table:
+    """Return each variant in one sentence, and what the policy says of it."""
+    outcomes = {outcome.candidate.name: outcome for outcome in content.decision.outcomes}
+    said = [outcomes.get(variant.name) for variant in content.variants]
+    return Table(
+        columns=[Column("in one sentence", long=True), Column(content.policy, long=True)],
+        rows=[
+            (
+                variant.verdict,
+                None
+                if outcome is None
+                else Words("passes", style="better")
+                if outcome.passed
+                else Words(f"fails: {'; '.join(outcome.failed)}", style="same"),
+            )
+            for variant, outcome in zip(content.variants, said, strict=True)
+        ],
+    )
+
+
+def ties_table(content: PageContent) -> Table:
+    """Return the variants that cannot be told apart, one group per line."""
+    labels = {column.key: column.label for column in content.board.columns}
+    return Table(
+        columns=[Column("", left=True), Column("", long=True)],
+        rows=[
+            (labels[metric], "\n".join(map(" · ".join, groups)) or "every pair can be told apart")
+            for metric, groups in content.board.groups.items()
+            if metric in labels
+        ],
+    )
 
 
 def flips_by_part(content: PageContent) -> dict[tuple[str, str | None], dict[str, MetricResult]]:
@@ -64,14 +131,14 @@ def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
             )
             for (task, category), found in parts.items()
         ],
-        whole=frozenset(i for i, (_, category) in enumerate(parts) if category is None),
+        strong=frozenset(i for i, (_, category) in enumerate(parts) if category is None),
         shades=[[None, *(_level(f[n].value, highest) if n in f else None for n in names)] for f in parts.values()],
     )
 
 
-def _percent(result: MetricResult | None, interval: bool) -> str:
+def _percent(result: MetricResult | None, interval: bool) -> str | None:
     if result is None:
-        return MISSING
+        return None
     bounds = "" if result.low is None or result.high is None else f" [{result.low:.1f}, {result.high:.1f}]"
     return f"{result.value:.1f}{bounds if interval else ''}"
 
@@ -123,7 +190,7 @@ def made_table(content: PageContent) -> Table:
     return Table(
         columns=[Column(name.replace("_", " "), left=True) for name in ("variant", *names)],
         rows=[
-            (Named(v.name, v.run_id, v.address), *(v.settings.get(name, "") for name in names))
+            (Words(v.name, [v.run_id], address=v.address), *(v.settings.get(name, "") for name in names))
             for v in content.variants
         ],
     )

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, RATIO, DivergenceGate, Gate
-from mlflow_compress.decide.promotion import CandidateOutcome
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
-from mlflow_compress.reporting.html import setting_pairs
+from mlflow_compress.reporting.html import settings_table
 from mlflow_compress.reporting.page.page_content import PageContent
 from mlflow_compress.reporting.page.page_tables import flips_by_part, heat_map, items_by_task, made_table, shared_table
 from mlflow_compress.reporting.scoreboard_text import score_text, scoreboard_markdown
-from mlflow_compress.reporting.tables import Column, Table, escape_markdown
+from mlflow_compress.reporting.tables import escape_markdown
 
 _TOLD = (RATIO, KL, FLIPS, DECODE_SPEEDUP, MEMORY_RATIO)
 _FIRST = {"size": "the smallest", "kl": "the closest", "speed": "the fastest", "utility": "the most useful"}
-_PASSED = (" <= ", " >= ", "does not apply")  # in the reason of a gate that is passed
 
 
 def choice_sentence(content: PageContent) -> str:
@@ -60,7 +58,7 @@ def _nearest(content: PageContent) -> str:
     """Return why the closest variant fails; the scoreboard is sorted by closeness."""
     outcomes = {o.candidate.name: o for o in content.decision.outcomes}
     closest = next(row.name for row in content.board.rows if row.name in outcomes)
-    reasons = failed_reasons(outcomes[closest])
+    reasons = outcomes[closest].failed
     return f"The closest to the baseline, {closest}, fails: {'; '.join(reasons)}."
 
 
@@ -72,13 +70,6 @@ def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
         else f"KL (upper end) at most {gate.max_kl:g} nats"
         for gate in gates
     ]
-
-
-def failed_reasons(outcome: CandidateOutcome) -> list[str]:
-    """Return the reasons for which a candidate fails; of one that passes, none."""
-    return (
-        [] if outcome.passed else [reason for reason in outcome.reasons if not any(part in reason for part in _PASSED)]
-    )
 
 
 def sample_prompts(content: PageContent) -> dict[str, str]:
@@ -106,7 +97,7 @@ def page_markdown(content: PageContent) -> str:
         heat, shared = heat_map(content), shared_table(content)
         parts += [heat.markdown()] if heat.rows else []
         parts += [shared.table.markdown()] if shared is not None else []
-    setup = Table(columns=[Column(""), Column("")], rows=setting_pairs(content.setup))
+    setup = settings_table(content.setup)
     parts.append(f"<details><summary>How it was measured</summary>\n\n{setup.markdown()}\n\n</details>")
     return "\n\n".join(part.rstrip() for part in parts if part) + "\n"
 
@@ -128,7 +119,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
     return {
         "choice": f"{choice_sentence(content)} {choice_reason(content)}".rstrip(),
         "gates": [
-            {"variant": o.candidate.name, "passed": o.passed, "rank": o.rank, "failed": failed_reasons(o)}
+            {"variant": o.candidate.name, "passed": o.passed, "rank": o.rank, "failed": list(o.failed)}
             for o in content.decision.outcomes
         ],
         "scoreboard": content.board.to_dict(),

@@ -10,8 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mlflow_compress.decide.gates import DELTA
-from mlflow_compress.reporting.html import FlipRow, setting_pairs
+from mlflow_compress.reporting.html import changes_table, settings_table
 from mlflow_compress.reporting.page.page_content import PageContent, page_data
 from mlflow_compress.reporting.page.page_tables import (
     LEVELS,
@@ -20,16 +19,14 @@ from mlflow_compress.reporting.page.page_tables import (
     heat_map,
     items_by_task,
     made_table,
+    scores_table,
     shared_table,
+    ties_table,
+    verdicts_table,
 )
-from mlflow_compress.reporting.page.page_text import (
-    choice_reason,
-    choice_sentence,
-    failed_reasons,
-    sample_prompts,
-)
-from mlflow_compress.reporting.scoreboard_text import correlation_text, finding, legend, main_correlations, score_text
-from mlflow_compress.reporting.tables import TEMPLATES
+from mlflow_compress.reporting.page.page_text import choice_reason, choice_sentence, sample_prompts
+from mlflow_compress.reporting.scoreboard_text import correlation_text, finding, legend, main_correlations
+from mlflow_compress.reporting.tables import TEMPLATES, Column, Table
 
 _HERE = Path(__file__).parent
 MOST_WARNINGS = 6
@@ -65,11 +62,10 @@ def render_page(content: PageContent) -> str:
         most_warnings=MOST_WARNINGS,
         finding=finding(board),
         interval=f"{100 * board.level:g} %",
-        columns=[column for column in board.columns if column.main],
-        board=_score_rows(content),
+        scores=scores_table(content),
         legend=[line.replace("*", "★", 1) for line in legend(board)],
-        verdicts=_verdicts(content),
-        groups=_groups(content),
+        verdicts=verdicts_table(content),
+        groups=ties_table(content),
         heat=heat_map(content, intervals=intervals),
         heat_intervals=intervals,
         shared=shared_table(content),
@@ -77,11 +73,11 @@ def render_page(content: PageContent) -> str:
         similarity=content.similarity,
         correlations=[correlation_text(board, found) for found in main_correlations(board)],
         changes=changes,
-        first_flips=_first_flips(changes) if changes else [],
+        first_flips=_first_flips(changes) if changes else None,
         answers=answers,
         graded=bool(answers) and any(grade is not None for *_, grade in answers["prompts"]),
-        first_answers=_first_answers(answers) if answers else {},
-        setup=setting_pairs(content.setup),
+        first_answers=_first_answers(answers) if answers else None,
+        setup=settings_table(content.setup),
         made=made_table(content),
         items_by_task=items_by_task(content),
         prompts=sample_prompts(content),
@@ -107,91 +103,36 @@ def _security_policy(style: str, scripts: Sequence[str]) -> str:
     )
 
 
-def _score_rows(content: PageContent) -> list[dict[str, Any]]:
-    columns = [column for column in content.board.columns if column.main]
-    addresses = {variant.run_id: variant.address for variant in content.variants}
-    champion = content.decision.champion
-    rows = []
-    for row in content.board.rows:
-        cells = []
-        for column in columns:
-            cell = row.cells.get(column.key)
-            cells.append(
-                {
-                    "label": column.label,
-                    "value": None if cell is None else cell.value,
-                    "text": None if cell is None else score_text(cell, column, interval=True),
-                    "moved": column.key == DELTA and row.accuracy_moved,
-                }
-            )
-        rows.append(
-            {
-                "name": row.name,
-                "method": row.method,
-                "run_id": row.run_id,
-                "address": addresses.get(row.run_id or "", ""),
-                "front": row.on_front,
-                "chosen": champion is not None and champion.name == row.name,
-                "status": row.status,
-                "reason": row.reason,
-                "runtime": row.runtime,
-                "cells": cells,
-            }
-        )
-    return rows
-
-
-def _verdicts(content: PageContent) -> list[dict[str, Any]]:
-    outcomes = {outcome.candidate.name: outcome for outcome in content.decision.outcomes}
-    found = []
-    for variant in content.variants:
-        outcome = outcomes.get(variant.name)
-        found.append(
-            {
-                "verdict": variant.verdict,
-                "passed": outcome is not None and outcome.passed,
-                "failed": failed_reasons(outcome) if outcome is not None else [],
-            }
-        )
-    return found
-
-
-def _groups(content: PageContent) -> list[dict[str, Any]]:
-    labels = {column.key: column.label for column in content.board.columns}
-    return [
-        {"label": labels[metric], "groups": groups}
-        for metric, groups in content.board.groups.items()
-        if metric in labels
-    ]
-
-
-def _first_flips(changes: Mapping[str, Any]) -> list[FlipRow]:
+def _first_flips(changes: Mapping[str, Any]) -> Table:
     """Return the changed answers in which the baseline was most confident, for readers without scripts."""
     by_variant = zip(changes["variants"], changes["changes"], strict=True)
     listed = [(name, *change) for name, own in by_variant for change in own]
     listed.sort(key=lambda found: -(changes["items"][found[1]][8] or -1.0))
-    return [_flip_row(changes, *found) for found in listed[:_FIRST]]
+    return changes_table([_flip(changes, *found) for found in listed[:_FIRST]])
 
 
-def _flip_row(
+def _flip(
     changes: Mapping[str, Any], name: str, place: int, kind: str, kl: float | None, side: Mapping[str, Any]
-) -> FlipRow:
+) -> dict[str, Any]:
     item_id, task, category, _, prompt, options, gold, _, _, baseline = changes["items"][place]
-    where = [name, changes["tasks"][task], None if category is None else changes["categories"][category], item_id]
     chooses = "choice" in baseline
-    return FlipRow(
-        question=prompt,
-        summary=None,
-        where=" · ".join(part for part in where if part is not None),
-        gold=options[gold] if options and gold is not None else None,
-        baseline=options[baseline["choice"]] if chooses else baseline.get("text"),
-        variant=options[side["choice"]] if chooses else side.get("text"),
-        kind=kind,
-    )
+    return {
+        "model": name,
+        "task": changes["tasks"][task],
+        "category": None if category is None else changes["categories"][category],
+        "item_id": item_id,
+        "question": prompt,
+        "gold": options[gold] if options and gold is not None else None,
+        "baseline": options[baseline["choice"]] if chooses else baseline.get("text"),
+        "variant": options[side["choice"]] if chooses else side.get("text"),
+        "kind": kind,
+    }
 
 
-def _first_answers(answers: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _first_answers(answers: Mapping[str, Any]) -> Table:
     """Return the first answers of the first variant, for readers without scripts."""
-    name, own = next(iter(answers["variants"].items()))
-    pairs = zip(answers["prompts"][:_FIRST], own, strict=False)
-    return {name: [{"prompt": p[2], "baseline": p[3], "variant": text} for p, (text, _) in pairs]}
+    pairs = zip(answers["prompts"][:_FIRST], next(iter(answers["variants"].values())), strict=False)
+    return Table(
+        columns=[Column(head, long=True) for head in ("instruction", "baseline's answer", "variant's answer")],
+        rows=[(prompt[2], prompt[3], text) for prompt, (text, _) in pairs],
+    )

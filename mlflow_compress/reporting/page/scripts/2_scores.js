@@ -6,7 +6,7 @@ const Scores = (() => {
   const listeners = [];
   let sorted = { column: null, descending: false };
 
-  const value = (row, column) => (column === 0 ? row.dataset.name : row.cells[column].dataset.value);
+  const value = (row, column) => row.cells[column].dataset.value;
 
   function sort(column, descending) {
     sorted = { column, descending };
@@ -27,14 +27,14 @@ const Scores = (() => {
     const wanted = byId("score-filter").value.trim().toLowerCase();
     const front = byId("score-front").checked;
     for (const row of rows) {
-      const named = `${row.dataset.name} ${row.dataset.method}`.toLowerCase().includes(wanted);
-      row.hidden = !named || (front && row.dataset.front !== "yes");
+      const named = `${value(row, 0)} ${row.querySelector(".method").textContent}`.toLowerCase().includes(wanted);
+      row.hidden = !named || (front && !row.querySelector(".star"));
     }
     byId("score-count").textContent = `${visible().length} of ${counted(rows.length, "variant", "variants")}`;
     listeners.forEach((listener) => listener());
   }
 
-  const visible = () => rows.filter((row) => !row.hidden).map((row) => row.dataset.name);
+  const visible = () => rows.filter((row) => !row.hidden).map((row) => value(row, 0));
 
   heads.forEach((head, column) => {
     const button = element("button", { type: "button" }, head.textContent);
