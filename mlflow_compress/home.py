@@ -9,8 +9,13 @@ import os
 from pathlib import Path
 
 VARIABLE = "MLFLOW_COMPRESS_HOME"
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
 FOLDER_SCHEME = "folder://"  # URI scheme of a `FolderStore`
+
+
+def database_file(uri: str) -> Path | None:
+    """Return the file of a SQLite store; None for other stores."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
 def home(tracking_uri: str) -> Path:
@@ -22,8 +27,8 @@ def home(tracking_uri: str) -> Path:
     """
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().resolve()
-    if tracking_uri.startswith(_SQLITE):
-        return Path(tracking_uri.removeprefix(_SQLITE)).resolve().parent / ".mlflow_compress"
+    if (database := database_file(tracking_uri)) is not None:
+        return database.resolve().parent / ".mlflow_compress"
     if tracking_uri.startswith(FOLDER_SCHEME):
         return Path(tracking_uri.removeprefix(FOLDER_SCHEME)) / ".mlflow_compress"
     cache = os.environ.get("XDG_CACHE_HOME")

@@ -19,6 +19,7 @@ from mlflow_compress.files import read_json_object
 from mlflow_compress.home import FOLDER_SCHEME, home
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.registry import Registry
+from mlflow_compress.tracking.store import is_run_id, require_runs
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -153,6 +154,9 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
                 values[name] = fspath(made)
     config = absolute_paths(parse(cls, values))
     _refuse_early(config)
+    run_ids = _run_ids(config)
+    if store is None:
+        require_runs(run_ids)
     named = {*values, *(read_file(Path(str(values["config"]))) if values.get("config", NONE) != NONE else ())}
     if "model" in parameters(cls) and "checkpoint" in parameters(cls) and "model" not in named:
         config = config.with_values(model=_own_baseline(config.values()["checkpoint"]))
@@ -178,6 +182,17 @@ def _refuse_early(config: Parameters) -> None:
         from mlflow_compress.items.suite import check_tasks_named
 
         check_tasks_named(tasks, model=str(values.get("model", EMBEDDED)))
+
+
+def _run_ids(config: Parameters) -> list[str]:
+    """Return the ids of the runs that the parameters name, or the beginnings of ids."""
+    values = config.values()
+    named = [str(values[name]) for name in ("run", "runs", "resume") if values.get(name) is not None]
+    run_ids = [run_id.strip() for text in named for run_id in text.split(",") if run_id.strip()]
+    for text in run_ids:
+        if not is_run_id(text):
+            raise ConfigError("This is no id of a run", allowed="6 to 32 hexadecimal digits", got=text)
+    return run_ids
 
 
 def _own_baseline(checkpoint: str | None) -> str:

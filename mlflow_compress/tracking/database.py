@@ -13,18 +13,14 @@ from filelock import FileLock
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
+from mlflow_compress.home import SQLITE, database_file
+
 ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's
-_SQLITE = "sqlite:///"
 _POSTGRESQL = ("postgresql:", "postgresql+")
 _LONGEST_MIGRATION_S = 120.0
 _LOCK = 0x6D6C666C6F77  # PostgreSQL's locks have numbers: this one is held by whoever makes MLflow's tables
 
 logger = logging.getLogger(__name__)
-
-
-def database_file(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for other stores."""
-    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
 
 
 def create_database(uri: str) -> None:
@@ -61,7 +57,7 @@ def _create(database: Path) -> None:
     for left in database.parent.glob(f"{partial.name}*"):  # of a process that was killed
         if left.suffix != ".lock":
             left.unlink()
-    SqlAlchemyStore(f"{_SQLITE}{partial}", str(database.parent / ARTIFACTS)).engine.dispose()
+    SqlAlchemyStore(f"{SQLITE}{partial}", str(database.parent / ARTIFACTS)).engine.dispose()
     try:
         os.link(partial, database)  # unlike a rename, this never replaces a database that another program has made now
     except FileExistsError:

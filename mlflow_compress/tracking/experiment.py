@@ -14,7 +14,8 @@ from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.utils import get_results_from_paginated_fn
 from mlflow.utils.file_utils import get_local_path_or_none
 
-from mlflow_compress.tracking.database import ARTIFACTS, database_file
+from mlflow_compress.home import database_file
+from mlflow_compress.tracking.database import ARTIFACTS
 from mlflow_compress.tracking.waiting import PatientClient
 
 AUTO = "auto"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlflow_compress.errors import TrackingError
-from mlflow_compress.records import MetricResult
-from mlflow_compress.records.values import JudgedAnswer
+from mlflow_compress.home import SQLITE, database_file
+
+if TYPE_CHECKING:
+    from mlflow_compress.records import MetricResult
+    from mlflow_compress.records.values import JudgedAnswer
 
 RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
 
@@ -30,6 +35,30 @@ def whole_id(text: str, found: Sequence[str]) -> str:
             "Several runs have an id that begins so", allowed=sorted(found), got=text, fix="Give more digits"
         )
     return found[0] if found else text
+
+
+def require_runs(run_ids: Sequence[str]) -> None:
+    """Refuse runs that MLflow's store does not have, without MLflow's three seconds.
+
+    A store that is no SQLite file is asked when the work begins.
+    """
+    # What MLflow takes by default, unless it finds a store of files, as its older releases made them.
+    default = "" if any(Path("mlruns").glob("[0-9]*/meta.yaml")) else f"{SQLITE}mlflow.db"
+    database = database_file(os.environ.get("MLFLOW_TRACKING_URI") or default)
+    if database is None:
+        return
+    database = database.resolve()
+    for run_id in run_ids:
+        if not (database.exists() and _has_run(database, run_id)):
+            raise TrackingError(f"The store {SQLITE}{database} has no such run", got=run_id)
+
+
+def _has_run(database: Path, run_id: str) -> bool:
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            return bool(connection.execute("SELECT 1 FROM runs WHERE run_uuid LIKE ?", (f"{run_id}%",)).fetchone())
+    except sqlite3.DatabaseError:  # whatever is wrong, MLflow says it better
+        return True
 
 
 def rounded(result: MetricResult) -> float:

@@ -48,6 +48,16 @@ CASES = {
         2,
         "The model is already stored in float16: .*Got: '.*whole'. Use --method none for the control.",
     ),
+    "no id": (["report", "abc"], 2, "This is no id of a run. Allowed: 6 to 32 hexadecimal digits. Got: 'abc'."),
+    "no such run": (["report", "abcdef"], 1, "The store sqlite:///.*mlflow.db has no such run. Got: 'abcdef'."),
+    "a run to resume": (["main", "--resume", "0" * 32], 1, "The store .* has no such run. Got: '0{32}'."),
+    "a run to rate": (["blind", "abcdef"], 1, "The store .* has no such run. Got: 'abcdef'."),
+    "no such side": (["compare", "abcdef", "abcdef"], 1, "The store .* has no such run. Got: 'abcdef'."),
+    "an evaluation": (
+        ["promote", "--evaluation", "abcd"],
+        2,
+        "Parameter 'evaluation' .*Allowed: auto, or 6 .*Got: 'abcd'.",
+    ),
     "nothing to compare": (["compare", "aaa", "bbb"], 2, "Nothing to compare by this name.*Got: 'aaa'."),
 }
 
@@ -55,7 +65,7 @@ CALL = """
 import sys
 from mlflow_compress.cli import main
 code = main(sys.argv[1:])
-print(sorted({"torch", "transformers", "lm_eval"} & set(sys.modules)))
+print(sorted({"torch", "transformers", "lm_eval", "mlflow"} & set(sys.modules)))
 sys.exit(code)
 """
 

@@ -259,7 +259,7 @@ def test_a_sheet_is_never_written_over_and_nothing_is_left_of_a_refused_one(tmp_
         ({"run": run, "output": tmp_path / "blind"}, "something at this place"),
         ({"run": run, "output": tmp_path / "no" / "blind"}, "does not exist"),
         ({"run": same, "output": tmp_path / "new"}, "All these answers are identical"),
-        ({"run": "x", "output": tmp_path / "new"}, "no run of this name"),
+        ({"run": "x", "output": tmp_path / "new"}, "no id of a run"),
         ({"run": "0" * 32, "output": tmp_path / "new"}, "no such run"),
         ({"run": judged(store, pairs(1), "evaluate"), "output": tmp_path / "new"}, "no answers to instructions"),
     ):
@@ -294,7 +294,7 @@ def test_in_mlflow_the_results_are_added_to_the_rated_run(
 
 
 def test_the_commands_exit_with_2_on_a_wrong_parameter(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["blind", "nothing"]) == 2 and "id of a main run" in capsys.readouterr().err
+    assert main(["blind", "nothing"]) == 2 and "no id of a run" in capsys.readouterr().err
     assert main(["ratings", "a.csv"]) == 2 and "'files' names no file" in capsys.readouterr().err
     Path("a.csv").write_text("id,choice\n")
     assert main(["ratings", "a.csv"]) == 2 and "'key' names no file" in capsys.readouterr().err

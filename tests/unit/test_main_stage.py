@@ -45,7 +45,7 @@ def run_ids(tracker: Tracker) -> list[str]:
         ("main", "--instructions=nobody", "'instructions' names no set and no file"),
         ("main", "--calibration=nothing", "'calibration' names no set and no file"),
         ("main", "--judge_max_tokens=many", "judge_max_tokens"),
-        ("main", "--resume=0123", "cannot be resumed"),
+        ("main", "--resume=0123", "no id of a run"),
         ("quantize", "--method=awk", "awk"),
         ("quantize", "--calibration=nothing", "'calibration' names no set and no file"),
         ("evaluate", "--checkpoint=./nowhere", "'checkpoint' names no folder"),

@@ -143,7 +143,7 @@ def test_a_baseline_of_other_threads_is_not_reused_but_stays_comparable(
     light, suite = LocalModel.of(open_light(LoadConfig(path=config.source.model, device="cpu"))), suite_of(config)
     asked = []
 
-    def find(*given: Any) -> None:
+    def find(*given: Any, **_: Any) -> None:
         asked.append(given[3])
         raise InterruptedError
 

@@ -23,7 +23,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import Store, StoredRun, is_run_id, run_of_stage
+from mlflow_compress.tracking.store import Store, StoredRun, is_run_id, require_runs, run_of_stage
 
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 
@@ -39,12 +39,19 @@ def _read(source: str, store: Store | None) -> Path | list[Answer]:
         harness = "filtered_resps" in rows[0]
         return answers_from_harness(rows) if harness else answers_from_rows(rows)
     if is_run_id(source):
-        if store is None:
-            from mlflow_compress.tracking.tracker import Tracker
-
-            store = Tracker()
+        store = _store_with(source, store)
         return store.fetch(run_of_stage(store, source, "evaluate").run_id, RECORDS)
     raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
+
+
+def _store_with(run_id: str, store: Store | None) -> Store:
+    """Return the given store, or MLflow's, unless that is known not to have the run."""
+    if store is not None:
+        return store
+    require_runs([run_id])
+    from mlflow_compress.tracking.tracker import Tracker  # imports MLflow, which names of files do not need
+
+    return Tracker()
 
 
 def compare(baseline: str, variant: str, store: Store | None = None) -> Comparison:
@@ -80,10 +87,7 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
     """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
     if not is_run_id(run_id):
         raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
-    if store is None:
-        from mlflow_compress.tracking.tracker import Tracker  # imports MLflow, which names of files do not need
-
-        store = Tracker()
+    store = _store_with(run_id, store)
     run = run_of_stage(store, run_id, "evaluate")
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):

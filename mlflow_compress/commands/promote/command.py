@@ -88,6 +88,7 @@ def history(**parameters: Any) -> AliasHistory:
         ...
     mlflow_compress.errors.ConfigError: This alias is reserved.
     """
+    config = configured(HistoryConfig, parameters)
     from mlflow_compress.commands.promote.rollback import read_history
 
-    return read_history(configured(HistoryConfig, parameters))
+    return read_history(config)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from mlflow_compress.config.declarations import EMBEDDED, OptionalText, OrNone, Parameters, option
+from mlflow_compress.config.declarations import AUTO, EMBEDDED, OptionalText, OrNone, Parameters, option
 
 
 def _named(value: str) -> str:
     if not value.strip():
         raise ValueError("a name that is not empty")
+    return value
+
+
+def _evaluation_id(value: str) -> str:
+    if value != AUTO and not re.fullmatch("[0-9a-f]{6,16}", value):
+        raise ValueError("auto, or 6 to 16 hexadecimal digits of an evaluation id")
     return value
 
 
@@ -23,8 +30,8 @@ class PromoteConfig(Parameters):
     """The promote stage: gates on interval bounds, rank by size, move the alias."""
 
     model: str = option(EMBEDDED, "baseline whose variants compete: 'demo', a folder, or a name that runs show")
-    evaluation: str = option(
-        "auto", "evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items"
+    evaluation: Annotated[str, AfterValidator(_evaluation_id)] = option(
+        AUTO, "evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items"
     )
     policy: OptionalText = option(
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,7 @@ from mlflow_compress.commands.shared.inputs import model_label
 from mlflow_compress.commands.shared.past_runs import base_weights, candidates_of, records_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
-from mlflow_compress.config.declarations import NONE
+from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
@@ -46,9 +45,6 @@ from mlflow_compress.tracking.model_registry import (
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
-AUTO = "auto"
-_ID = re.compile("[0-9a-f]{6,16}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Competition:
@@ -57,14 +53,6 @@ class Competition:
     label: str  # The baseline's short name
     evaluation: EvaluationGroup  # The evaluation whose variants compete
     left_out: tuple[str, ...]  # Description of each group of runs that cannot be compared with this evaluation
-
-
-def check_evaluation(text: str) -> None:
-    """Refuse a text that cannot be the beginning of an evaluation id."""
-    if text != AUTO and not _ID.fullmatch(text):
-        raise ConfigError(
-            "Parameter 'evaluation' is not an evaluation id", allowed="auto, or 6 to 16 hexadecimal digits", got=text
-        )
 
 
 def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
@@ -100,7 +88,6 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
 
 def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
     """Return the variants that compete: those of the requested evaluation, or of the one with the most items."""
-    check_evaluation(config.evaluation)
     if is_endpoint(config.model):
         raise ConfigError(
             "Parameter 'model' names a served baseline by its address",
@@ -277,7 +264,6 @@ def run_promote(config: PromoteConfig) -> Promotion:
     parameters are refused before a run is made. A dry run writes nothing.
     """
     check_alias(config.alias)
-    check_evaluation(config.evaluation)
     policy = policy_of(config)
     gates = gates_of(policy)
     ranking = ranking_of(policy.objective)

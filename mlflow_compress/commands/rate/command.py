@@ -55,11 +55,12 @@ def blind(
     ['answers.csv', 'rate.html']
     """
     from mlflow_compress.commands.evaluate.result import Measurement
-    from mlflow_compress.commands.rate.run import run_blind
 
     if isinstance(run, Measurement):
         run = run.run.run_id if run.run else None
-    config = configured(BlindConfig, {"run": run, **parameters})
+    config = configured(BlindConfig, {"run": run, **parameters}, store)
+    from mlflow_compress.commands.rate.run import run_blind
+
     return run_blind(config, opened_store(store, config))
 
 
@@ -94,8 +95,8 @@ def ratings(*files: PathOrText, store: StoreLike = None, **parameters: Any) -> H
     >>> mc.ratings(folder / "anna.csv", key=sheet.key, store=folder)["human/win_rate"].value
     0.5
     """
-    from mlflow_compress.commands.rate.run import run_ratings
-
     given = {"files": ",".join(path_text("files", file) for file in files), **parameters} if files else parameters
     config = configured(RatingsConfig, given)
+    from mlflow_compress.commands.rate.run import run_ratings
+
     return run_ratings(config, opened_store(store, config))

@@ -29,7 +29,7 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.rating_sheet import CHOICES, RatingPair, rating_csv, rating_page
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import RunLink, Store, is_run_id, run_of_stage
+from mlflow_compress.tracking.store import RunLink, Store, run_of_stage
 from mlflow_compress.tracking.tracker import Tracker
 
 
@@ -188,7 +188,7 @@ ACCEPTED = "the id of a main run or of a judge run"
 def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
     """Write page, table and key into a new folder, and return where they are."""
     given, folder = config.run, Path(config.output).expanduser().resolve()
-    if given is None or not is_run_id(given):
+    if given is None:
         raise ConfigError("There is no run of this name", allowed=ACCEPTED, got=given)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         fix = "Give another folder: a sheet is never written over, because its key reads the ratings"
