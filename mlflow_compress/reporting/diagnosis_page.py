@@ -48,9 +48,14 @@ def _bounds(name: str, result: MetricResult | None) -> Mapping[str, float | None
 
 def groups_table(found: GroupsFound) -> Table:
     """Return every group of weights, the one that moves most first."""
-    heads = (Column("share of the sum"), Column("top token changed"), Column("KL of noise"), Column("against noise"))
+    heads = (Column("share of the sum"), Column("top token changed"), Column("KL of noise"))
     return Table(
-        columns=[Column("group", left=True), Column("KL", left=True), *heads],
+        columns=[
+            Column("group", left=True, key="group"),
+            Column("KL", left=True, key="kl"),
+            *heads,
+            Column("against noise", key="against_noise"),
+        ],
         rows=[
             (
                 group.name,

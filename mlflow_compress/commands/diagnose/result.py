@@ -10,9 +10,11 @@ from typing import Any
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.diagnosis_page import diagnosis_sentence, group_row, groups_table
+from mlflow_compress.reporting.diagnosis_page import control_rows, diagnosis_sentence, group_row, groups_table
 from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
+
+_GROUPS_SHOWN = 10  # in a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +77,9 @@ class Diagnosis(Tabular):
 
     def as_text(self) -> str:
         """Return the groups that move most, and the controls."""
-        from mlflow_compress.reporting.diagnosis_page import control_rows, kl_text, ratio_of
-
-        groups = sorted(self.found.groups, key=lambda group: -group.kl.value)[:10]
-        width = max(len(group.name) for group in groups)
-        lines = [self.summary, "", f"{'group':<{width}}  KL per token (nats)"]
-        for group in groups:
-            noise = ratio_of(group.against_noise)
-            lines.append(
-                f"{group.name:<{width}}  {kl_text(group.kl)}{f'; {noise} x noise of its size' if noise else ''}"
-            )
-        if (more := len(self.found.groups) - len(groups)) > 0:
-            lines.append(f"({more} more in groups.csv)")
+        lines = [self.summary, "", *self.table().only("group", "kl", "against_noise").lines()]
+        if (more := len(self.found.groups) - _GROUPS_SHOWN) > 0:
+            lines[-more:] = [f"({more} more in groups.csv)"]
         lines += ["", *(f"{name}: {value}" for name, value in control_rows(self.found))]
         return "\n".join([*lines, "", *lines_of_run(self.run)])
 

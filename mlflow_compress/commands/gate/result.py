@@ -54,18 +54,9 @@ class GateVerdict(Tabular):
         """What the command exits with: 0 if every gate passes, otherwise 3."""
         return 0 if self.passed else NOTHING_PASSES
 
-    @property
-    def summary(self) -> str:
-        """The verdict."""
-        return self.verdict
-
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per check."""
         return [asdict(row) for row in self.rows]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
-        return asdict(self)
 
     def as_text(self) -> str:
         """Return the verdict, one line per check, and what else there is to say."""

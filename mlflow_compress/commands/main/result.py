@@ -24,11 +24,6 @@ class VariantRun(Measurement):
     account: Account  # What was asked, and what became of it
     failed: Mapping[str, str] = field(default_factory=dict)  # Error message of every stage that failed
 
-    @property
-    def summary(self) -> str:
-        """The verdict."""
-        return self.verdict
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain values, ready for JSON."""
         return {

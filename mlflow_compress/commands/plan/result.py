@@ -69,7 +69,7 @@ class CostPlan(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
-        return {**asdict(self), "seconds": self.seconds}
+        return {**super().to_dict(), "seconds": self.seconds}
 
     def as_text(self) -> str:
         """Return one line per stage, the sums, and what the figures assume."""

@@ -38,11 +38,6 @@ class Promotion(Tabular):
         """What the command exits with: 3 where no candidate passes, otherwise 0."""
         return NOTHING_PASSES if self.outcome == "nothing" else 0
 
-    @property
-    def summary(self) -> str:
-        """What happened to the alias."""
-        return self.verdict
-
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per candidate, winners first."""
         columns = self.decision.as_table()
@@ -83,19 +78,10 @@ class Rollback(Tabular):
     verdict: str  # What happened, in one sentence
     run: RunLink  # The run that holds it
 
-    @property
-    def summary(self) -> str:
-        """What happened to the alias."""
-        return self.verdict
-
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row."""
         named = ("registered_model", "alias", "variant", "version", "replaced", "reason")
         return [{name: getattr(self, name) for name in named}]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
-        return asdict(self)
 
     def as_text(self) -> str:
         """Return who has the alias again."""
@@ -140,10 +126,6 @@ class AliasHistory(Tabular):
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per move, newest first."""
         return [asdict(tenure) for tenure in self.tenures]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
-        return asdict(self)
 
     def as_text(self) -> str:
         """Return one line per move of the alias, newest first."""

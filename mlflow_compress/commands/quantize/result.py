@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,6 @@ class CompressedModel(Tabular):
         """Return one row: the sizes and the cost."""
         kept = ("method", "format", "size_ratio", "size_bytes", "bits_per_weight", "bits_per_weight_model", "seconds")
         return [{"name": self.name, **{field: getattr(self.manifest, field) for field in kept}}]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
-        return {
-            "folder": str(self.folder),
-            "manifest": asdict(self.manifest),
-            "run": asdict(self.run),
-            "warning": self.warning,
-        }
 
     def as_text(self) -> str:
         """Return size and cost, and where the checkpoint lies."""

@@ -43,10 +43,6 @@ class BlindSheet(Tabular):
         rows = [{"file": str(self.for_raters / name), "for": whom} for name, whom in files.items()]
         return [*rows, {"file": str(self.key), "for": "you alone"}]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
-        return {"folder": str(self.folder), "n_pairs": self.n_pairs, "n_identical": self.n_identical}
-
     def as_text(self) -> str:
         """Return how many pairs there are, and who gets which file."""
         return "\n".join(
@@ -90,17 +86,6 @@ class HumanRatings(Tabular):
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per result; `task` is the rater, or a pair of raters."""
         return [asdict(result) for result in self.results]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
-        return {
-            "baseline": self.baseline,
-            "variant": self.variant,
-            "results": self.to_rows(),
-            "missing": dict(self.missing),
-            "n_identical": self.n_identical,
-            "run": asdict(self.run) if self.run else None,
-        }
 
     def as_text(self) -> str:
         """Return the win rate, one line per result, and what is missing."""

@@ -155,7 +155,7 @@ class Search(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
-        return {**asdict(self), "variants": list(self.to_rows()), "found": self.found, "notes": self.notes}
+        return {**super().to_dict(), "variants": list(self.to_rows()), "found": self.found, "notes": self.notes}
 
     def as_text(self) -> str:
         """Return the finding, every variant with the linear mix of its size, and how to read that."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.metrics.core.metric_registry import all_keys
@@ -23,7 +25,9 @@ _SENTENCE = 400  # characters of its sentence
 
 
 class Tabular(ABC):
-    """A result that is a table of rows."""
+    """A dataclass of results that are a table of rows."""
+
+    verdict: str  # Where a result has one, it is its summary
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Keep the short `repr` where a dataclass would write one with every record."""
@@ -35,13 +39,18 @@ class Tabular(ABC):
         """Return the rows, each a dictionary with the same keys."""
 
     @property
-    @abstractmethod
     def summary(self) -> str:
         """What was found, in one sentence."""
+        return self.verdict
 
     def as_text(self) -> str:
         """Return what the command line shows."""
         return self.summary
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        values: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def table(self) -> Table:
         """Return the rows as reports and terminals show them: a metric's label, its value with unit and interval."""

@@ -72,7 +72,7 @@ class SweepPlan(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
-        return {**asdict(self), "seconds": self.seconds, "disk_bytes": self.disk_bytes}
+        return {**super().to_dict(), "seconds": self.seconds, "disk_bytes": self.disk_bytes}
 
     def as_text(self) -> str:
         """Return one line per variant, then the sums, then the combinations that are not made."""
