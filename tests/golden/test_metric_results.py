@@ -84,7 +84,10 @@ def _shown(results: list[MetricResult]) -> list[Any]:
     """Return the text of the headline table with its notes, and the page's rows with floor and verdict."""
     pooled = headline(results)
     gates = gate_values(pooled)
-    rows = [list(asdict(replace(row, meaning="")).values()) for row in headline_rows(pooled, gates=gates)]
+    rows = [
+        [None if cell is None else str(cell) for cell in vars(replace(row, meaning="")).values()]
+        for row in headline_rows(pooled, gates=gates)
+    ]
     return [headline_table(pooled, gates=gates).splitlines(), rows, sorted(gates.items())]
 
 
