@@ -165,7 +165,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
 
 def _refuse_early(config: Parameters) -> None:
     """Refuse what names and files alone show to be wrong, before torch is imported: that is within two seconds."""
-    from mlflow_compress.models.identity import require_tokenizer_files
+    from mlflow_compress.models.identity import require_own_tokens, require_tokenizer_files
 
     values = config.values()
     folders = {name: Path(str(values[name])) for name in MODELS if values.get(name) is not None}
@@ -179,9 +179,12 @@ def _refuse_early(config: Parameters) -> None:
         if "model" in folders and folders["model"].is_dir():
             chosen.check_folder(folders["model"])
     if isinstance(tasks := values.get("tasks"), str):
-        from mlflow_compress.items.suite import check_tasks_named
+        from mlflow_compress.items.suite import check_tasks_named, has_questions
 
-        check_tasks_named(tasks, model=str(values.get("model", EMBEDDED)))
+        model = str(values.get("model", EMBEDDED))
+        check_tasks_named(tasks, model=model)
+        if values.get("tokenizer") is None and Path(model).is_dir() and has_questions(tasks, model=model):
+            require_own_tokens(Path(model))
 
 
 def _run_ids(config: Parameters) -> list[str]:

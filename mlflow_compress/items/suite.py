@@ -175,6 +175,13 @@ def check_tasks_named(spec: str, *, model: str) -> None:
     raise_together(errors)
 
 
+def has_questions(spec: str, *, model: str) -> bool:
+    """Return whether not all of the tasks that `spec` names are corpora. A corpus has no shots."""
+    parts = [part for part in _parts(spec, model) if not part.endswith(".txt")]
+    known = [TASKS.get(part) for part in parts if part in TASKS.names()]
+    return len(known) < len(parts) or any(task.shots or task.members for task in known)
+
+
 def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
     """Return the suite that `spec` names, read and checked before any model is loaded.
 

@@ -68,6 +68,28 @@ def require_tokenizer_files(folder: Path) -> None:
         )
 
 
+def require_own_tokens(folder: Path) -> None:
+    """Refuse a tokenizer that merges an option's letter into the prompt: no option could be scored."""
+    if not (folder / "tokenizer.json").is_file():  # only transformers can read it
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"The tokenizer cannot be read: {error}", got=str(folder / "tokenizer.json")) from error
+    prompt = "Answer:"
+    n = len(tokenizer.encode(prompt).ids)
+    merged = [letter for letter in "ABCD" if len(tokenizer.encode(f"{prompt} {letter}").ids) <= n]
+    if merged:
+        raise CheckpointError(
+            f"The tokenizer merges an option into the prompt: {prompt!r} has as many tokens as '{prompt} {merged[0]}'",
+            allowed="a tokenizer that separates text at spaces",
+            got=str(folder),
+            fix="Evaluate corpora alone, or a model with another tokenizer",
+        )
+
+
 def vocab_size(config: Any) -> int:
     """Return the vocabulary size (the width of the logits) in a model's configuration."""
     return int(config.get_text_config(decoder=True).vocab_size)

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import mlflow_compress as mc
 from mlflow_compress.errors import MlflowCompressError
@@ -43,6 +45,11 @@ CASES = {
         1,
         "The model has no tokenizer files. Allowed: a folder with tokenizer.json.*Got: '.*half'. Copy them from .*",
     ),
+    "merged letters": (
+        ["main", "--model", "merged", "--method", "rtn", "--tasks", "mmlu"],
+        1,
+        "The tokenizer merges an option into the prompt: 'Answer:' has as many tokens as 'Answer: A'.*Got: '.*merged'.*",
+    ),
     "a cast without effect": (
         ["quantize", "--model", "whole", "--method", "fp16"],
         2,
@@ -74,11 +81,12 @@ sys.exit(code)
 def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Path) -> None:
     arguments, code, message = CASES[name]
     (tmp_path / "bad.jsonl").write_text(ROWS)
-    for folder in (tmp_path / "half", tmp_path / "whole"):
+    for folder in (tmp_path / "half", tmp_path / "whole", tmp_path / "merged"):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         save_file({"weight": np.ones((2, 2), dtype=np.float16)}, folder / "model.safetensors")
     (tmp_path / "whole" / "tokenizer.json").write_text("{}")
+    Tokenizer(WordLevel({"?": 0}, unk_token="?")).save(str(tmp_path / "merged" / "tokenizer.json"))
     env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     done = subprocess.run(
         [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
