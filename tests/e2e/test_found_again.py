@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate import models as open_models
@@ -149,6 +151,28 @@ def test_another_scoring_version_gives_a_new_baseline(
     run_evaluate(config)
     runs = tracker.find_finished("baseline")
     assert len(runs) == 2 and runs[0].data.tags[run_names.EVALUATION] != runs[1].data.tags[run_names.EVALUATION]
+
+
+def test_a_baseline_of_other_threads_is_made_again_and_the_difference_is_said_with_its_size(
+    tracker: Tracker,
+    config: EvaluateConfig,
+    checkpoints: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = config.with_values(checkpoint=str(checkpoints["none"]))
+    run_evaluate(config)
+    first = only(tracker, "baseline").info.run_id
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    run_evaluate(config)
+    [said] = [record.getMessage() for record in caplog.records if "computed otherwise" in record.getMessage()]
+    size = r"differ by at most (\d\.\de[+-]\d\d) nats"
+    found = re.fullmatch(
+        rf"The baseline of run {first[:8]} was computed otherwise \(threads \d+ -> 99\), .*{size}", said
+    )
+    assert found and float(found[1]) < 1e-4
+    evaluations = {run.data.tags[run_names.EVALUATION] for run in tracker.find_finished("baseline")}
+    assert len(tracker.find_finished("baseline")) == 2 and len(evaluations) == 1
 
 
 def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from mlflow_compress.commands.evaluate.models import recognised_in
 from mlflow_compress.commands.evaluate.outputs import WINDOW, ModelOutputs, log_harness_metrics, run_model
@@ -20,19 +23,21 @@ from mlflow_compress.commands.evaluate.stored import (
     settings_of,
     write_metadata,
 )
-from mlflow_compress.commands.shared.get_or_create import digest, get_or_create_run
+from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
 from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
-from mlflow_compress.records import RunRecords, Traces
+from mlflow_compress.records import RunRecords, Traces, align
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
+
+logger = logging.getLogger(__name__)
 
 _FEWEST_WINDOWS = 2  # of a corpus, see `corpus.cut_windows`
 
@@ -172,6 +177,7 @@ def find_or_evaluate(
     run_id, fresh = get_or_create_run(store, "baseline", baseline_label(config), fingerprint, work, before=before)
     if fresh:
         gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
+        _warn_of_rounding(store, run_id, evaluation, model.rounding)
     elif model.facts() is not None:
         model.recognise(store.fetch_json(run_id, FACTS))
     stored = store.fetch(run_id, RECORDS)
@@ -185,6 +191,28 @@ def find_or_evaluate(
         engine=RunRecords.read(store.fetch(run_id, ENGINE)) if compared else None,
         states=store.fetch(run_id, STATES) if suite.is_scored else None,
         fresh=fresh,
+    )
+
+
+def _warn_of_rounding(store: Store, run_id: str, evaluation: str, now: Mapping[str, str]) -> None:
+    """Say why a baseline that the store had was evaluated again, and how far its second scores are from the first."""
+    before = [run for run in store.find("baseline", **{run_names.EVALUATION: evaluation}) if run.run_id != run_id]
+    if not before:
+        return
+    then = store.fetch_json(before[0].run_id, FINGERPRINT)["rounding"]
+    changed = [
+        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+    ]
+    new, old = (RunRecords.read(store.fetch(one, RECORDS)).option_scores for one in (run_id, before[0].run_id))
+    if not changed or new is None or old is None:
+        return
+    far = float(np.nanmax(np.abs(new.column("loglik") - old.column("loglik")[align(new, old)]), initial=0))
+    logger.warning(
+        "The baseline of run %s was computed otherwise (%s), so it was evaluated again: "
+        "the log-probabilities of its options differ by at most %.1e nats",
+        before[0].run_id[:8],
+        ", ".join(changed),
+        far,
     )
 
 

@@ -20,6 +20,8 @@ from mlflow_compress.tracking.store import OpenRun, Store
 
 logger = logging.getLogger(__name__)
 
+FINGERPRINT = "fingerprint.json"  # artifact of a run that is found again: all that decides its results
+
 
 def workdirs_folder(tracking_uri: str) -> Path:
     """Return the folder of all work folders of a tracking store; it is not created here."""
@@ -102,7 +104,7 @@ def get_or_create_run(
         if found:  # another process has done it while this one waited
             return found[0].run_id, False
         with store.run(f"{stage} {label}", stage, tags, own=False) as run, scratch_folder(store.uri) as scratch:
-            run.log_json(dict(fingerprint), "fingerprint.json")
+            run.log_json(dict(fingerprint), FINGERPRINT)
             work(run, scratch, resume)
             for folder in sorted(scratch.iterdir()):
                 run.log_folder(folder, folder.name)
