@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
+from mlflow_compress.metrics import MetricSettings
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.headline import headline_rows
 
 VOID = {"meta", "img", "br", "input"}
+SIZES = SimpleNamespace(
+    base_size_bytes=15_700_000, size_bytes=4_400_000, size_ratio=15.7 / 4.4, bits_per_weight=4.16, sparsity=None
+)
+FAST = MetricSettings(resamples=100, method="percentile")
+
+
+def rows_of(*results):
+    return {row.label: row for row in headline_rows(by_name(*results))}
 
 
 class Page(HTMLParser):

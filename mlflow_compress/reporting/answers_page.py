@@ -182,35 +182,18 @@ REPORT_SHOWS = 10
 """Number of pairs in a report; the page of the judge's run has all of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerCard:
-    """A pair of answers as it is shown."""
-
-    where: str
-    change: str
-    question: str
-    baseline: MarkedText
-    variant: MarkedText
-    grade_baseline: str
-    grade_variant: str
-
-
-def answer_cards(pairs: Sequence[ComparedAnswer]) -> list[AnswerCard]:
-    """Return how each pair is shown, in the given order."""
-    return [_card(pair) for pair in pairs]
-
-
-def _card(pair: ComparedAnswer) -> AnswerCard:
-    baseline, variant = marked(pair.baseline, pair.variant)
-    return AnswerCard(
-        where=f"{pair.item_id} · {pair.category} · turn {pair.turn + 1}",
-        change=_change(pair),
-        question=pair.question,
-        baseline=baseline,
-        variant=variant,
-        grade_baseline=_grades(pair.grades_baseline),
-        grade_variant=_grades(pair.grades_variant),
-    )
+def answer_cards(pairs: Sequence[ComparedAnswer]) -> list[dict[str, Any]]:
+    """Return what the template shows of each pair, in the given order."""
+    return [
+        {
+            "where": f"{pair.item_id} · {pair.category} · turn {pair.turn + 1}",
+            "change": _change(pair),
+            "question": pair.question,
+            "texts": marked(pair.baseline, pair.variant),
+            "grades": (_grades(pair.grades_baseline), _grades(pair.grades_variant)),
+        }
+        for pair in pairs
+    ]
 
 
 def _change(pair: ComparedAnswer) -> str:

@@ -74,6 +74,19 @@ def changed_answers(inputs: MetricInputs) -> ChangedAnswers:
     return ChangedAnswers(rows, kinds, margin[rows], kl[rows])
 
 
+def _chosen_options(inputs: MetricInputs, rows: Int) -> list[dict[str, Any]]:
+    """Return some items, with the texts of the right option and of those that both models chose; None if generated."""
+    names = ("task", "item_id", "category", "question", "prompt", "options", "answers")
+    models = (inputs.baseline_predictions, inputs.variant_predictions)
+    items = []
+    for row, item in zip(rows.tolist(), inputs.view.items.table.take(rows).to_pylist(), strict=True):
+        places = [item["gold"], *(p.content[row, 0] if p.scored[row, 0] else None for p in models)]
+        texts = [item["options"][i] if inputs.view.chooses[row] and i is not None else None for i in places]
+        chosen = dict(zip(("gold", "baseline", "variant"), texts, strict=True))
+        items.append({**{name: item[name] for name in names}, **chosen})
+    return items
+
+
 def items_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     """Return one row per item, in the order of the records; see `Evaluation.items` for the columns."""
     if inputs.baseline.items is None:
@@ -81,27 +94,22 @@ def items_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
     changed = changed_answers(inputs)
     kinds, kl = dict(zip(changed.rows.tolist(), changed.kinds, strict=True)), _kl(inputs)
-    written = [_generated_texts(inputs.baseline), _generated_texts(inputs.subject)]
-    found = []
-    for row, item in enumerate(view.items.table.to_pylist()):
-        answers: list[str | None] = [texts.get((item["task"], item["item_id"])) for texts in written]
-        if view.chooses[row]:
-            answers = [item["options"][p.content[row, 0]] if p.scored[row, 0] else None for p in (b, q)]
-        found.append(
-            {
-                **{name: item[name] for name in ("task", "item_id", "category", "question", "prompt", "options")},
-                "gold": item["options"][item["gold"]] if view.chooses[row] else item["answers"],
-                "baseline": answers[0],
-                "variant": answers[1],
-                "baseline_correct": bool(b.correct[row, 0]) if b.scored[row, 0] else None,
-                "variant_correct": bool(q.correct[row, 0]) if q.scored[row, 0] else None,
-                "change": kinds.get(row),
-                "kl": _finite(kl[row]),
-                "margin_baseline": _finite(b.margin[row, 0]),
-                "margin_variant": _finite(q.margin[row, 0]),
-            }
-        )
-    return found
+    written = {"baseline": _generated_texts(inputs.baseline), "variant": _generated_texts(inputs.subject)}
+    table = _chosen_options(inputs, np.arange(len(view)))
+    for row, item in enumerate(table):
+        accepted = item.pop("answers")
+        if not view.chooses[row]:
+            place = (item["task"], item["item_id"])
+            item |= {"gold": accepted, **{name: texts.get(place) for name, texts in written.items()}}
+        item |= {
+            "baseline_correct": bool(b.correct[row, 0]) if b.scored[row, 0] else None,
+            "variant_correct": bool(q.correct[row, 0]) if q.scored[row, 0] else None,
+            "change": kinds.get(row),
+            "kl": _finite(kl[row]),
+            "margin_baseline": _finite(b.margin[row, 0]),
+            "margin_variant": _finite(q.margin[row, 0]),
+        }
+    return table
 
 
 def _finite(value: float) -> float | None:
@@ -126,25 +134,18 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     changed = changed_answers(inputs)
     if not len(changed.rows):
         return []
-    view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
-    table = view.items.table.take(changed.rows).to_pylist()
-    found = []
-    for row, item, kind, margin, kl in zip(changed.rows, table, changed.kinds, changed.margin, changed.kl, strict=True):
-        options = list(item["options"] or [])
-        chooses = bool(view.chooses[row])
-        found.append(
-            {
-                **{name: item[name] for name in ("task", "item_id", "category", "question")},
-                "options": options,
-                "gold": options[item["gold"]] if chooses else None,
-                "baseline": options[b.content[row, 0]] if chooses else None,
-                "variant": options[q.content[row, 0]] if chooses else None,
-                "kind": kind,
-                "margin_baseline": _finite(margin),
-                "kl": _finite(kl),
-            }
-        )
-    return found
+    rows = zip(_chosen_options(inputs, changed.rows), changed.kinds, changed.margin, changed.kl, strict=True)
+    return [
+        {
+            **{name: item[name] for name in ("task", "item_id", "category", "question")},
+            "options": item["options"] or [],
+            **{name: item[name] for name in ("gold", "baseline", "variant")},
+            "kind": kind,
+            "margin_baseline": _finite(margin),
+            "kl": _finite(kl),
+        }
+        for item, kind, margin, kl in rows
+    ]
 
 
 def _choice_rows(inputs: MetricInputs) -> tuple[Float, Bool, Bool]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, MEMORY_RATIO
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
@@ -39,7 +39,6 @@ from mlflow_compress.reporting.plots.style import RC, Drawing
 from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
 
 _A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
-_DRAWN = {"bytes": SIZE, "kl": KL, SPEED.field: DECODE_SPEEDUP, MEMORY.field: MEMORY_RATIO}
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,7 @@ def _positions(results: Sequence[MetricResult]) -> Drawing | None:
     return draw_positions(found[None], parts) if parts else None
 
 
+@matplotlib.rc_context(RC)
 def draw_all(
     inputs: MetricInputs,
     results: Sequence[MetricResult],
@@ -129,68 +129,66 @@ def draw_all(
     `variants` are all of the evaluation so far, as `draw_variants` takes them. Figures come in reading order; one
     without data is left out.
     """
-    with matplotlib.rc_context(RC):
-        drawings = {
-            "size_against_kl": draw_variants(variants, current),
-            "speed_against_kl": draw_variants(variants, current, costs=(SPEED,), fewest=_A_CHOICE),
-            "memory_against_kl": draw_variants(variants, current, costs=(MEMORY,), fewest=_A_CHOICE),
-            "kl_by_item": _divergence(inputs),
-            "change_by_margin": _margin(inputs),
-            "flips_by_category": _categories(inputs, results),
-            "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
-            "answers_part": _answers_part(judged),
-            "kl_by_position": _positions(results),
-        }
-        return _saved(drawings, folder)
+    drawings = {
+        "size_against_kl": draw_variants(variants, current),
+        "speed_against_kl": draw_variants(variants, current, costs=(SPEED,), fewest=_A_CHOICE),
+        "memory_against_kl": draw_variants(variants, current, costs=(MEMORY,), fewest=_A_CHOICE),
+        "kl_by_item": _divergence(inputs),
+        "change_by_margin": _margin(inputs),
+        "flips_by_category": _categories(inputs, results),
+        "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
+        "answers_part": _answers_part(judged),
+        "kl_by_position": _positions(results),
+    }
+    return _saved(drawings, folder)
 
 
+@matplotlib.rc_context(RC)
 def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
     """Draw the figures of a scoreboard that have data: the Pareto fronts, and the correlations between metrics."""
     points = [
         {
             "name": row.name,
             **{
-                f"{field}{end}": getattr(row.cells[key], part)
-                for field, key in _DRAWN.items()
-                if key in row.cells
+                f"{key}{end}": getattr(cell, part)
+                for key, cell in row.cells.items()
                 for end, part in (("", "value"), ("_low", "low"), ("_high", "high"))
             },
         }
         for row in board.finished
     ]
     speed, memory = (board.serving_fronts.get(cost, ()) for cost in (DECODE_SPEEDUP, MEMORY_RATIO))
-    with matplotlib.rc_context(RC):
-        drawings = {
-            "pareto_front": draw_variants(points, None, front=board.pareto),
-            "pareto_front_speed": draw_variants(points, None, front=speed, costs=(SPEED,), fewest=_A_CHOICE),
-            "pareto_front_memory": draw_variants(points, None, front=memory, costs=(MEMORY,), fewest=_A_CHOICE),
-            "correlations": draw_correlations(board),
-        }
-        return _saved(drawings, folder)
+    drawings = {
+        "pareto_front": draw_variants(points, None, front=board.pareto),
+        "pareto_front_speed": draw_variants(points, None, front=speed, costs=(SPEED,), fewest=_A_CHOICE),
+        "pareto_front_memory": draw_variants(points, None, front=memory, costs=(MEMORY,), fewest=_A_CHOICE),
+        "correlations": draw_correlations(board),
+    }
+    return _saved(drawings, folder)
 
 
+@matplotlib.rc_context(RC)
 def draw_diagnosis(
     found: GroupsFound, positions: Sequence[MetricResult], classes: Sequence[MetricResult], folder: Path
 ) -> list[Figure]:
     """Draw where a variant moves: the map of layers and kinds of matrices, and the parts of the text."""
-    with matplotlib.rc_context(RC):
-        drawings = {
-            "layer_map": draw_layer_map(found),
-            "moved_parts": draw_moved_parts(found.whole, positions, classes),
-        }
-        return _saved(drawings, folder)
+    drawings = {
+        "layer_map": draw_layer_map(found),
+        "moved_parts": draw_moved_parts(found.whole, positions, classes),
+    }
+    return _saved(drawings, folder)
 
 
+@matplotlib.rc_context(RC)
 def draw_similarity(found: ModelSimilarity, folder: Path) -> list[Figure]:
     """Draw the similarity of all models' answers: the matrix, and the models on its principal components."""
-    with matplotlib.rc_context(RC):
-        return _saved({"answer_similarity": draw_matrix(found), "answer_map": draw_map(found)}, folder)
+    return _saved({"answer_similarity": draw_matrix(found), "answer_map": draw_map(found)}, folder)
 
 
+@matplotlib.rc_context(RC)
 def draw_search(rows: Sequence[Mapping[str, Any]], folder: Path, *, gate: float | None) -> list[Figure]:
     """Draw the figure of a search: the rows of `results.Search` by size and KL, with the gate's line."""
-    with matplotlib.rc_context(RC):
-        return _saved({"budget_front": draw_budget_front(rows, gate=gate)}, folder)
+    return _saved({"budget_front": draw_budget_front(rows, gate=gate)}, folder)
 
 
 def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]:

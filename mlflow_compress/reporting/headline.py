@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL
+from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL, gate_values
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, KL_ITEMS, TOP_ITEM, TOP_PERCENT
@@ -88,11 +88,11 @@ class HeadlineRow:
     distinguishable: Words | None = None  # "yes" or "no", with a reason if needed
 
 
-def kl_not_trusted(pooled: Pooled, gates: Mapping[str, float] | None) -> bool:
+def kl_not_trusted(pooled: Pooled) -> bool:
     """Return whether the gates read the clipped mean instead of the KL's upper end."""
-    if gates is None or GATE_KL in gates or CLIPPED.name not in pooled:
+    if CLIPPED.name not in pooled or KL not in pooled or pooled[KL].value == 0:  # equal models need no interval
         return False
-    return KL in pooled and pooled[KL].value > 0  # equal models need no interval
+    return GATE_KL not in gate_values(pooled)
 
 
 def only_generated(pooled: Pooled) -> bool:
@@ -157,7 +157,7 @@ def _baseline(key: MetricKey) -> str:
     return f"{key.name}_baseline"
 
 
-def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[HeadlineRow]:
+def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
     """Return the rows under the KL of the items: the share of its largest items, and the values that the gate reads."""
     if only_generated(pooled):
         meaning = "KL compares the probabilities of given options."
@@ -172,7 +172,7 @@ def _kl_rows(pooled: Pooled, gates: Mapping[str, float] | None) -> list[Headline
         rows.append(
             HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
         )
-    gated = (CLIPPED, ABOVE_CLIP) if kl_not_trusted(pooled, gates) else ()
+    gated = (CLIPPED, ABOVE_CLIP) if kl_not_trusted(pooled) else ()
     return rows + [
         HeadlineRow(label=k.label, meaning=k.meaning, n=_count(found, k.counted), difference=result_text(found))
         for k in gated
@@ -202,9 +202,7 @@ def _size_rows(sizes: CheckpointManifest) -> list[HeadlineRow]:
     return [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
 
 
-def headline_rows(
-    pooled: Pooled, sizes: CheckpointManifest | None = None, gates: Mapping[str, float] | None = None
-) -> list[HeadlineRow]:
+def headline_rows(pooled: Pooled, sizes: CheckpointManifest | None = None) -> list[HeadlineRow]:
     """Return the headline table's rows in the order that the metrics declare (`MetricKey.headline`).
 
     A metric that was not computed has no row.
@@ -215,7 +213,7 @@ def headline_rows(
         both = _baseline(headline) in keys
         rows.append(_compared_row(headline, pooled, keys) if both else _distance_row(headline, pooled))
         if headline.name == KL:
-            rows += _kl_rows(pooled, gates)
+            rows += _kl_rows(pooled)
     return [row for row in rows if row is not None] + ([] if sizes is None else _size_rows(sizes))
 
 
@@ -277,10 +275,10 @@ def _biased_judge(pooled: Pooled) -> list[str]:
     ]
 
 
-def footnotes(pooled: Pooled, *, gates: Mapping[str, float] | None = None) -> list[str]:
+def footnotes(pooled: Pooled) -> list[str]:
     """Return the sentences under the headline table; empty if there are none."""
     notes = []
-    if kl_not_trusted(pooled, gates):
+    if kl_not_trusted(pooled):
         notes.append(
             "The interval of the mean KL cannot be trusted here (few items, or one item holds much of the mean): "
             "the gate reads the clipped mean and the share of items above the clip."
@@ -309,39 +307,33 @@ def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
 NOTE_LIMIT = 8000
 _PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them
 _WIDTH = 100
-_MODELS = ("baseline", "variant")
+_NUMBERS = ("n", "baseline", "variant")
+_NARROW = ("metric", *_NUMBERS, "difference")  # the columns of a terminal and of a note
 
 
-def headline_rows_table(
-    pooled: Pooled, sizes: CheckpointManifest | None = None, gates: Mapping[str, float] | None = None
-) -> Table:
+def headline_rows_table(pooled: Pooled, sizes: CheckpointManifest | None = None) -> Table:
     """Return the headline table with all its columns."""
     difference = f"difference [{interval_percent(pooled)} interval]"
-    heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in ("n", *_MODELS))]
+    heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in _NUMBERS)]
     heads.append(Column(difference, left=True, key="difference"))
     return Table(
         columns=[*heads, Column("noise floor", left=True), Column("distinguishable", left=True)],
         rows=[
             (Words(r.label, [r.meaning]), r.n or "", r.baseline, r.variant, r.difference, r.noise, r.distinguishable)
-            for r in headline_rows(pooled, sizes, gates)
+            for r in headline_rows(pooled, sizes)
         ],
     )
-
-
-def _narrow(pooled: Pooled, manifest: CheckpointManifest | None, gates: Mapping[str, float] | None) -> Table:
-    return headline_rows_table(pooled, manifest, gates).only("metric", "n", *_MODELS, "difference")
 
 
 def headline_table(
     pooled: Pooled,
     manifest: CheckpointManifest | None = None,
     *,
-    gates: Mapping[str, float] | None = None,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
     """Return the headline table as aligned text, followed by failed stages and notes."""
-    lines = _narrow(pooled, manifest, gates).lines(widest=_WIDTH)
-    notes = failures(failed_stages) + footnotes(pooled, gates=gates)
+    lines = headline_rows_table(pooled, manifest).only(*_NARROW).lines(widest=_WIDTH)
+    notes = failures(failed_stages) + footnotes(pooled)
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH)]
     return "\n".join([*lines, *([lines[1], *wrapped] if wrapped else [])])
 
@@ -351,7 +343,6 @@ def note_markdown(
     pooled: Pooled,
     manifest: CheckpointManifest | None = None,
     *,
-    gates: Mapping[str, float] | None = None,
     account: Account | None = None,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
@@ -361,8 +352,8 @@ def note_markdown(
         head += [escape_markdown(account.sentence)[:_PART_LIMIT], ""]
     for failure in failures(failed_stages):
         head += [f"**{escape_markdown(failure)[:_PART_LIMIT]}**", ""]
-    notes = footnotes(pooled, gates=gates)
-    return "\n".join([*head, _narrow(pooled, manifest, gates).markdown(), *(f"\n{escape_markdown(n)}" for n in notes)])
+    table = headline_rows_table(pooled, manifest).only(*_NARROW).markdown()
+    return "\n".join([*head, table, *(f"\n{escape_markdown(note)}" for note in footnotes(pooled))])
 
 
 def not_computed(

@@ -18,7 +18,7 @@ from mlflow_compress.reporting.headline import (
     interval_percent,
 )
 from mlflow_compress.reporting.numbers import scale_of, value_text
-from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Table, Words, result_text
+from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Table, Words, cell_text, result_text
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
@@ -113,15 +113,11 @@ def embedded(figure: Figure) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value))
-    return str(value)
+    if value is None:
+        return "none"
+    return cell_text(value) if isinstance(value, bool | float) else str(value)
 
 
 def settings_table(settings: Mapping[str, Any]) -> Table:
@@ -151,7 +147,6 @@ def render_report(
     setup: Mapping[str, Any] | None = None,
     not_computed: Mapping[str, str] | None = None,
     manifest: CheckpointManifest | None = None,
-    gates: Mapping[str, float] | None = None,
     account: Account | None = None,
     failed_stages: Mapping[str, str] | None = None,
     judge_values: Mapping[str, float] | None = None,
@@ -168,8 +163,8 @@ def render_report(
         verdict=verdict,
         account="" if account is None else account.sentence,
         failures=failures(failed_stages),
-        headline=headline_rows_table(pooled, manifest, gates),
-        notes=footnotes(pooled, gates=gates),
+        headline=headline_rows_table(pooled, manifest),
+        notes=footnotes(pooled),
         figures=[embedded(figure) for figure in figures],
         flips=changes_table(flips[:FLIPS_SHOWN]),
         n_flips=len(flips),

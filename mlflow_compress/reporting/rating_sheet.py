@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
-from mlflow_compress.reporting.tables import TEMPLATES, csv_text
+from mlflow_compress.reporting.tables import TEMPLATES, csv_text, policy_hash
 
 CHOICES = ("A", "tie", "B", "both bad")
 """What a rater may choose."""
@@ -35,9 +33,8 @@ def rating_page(sheet: str, pairs: Sequence[RatingPair]) -> str:
     Every text is escaped, and the page's policy allows its own script alone.
     """
     script = _SCRIPT.read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return TEMPLATES.get_template("rating.html.j2").render(
-        sheet=sheet, pairs=pairs, choices=CHOICES, script=Markup(script), digest=digest
+        sheet=sheet, pairs=pairs, choices=CHOICES, script=Markup(script), digest=Markup(policy_hash(script))
     )
 
 

@@ -53,7 +53,7 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> lis
         if row["gap"]:
             notes.append(f"{row['name']}: the solver's bound is {100 * row['gap']:.2g} % below its solution")
     for row in (row for row in rows if row["kind"] == "autoscheme"):
-        shown = _difference(row, "search_difference")
+        shown = _kl(row, "search_difference") or MISSING
         notes.append(f"{row['name']}, AutoRound's choice of bits for the same size: KL {shown} to the searched variant")
     return notes
 
@@ -69,9 +69,9 @@ def search_table(rows: Sequence[Row]) -> Table:
                 row["limit"] or None,
                 f"{row['bits_per_weight']:.3f}",
                 bytes_text(row["size_bytes"]),
-                interval_text(MetricResult("kl", row["kl"], row["kl_low"], row["kl_high"]), NATS, difference=False),
+                _kl(row, "kl", difference=False),
                 _nats(row["mix_kl"]),
-                _difference(row, "difference"),
+                _kl(row, "difference"),
                 _nats(row["predicted_kl"]),
                 _nats(row["search_kl"]),
             )
@@ -91,12 +91,12 @@ def rows_csv(rows: Sequence[Row]) -> str:
     return csv_text(rows[0], (row.values() for row in rows))
 
 
-def _difference(row: Row, name: str) -> str:
+def _kl(row: Row, name: str, *, difference: bool = True) -> str | None:
     if row[name] is None:
-        return MISSING
-    found = MetricResult("kl", row[name], row[f"{name}_low"], row[f"{name}_high"])
-    return interval_text(found, NATS, difference=True)
+        return None
+    result = MetricResult("kl", *(row[f"{name}{end}"] for end in ("", "_low", "_high")))
+    return interval_text(result, NATS, difference=difference)
 
 
-def _nats(value: float | None) -> str:
-    return MISSING if value is None else value_text(MetricResult("kl", value, None, None), NATS)
+def _nats(value: float | None) -> str | None:
+    return None if value is None else value_text(MetricResult("kl", value, None, None), NATS)

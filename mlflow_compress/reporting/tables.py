@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -191,6 +193,11 @@ def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]], *, end: s
     for row in (head, *rows):
         writer.writerow([f"'{v}" if isinstance(v, str) and v.startswith(_FORMULA) else v for v in row])
     return out.getvalue()
+
+
+def policy_hash(text: str) -> str:
+    """Return a script or a style as a page's content security policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
 def escape_markdown(text: str) -> str:

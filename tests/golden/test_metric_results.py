@@ -86,9 +86,9 @@ def _shown(results: list[MetricResult]) -> list[Any]:
     gates = gate_values(pooled)
     rows = [
         [None if cell is None else str(cell) for cell in vars(replace(row, meaning="")).values()]
-        for row in headline_rows(pooled, gates=gates)
+        for row in headline_rows(pooled)
     ]
-    return [headline_table(pooled, gates=gates).splitlines(), rows, sorted(gates.items())]
+    return [headline_table(pooled).splitlines(), rows, sorted(gates.items())]
 
 
 @pytest.mark.parametrize("name", ["full", "identical", "baseline alone", "some unscored", "generated", "pooled only"])

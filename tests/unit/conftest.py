@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def full() -> tuple[Any, Any]:
+    """Return records of every kind, and every metric of them."""
+    from mlflow_compress.metrics import compute_all
+    from tests import metric_records
+    from tests.report_results import FAST
+
+    inputs = replace(metric_records.inputs(), settings=FAST)
+    return inputs, compute_all(inputs)

@@ -9,7 +9,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from mlflow_compress.decide.scoreboard import scoreboard
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
+from mlflow_compress.decide.scoreboard import BITS, scoreboard
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.metrics.greedy_answers import Forks
 from mlflow_compress.metrics.margins import share_by_bin
@@ -33,9 +34,9 @@ ITEMS = ["size_against_kl", "kl_by_item", "change_by_margin", "flips_by_category
 ALL = [*ITEMS, "kl_by_position"]
 FAST = MetricSettings(resamples=100, method="percentile")
 VARIANTS = [
-    {"name": "none", "bits_per_weight": 16.0, "bytes": 100, "kl": 0.0, "kl_low": 0.0, "kl_high": 0.0},
-    {"name": "a$b$", "bits_per_weight": 4.1, "bytes": 30, "kl": 0.1, "kl_low": 0.0, "kl_high": 0.2},
-    {"name": "mine", "bits_per_weight": 4.1, "bytes": 30, "kl": 0.1},
+    {"name": "none", BITS: 16.0, SIZE: 100, KL: 0.0, f"{KL}_low": 0.0, f"{KL}_high": 0.0},
+    {"name": "a$b$", BITS: 4.1, SIZE: 30, KL: 0.1, f"{KL}_low": 0.0, f"{KL}_high": 0.2},
+    {"name": "mine", BITS: 4.1, SIZE: 30, KL: 0.1},
 ]
 
 
@@ -104,24 +105,24 @@ def test_single_category(full, tmp_path):
 
 def test_the_variants_finding_by_hand():
     # "mine" (4.1 bits, KL 0.1): only "b" is at most as large and at most as far.
-    b = {"name": "b", "bits_per_weight": 4.0, "kl": 0.05}
+    b = {"name": "b", BITS: 4.0, KL: 0.05}
     with matplotlib.rc_context(RC):
         title = draw_variants([VARIANTS[0], VARIANTS[2], b], "mine").title
         alone = draw_variants([VARIANTS[0], VARIANTS[2]], "mine")
-        single = draw_variants([VARIANTS[2], {"name": "no size", "kl": 0.1}], "mine")
+        single = draw_variants([VARIANTS[2], {"name": "no size", KL: 0.1}], "mine")
     assert title == "mine: KL 0.1 at 4.10 bits per weight; b is both as small and as close"
     assert alone.title.endswith("no other of 2 variants is both as small and as close")
     assert single.title == "mine: KL 0.1 at 4.10 bits per weight"
     assert "1 without size or KL is left out" in single.caption
-    assert draw_variants([{"name": "x", "kl": None, "bytes": 3}], "x") is None
+    assert draw_variants([{"name": "x", KL: None, SIZE: 3}], "x") is None
 
 
 def test_the_finding_on_speed_and_on_memory_by_hand():
     # "mine" decodes at 1.2x with KL 0.1: "fast" is faster and closer. It takes 0.8 of the memory: "fast" takes more.
     rows = [
-        {"name": "mine", "kl": 0.1, "decode_speedup": 1.2, "memory_ratio": 0.8},
-        {"name": "fast", "kl": 0.05, "decode_speedup": 1.3, "memory_ratio": 0.9},
-        {"name": "not timed", "kl": 0.01, "bytes": 4},
+        {"name": "mine", KL: 0.1, DECODE_SPEEDUP: 1.2, MEMORY_RATIO: 0.8},
+        {"name": "fast", KL: 0.05, DECODE_SPEEDUP: 1.3, MEMORY_RATIO: 0.9},
+        {"name": "not timed", KL: 0.01, SIZE: 4},
     ]
     with matplotlib.rc_context(RC):
         speed = draw_variants(rows, "mine", costs=(SPEED,), fewest=2)
@@ -177,11 +178,9 @@ def test_kl_by_position_states_both_ends():
 
 
 def test_labels_do_not_overlap():
-    crowd = [
-        {"name": f"method-{i}-4bit-g128", "bits_per_weight": 4.0 + 0.04 * i, "kl": 0.1 + 0.004 * i} for i in range(8)
-    ]
+    crowd = [{"name": f"method-{i}-4bit-g128", BITS: 4.0 + 0.04 * i, KL: 0.1 + 0.004 * i} for i in range(8)]
     with matplotlib.rc_context(RC):
-        canvas = draw_variants([*crowd, {"name": "far", "bits_per_weight": 8.0, "kl": 0.001}], crowd[3]["name"]).canvas
+        canvas = draw_variants([*crowd, {"name": "far", BITS: 8.0, KL: 0.001}], crowd[3]["name"]).canvas
     axes = canvas.axes[0]
     boxes = [t.get_window_extent() for t in axes.texts if t.get_text()]
     assert len(boxes) == 9

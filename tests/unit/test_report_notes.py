@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
-
-from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
+from mlflow_compress.metrics import MetricInputs, compute_all, unmet
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import Items
 from mlflow_compress.reporting.details import flips_table
@@ -21,23 +19,7 @@ from mlflow_compress.reporting.headline import (
     note_markdown,
 )
 from mlflow_compress.reporting.html import render_report
-from tests import metric_records
-from tests.report_results import Page, by_name, result
-
-SIZES = SimpleNamespace(
-    base_size_bytes=15_700_000, size_bytes=4_400_000, size_ratio=15.7 / 4.4, bits_per_weight=4.16, sparsity=None
-)
-FAST = MetricSettings(resamples=100, method="percentile")
-
-
-@pytest.fixture(scope="module")
-def full():
-    found = replace(metric_records.inputs(), settings=FAST)
-    return found, compute_all(found)
-
-
-def rows_of(*results, gates=None):
-    return {row.label: row for row in headline_rows(by_name(*results), gates=gates)}
+from tests.report_results import FAST, SIZES, Page, by_name, result, rows_of
 
 
 def test_n_is_in_every_table_with_what_is_unscored():
@@ -82,21 +64,20 @@ def test_a_kl_that_hangs_on_few_items_is_shown_with_what_the_gate_reads():
     item, percent = result("distance/kl_share_top_item_pct", 18.4), result("distance/kl_share_top_percent_pct", 30.06)
     clipped = result("distance/kl_clipped_mean", 0.015, 0.01, 0.02, n=300)
     above = result("distance/kl_above_clip_pct", 0.33, 0.06, 1.9, n=300)
-    trusted = {"gate/kl_upper": 0.05, "gate/kl_clipped_upper": 0.02}
-    rows = rows_of(kl, item, percent, clipped, above, gates=trusted)
-    assert rows["KL in largest item / 1 %"].difference == "18.4 % / 30.1 % of the mean"
+    # The mean is trusted where its largest item holds less than 2.5 % of it.
+    rows = rows_of(kl, replace(item, value=1.5), percent, clipped, above)
+    assert rows["KL in largest item / 1 %"].difference == "1.50 % / 30.1 % of the mean"
     assert not any("gate" in label for label in rows)
-    untrusted = {"gate/kl_clipped_upper": 0.02, "gate/kl_above_clip_pct_upper": 1.9}
-    rows = rows_of(kl, item, percent, clipped, above, gates=untrusted)
+    rows = rows_of(kl, item, percent, clipped, above)
+    assert rows["KL in largest item / 1 %"].difference == "18.4 % / 30.1 % of the mean"
     assert rows["KL, clipped (gate)"].difference == "0.015 [0.010, 0.020]"
     assert rows["KL above clip (gate)"].difference == "0.3 % [0.1, 1.9]"
     sentence = "the gate reads the clipped mean and the share of items above the clip"
-    assert sentence in " ".join(footnotes(by_name(kl, clipped, above), gates=untrusted))
-    assert sentence not in " ".join(footnotes(by_name(kl, clipped, above), gates=trusted))
+    assert sentence in " ".join(footnotes(by_name(kl, item, clipped, above)))
+    assert sentence not in " ".join(footnotes(by_name(kl, replace(item, value=1.5), clipped, above)))
     # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.
-    same = by_name(replace(kl, value=0.0), replace(clipped, value=0.0))
-    assert footnotes(same, gates={"gate/kl_clipped_upper": 0.02}) == []
-    assert footnotes(by_name(kl), gates={}) == []
+    assert footnotes(by_name(replace(kl, value=0.0), replace(clipped, value=0.0))) == []
+    assert footnotes(by_name(kl)) == []
 
 
 def test_generated_answers_read_well():
@@ -164,9 +145,7 @@ def test_what_either_stage_computed_is_not_listed_as_missing(full):
 
 
 def test_the_zeros_of_a_pruned_model_have_a_row():
-    rows = {
-        row.label: row
-        for row in headline_rows({}, SimpleNamespace(**{**vars(SIZES), "size_ratio": 1.0, "sparsity": 0.5}))
-    }
+    pruned = SimpleNamespace(**{**vars(SIZES), "size_ratio": 1.0, "sparsity": 0.5})
+    rows = {row.label: row for row in headline_rows({}, pruned)}
     assert (rows["Size"].difference, rows["Zeros in linear weights"].variant) == ("same size", "50 %")
     assert "Zeros in linear weights" not in headline_table({}, SIZES)

@@ -65,7 +65,7 @@ class Measurement(Tabular):
         """Return the headline table: the other values are too many for a reader."""
         from mlflow_compress.reporting.headline import headline_rows_table
 
-        table = headline_rows_table(self.pooled, getattr(self, "manifest", None), getattr(self, "gates", None))
+        table = headline_rows_table(self.pooled, getattr(self, "manifest", None))
         return (table if table.rows else super().table()).filled()
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,10 +41,5 @@ class VariantRun(Measurement):
         """Return the verdict, the headline table, and where to look."""
         from mlflow_compress.reporting.headline import headline_table
 
-        table = headline_table(
-            self.pooled,
-            self.manifest,
-            gates=self.gates,
-            failed_stages=self.failed,
-        )
+        table = headline_table(self.pooled, self.manifest, failed_stages=self.failed)
         return "\n\n".join([self.verdict, self.account.sentence, table, *lines_of_run(self.run)])

@@ -15,7 +15,7 @@ from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.past_runs import described_runtime
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, gate_values
+from mlflow_compress.decide.gates import KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, unmet
 from mlflow_compress.records import RunRecords
@@ -118,15 +118,6 @@ def log_model(stages: Stages) -> None:
             log_model_values(tracker, stages.evaluate, model, values, data_set)
 
 
-def _remarks(stages: Stages) -> dict[str, Any]:
-    """Return what note and report show in addition to the results: gate values, the account, failed stages."""
-    return {
-        "gates": gate_values(stages.pooled),
-        "account": stages.account,
-        "failed_stages": stages.failed,
-    }
-
-
 def _not_computed(stages: Stages, evaluated: Mapping[str, str]) -> dict[str, str]:
     """Return the reason for each metric that no stage has computed."""
     reasons: dict[str, Mapping[str, str] | str] = {}
@@ -161,18 +152,7 @@ def _variants(stages: Stages) -> tuple[list[dict[str, Any]], str]:
             points = {variant.checkpoint: variant.run.data.metrics for variant in group.variants}
     points[this] = _values(stages)
     shown = names_of(points)
-    wanted = {
-        "bits_per_weight": "size/bits_per_weight",
-        "bytes": "size/bytes",
-        "kl": KL,
-        "decode_speedup": DECODE_SPEEDUP,
-        "memory_ratio": MEMORY_RATIO,
-    }
-    rows: list[dict[str, Any]] = [
-        {"name": shown[key], **{field: values[metric] for field, metric in wanted.items() if metric in values}}
-        for key, values in sorted(points.items())
-        if KL in values
-    ]
+    rows = [{"name": shown[key], **values} for key, values in sorted(points.items()) if KL in values]
     return rows, shown[this]
 
 
@@ -284,7 +264,8 @@ def _log_all(stages: Stages, folder: Path) -> dict[str, str]:
         manifest=stages.manifest,
         judge_values=_judge_values(stages),
         answers=_answers(stages),
-        **_remarks(stages),
+        account=stages.account,
+        failed_stages=stages.failed,
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
@@ -299,5 +280,6 @@ def _log_all(stages: Stages, folder: Path) -> dict[str, str]:
     _log_answers(stages)
     run.set_tags({run_names.VERDICT: stages.verdict, run_names.CHECKPOINT: stages.checkpoint})
     sentence = stages.verdict if stages.served is None else f"{stages.verdict} Served: {stages.served.text}."
-    run.set_note(note_markdown(sentence, stages.pooled, stages.manifest, **_remarks(stages)))
+    note = note_markdown(sentence, stages.pooled, stages.manifest, account=stages.account, failed_stages=stages.failed)
+    run.set_note(note)
     return skipped

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from mlflow_compress.reporting.page.page_tables import (
 )
 from mlflow_compress.reporting.page.page_text import choice_reason, choice_sentence, sample_prompts
 from mlflow_compress.reporting.scoreboard_text import correlation_text, finding, legend, main_correlations
-from mlflow_compress.reporting.tables import TEMPLATES, Column, Table
+from mlflow_compress.reporting.tables import TEMPLATES, Column, Table, policy_hash
 
 _HERE = Path(__file__).parent
 MOST_WARNINGS = 6
@@ -87,15 +85,11 @@ def render_page(content: PageContent) -> str:
 
 def _security_policy(style: str, scripts: Sequence[str]) -> str:
     """Return a content security policy that allows this style and these scripts, and nothing else."""
-
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
-
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src {' '.join(map(digest, scripts))}",
-            f"style-src {digest(style)}",
+            f"script-src {' '.join(map(policy_hash, scripts))}",
+            f"style-src {policy_hash(style)}",
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
+from mlflow_compress.decide.scoreboard import BITS
+from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.style import (
     BASELINE,
@@ -32,7 +35,7 @@ _WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
 class CostAxis:
     """What stands on the axis from left to right."""
 
-    field: str  # Of the variants' rows; `<field>_low` and `<field>_high` are the ends of its interval, where it has one
+    field: str  # The metric; `<field>_low` and `<field>_high` are the ends of its interval, where a row has them
     label: str  # Of the axis
     factor: float = 1.0  # What the value is multiplied by
     shown: str  # Format of a value in words
@@ -46,15 +49,15 @@ class CostAxis:
 _SIZE: dict[str, Any] = {"what": "size", "word": "small", "side": "smaller is further left"}
 SIZES = (
     CostAxis(
-        field="bits_per_weight",
+        field=BITS,
         label="Stored bits per weight of the linear layers",
         shown="{:.2f} bits per weight",
         **_SIZE,
     ),
-    CostAxis(field="bytes", label="Size, MB", factor=1e-6, shown="{:.3g} MB", **_SIZE),
+    CostAxis(field=SIZE, label="Size, MB", factor=1e-6, shown="{:.3g} MB", **_SIZE),
 )
 SPEED = CostAxis(
-    field="decode_speedup",
+    field=DECODE_SPEEDUP,
     label="Decode speed, one sequence at a time, over the baseline's",
     shown="{:.2f}x the baseline's decode speed",
     what="decode speed",
@@ -64,7 +67,7 @@ SPEED = CostAxis(
     baseline=1.0,
 )
 MEMORY = CostAxis(
-    field="memory_ratio",
+    field=MEMORY_RATIO,
     label="Peak memory while serving, over the baseline's",
     shown="{:.2f}x the baseline's peak memory",
     what="memory",
@@ -86,11 +89,11 @@ class _Point(NamedTuple):
 def _points(variants: Sequence[Mapping[str, Any]], axis: CostAxis) -> list[_Point]:
     points = []
     for v in variants:
-        if v.get(axis.field) is not None and v.get("kl") is not None:
+        if v.get(axis.field) is not None and v.get(KL) is not None:
             low, high = v.get(f"{axis.field}_low"), v.get(f"{axis.field}_high")
             ends = None if low is None or high is None else (axis.factor * low, axis.factor * high)
-            cost, kl = axis.factor * v[axis.field], max(v["kl"], 0.0)
-            points.append(_Point(str(v["name"]), cost, ends, kl, v.get("kl_low"), v.get("kl_high")))
+            cost, kl = axis.factor * v[axis.field], max(v[KL], 0.0)
+            points.append(_Point(str(v["name"]), cost, ends, kl, v.get(f"{KL}_low"), v.get(f"{KL}_high")))
     return points
 
 
@@ -129,10 +132,10 @@ def draw_variants(
 ) -> Drawing | None:
     """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
 
-    A variant has `name`, `kl`, the field of an axis, and optionally the ends of intervals: `kl_low`, `kl_high` and
-    those of the axis; one without cost or KL is counted in the caption. Of `costs`, the one that most variants have a
-    value for is drawn. `front` is the Pareto front, the best cost first; it is highlighted where no variant is
-    `current`. None if fewer than `fewest` variants have both a cost and a KL.
+    A variant has `name`, and by its metric's key the KL, the value of an axis, and optionally the ends of intervals
+    ("<key>_low", "<key>_high"); one without cost or KL is counted in the caption. Of `costs`, the one that most
+    variants have a value for is drawn. `front` is the Pareto front, the best cost first; it is highlighted where no
+    variant is `current`. None if fewer than `fewest` variants have both a cost and a KL.
     """
     axis, points = max(((axis, _points(variants, axis)) for axis in costs), key=lambda found: len(found[1]))
     if len(points) < fewest or not points:
@@ -276,38 +279,27 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     return Drawing(canvas, title, caption)
 
 
-_PANELS = (
-    ("robustness/shuffle_drop_pct", "Accuracy lost under\nshuffled answers, %", "accuracy lost under shuffled answers"),
-    ("uncertainty/uacc", "UAcc\n(higher is better)", "UAcc"),
-    ("uncertainty/set_size", "Conformal set size\n(lower is surer)", "set size"),
-)
+_PANELS = ("robustness/shuffle_drop_pct", "uncertainty/uacc", "uncertainty/set_size")
 
 
 def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing | None:
     """Return the figure, with one panel per metric that both models have; None if there is no such metric."""
-    found = [
-        (pooled[f"{name}_baseline"], pooled[name], label, words)
-        for name, label, words in _PANELS
-        if name in pooled and f"{name}_baseline" in pooled
-    ]
-    if not found:
+    names = [name for name in _PANELS if name in pooled and f"{name}_baseline" in pooled]
+    if not names:
         return None
     canvas = new_canvas(3.7)
-    panels = canvas.subplots(1, len(found), squeeze=False)[0]
-    for axes, (baseline, variant, label, _) in zip(panels, found, strict=True):
-        _panel(axes, baseline, variant, label)
-    title = _finding_of_two([(words, b.value, v.value) for b, v, _, words in found])
-    state(canvas, title)
-    n = " and ".join(sorted({f"{v.n:,}" for _, v, _, _ in found}))
-    return Drawing(canvas, title, f"Baseline and variant on the same items ({n}), with {100 * level:g} % intervals.")
-
-
-def _finding_of_two(changes: list[tuple[str, float, float]]) -> str:
-    if all(before == after for _, before, after in changes):
-        return "Unchanged: " + "; ".join(f"{words} {after:.3g}" for words, _, after in changes)
+    for axes, name in zip(canvas.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        unit = ", %" if key(name).unit == "percent" else ""
+        label = f"{key(name).label}{unit}\n({key(name).direction} is better)"
+        _panel(axes, pooled[f"{name}_baseline"], pooled[name], label)
+    values = [(key(name).label, pooled[f"{name}_baseline"].value, pooled[name].value) for name in names]
     # Non-breaking spaces keep a number and its arrow on one line.
-    text = "; ".join(f"{words} {before:.3g}\u00a0→\u00a0{after:.3g}" for words, before, after in changes)
-    return text[0].upper() + text[1:]
+    title = "; ".join(f"{label} {before:.3g}\u00a0→\u00a0{after:.3g}" for label, before, after in values)
+    if all(before == after for _, before, after in values):
+        title = f"Unchanged: {'; '.join(f'{label} {after:.3g}' for label, _, after in values)}"
+    state(canvas, title)
+    n = " and ".join(sorted({f"{pooled[name].n:,}" for name in names}))
+    return Drawing(canvas, title, f"Baseline and variant on the same items ({n}), with {100 * level:g} % intervals.")
 
 
 def _panel(axes: Any, baseline: MetricResult, variant: MetricResult, label: str) -> None:
