@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -76,11 +76,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
-def test_scores_are_those_of_the_whole_model(base: Path, tmp_path: Path, dtype: str) -> None:
+def test_scores_are_those_of_the_whole_model(
+    base: Path, tmp_path: Path, dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "off").mkdir()
     whole = load_model(LoadConfig(path=str(base), device="cpu", dtype=dtype))
     parted = on_disk(base, tmp_path / "off", dtype=dtype)
     assert parted.device == whole.device and parted.dtype == whole.dtype
+    layers = sum(parameter.nbytes for parameter in whole.model.model.layers.parameters())
+    [said] = [record for record in caplog.records if "fetched again in every pass" in record.getMessage()]
+    gigabytes, seconds, rate = cast(tuple[float, float, float], said.args)
+    assert gigabytes == pytest.approx(layers / 1e9, rel=0.01) and seconds == pytest.approx(gigabytes / rate)
     wanted, _ = scored(whole, tmp_path / "whole")
     found, _ = scored(parted, tmp_path / "parted")
     assert found.table.equals(wanted.table)
