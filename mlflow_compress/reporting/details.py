@@ -28,7 +28,7 @@ from mlflow_compress.metrics.margins import (
 )
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.metrics.perplexity import statistics
-from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.conformal import SCORES, Score, conformal, coverage_by_class, repeated_splits, split
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape, percentiles
 from mlflow_compress.metrics.stats.significance import Flips, adjusted_mcnemar, count_flips
@@ -148,25 +148,20 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     ]
 
 
-def _choice_rows(inputs: MetricInputs) -> tuple[Float, Bool, Bool]:
+def answers_by_margin(inputs: MetricInputs) -> tuple[BinnedShare, BinnedShare] | None:
+    """Return P(answer changed) and P(baseline incorrect) by bin of the baseline's top margin (figures 3 and 4).
+
+    None without choice items.
+    """
     if inputs.baseline.items is None:
-        return np.empty(0), np.empty(0, bool), np.empty(0, bool)
+        return None
     b, q = inputs.baseline_predictions, inputs.variant_predictions
     rows = inputs.scored_by_both & np.isin(inputs.view.family, inputs.view.choice) & np.isfinite(b.margin[:, 0])
-    changed = b.content[rows, 0] != q.content[rows, 0]
-    return b.margin[rows, 0], changed, ~b.correct[rows, 0]
-
-
-def change_by_margin(inputs: MetricInputs) -> BinnedShare | None:
-    """Return P(answer changed) by bin of the baseline's top margin (figure 3); None without choice items."""
-    margin, changed, _ = _choice_rows(inputs)
-    return share_by_bin(margin, changed, level=inputs.settings.level) if len(margin) else None
-
-
-def incorrect_by_margin(inputs: MetricInputs) -> BinnedShare | None:
-    """Return P(baseline incorrect) by bin of its top margin (figure 4); None without choice items."""
-    margin, _, wrong = _choice_rows(inputs)
-    return share_by_bin(margin, wrong, level=inputs.settings.level) if len(margin) else None
+    if not rows.any():
+        return None
+    margin, level = b.margin[rows, 0], inputs.settings.level
+    changed = share_by_bin(margin, b.content[rows, 0] != q.content[rows, 0], level=level)
+    return changed, share_by_bin(margin, ~b.correct[rows, 0], level=level)
 
 
 def kl_values(inputs: MetricInputs) -> Float:

@@ -19,9 +19,8 @@ from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.details import (
-    change_by_margin,
+    answers_by_margin,
     flips_by_category,
-    incorrect_by_margin,
     kl_values,
     token_kl_values,
 )
@@ -55,10 +54,8 @@ def _predictions(inputs: MetricInputs) -> bool:
 
 
 def _margin(inputs: MetricInputs) -> Drawing | None:
-    if not _predictions(inputs):
-        return None
-    changed, wrong = change_by_margin(inputs), incorrect_by_margin(inputs)
-    return None if changed is None or wrong is None else draw_margin(changed, wrong, level=inputs.settings.level)
+    shares = answers_by_margin(inputs) if _predictions(inputs) else None
+    return None if shares is None else draw_margin(*shares, level=inputs.settings.level)
 
 
 def _divergence(inputs: MetricInputs) -> Drawing | None:
@@ -70,10 +67,10 @@ def _divergence(inputs: MetricInputs) -> Drawing | None:
     return draw_divergence(kl, unit="corpus token") if len(kl) else None
 
 
-def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[CategoryFlips]:
-    """Return the flips per category; of a task without categories, those of the task."""
+def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
+    """Draw the flips per category; of a task without categories, those of the task."""
     if not _predictions(inputs):
-        return []
+        return None
     by_category = flips_by_category(inputs)
     several = len({task for task, _ in by_category}) > 1
     groups = [
@@ -95,11 +92,6 @@ def _groups(inputs: MetricInputs, results: Sequence[MetricResult]) -> list[Categ
             w2w = found["w2w_pct"].value if "w2w_pct" in found else 0.0
             c2w, w2c = found["c2w_pct"], found["w2c_pct"]
             groups.append(CategoryFlips(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
-    return groups
-
-
-def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
-    groups = _groups(inputs, results)
     return draw_categories(groups) if groups else None
 
 

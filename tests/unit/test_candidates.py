@@ -199,7 +199,7 @@ def test_the_plot_shows_one_evaluation_only(tracker: Tracker, monkeypatch: pytes
     )
     rows, shown = summary._variants(stages)  # type: ignore[arg-type]
     assert shown == "rtn-4bit (dddddddd)"
-    assert {row["name"]: (row["bytes"], row["kl"]) for row in rows} == {
+    assert {row["name"]: (row["size/bytes"], row["distance/kl_mean"]) for row in rows} == {
         "rtn-4bit (cccccccc)": (100, 0.02),
         "rtn-4bit (dddddddd)": (99.0, 0.5),  # this run's own values, not those of its earlier run
         "rtn-8bit": (200, 0.01),

@@ -25,7 +25,7 @@ from mlflow_compress.items.task import Corpus, HarnessMetric, Parts, Task, TaskS
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
-from mlflow_compress.reporting.details import change_by_margin, flips_table, kl_values
+from mlflow_compress.reporting.details import answers_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
 
@@ -577,4 +577,4 @@ def test_corpora_alone_can_be_measured(tmp_path: Path) -> None:
     assert records.items is None and records.option_scores is None
     found = MetricInputs(baseline=records, variant=records)
     assert any(r.name == "quality/perplexity" for r in compute_all(found))
-    assert flips_table(found) == [] and change_by_margin(found) is None and not len(kl_values(found))
+    assert flips_table(found) == [] and answers_by_margin(found) is None and not len(kl_values(found))

@@ -14,10 +14,9 @@ from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import Items, OptionScores, RunRecords
 from mlflow_compress.reporting.details import (
-    change_by_margin,
+    answers_by_margin,
     flips_by_category,
     flips_table,
-    incorrect_by_margin,
     kl_values,
     token_kl_values,
 )
@@ -175,7 +174,7 @@ def test_tables_agree_with_the_metrics():
     assert margins == sorted(margins, reverse=True)
     generated = [row for row in table if row["task"] == "trivia"]
     assert generated and all(row["gold"] is None and row["kind"] in ("c2w", "w2c") for row in generated)
-    changed, wrong = change_by_margin(full), incorrect_by_margin(full)
+    changed, wrong = answers_by_margin(full)
     assert changed is not None and wrong is not None
     assert changed.n.sum() == wrong.n.sum() == 120
     assert (changed.n * changed.share).sum() == pytest.approx(counts[None])
@@ -184,7 +183,7 @@ def test_tables_agree_with_the_metrics():
     assert set(categories) == {("mmlu", c) for c in metric_records.CATEGORIES}
     assert sum(f.n for f in categories.values()) == 60
     assert len(token_kl_values(MetricInputs(full.baseline))) == 0
-    assert change_by_margin(MetricInputs(*(RunRecords(**_words(r)) for r in (full.baseline, full.variant)))) is None
+    assert answers_by_margin(MetricInputs(*(RunRecords(**_words(r)) for r in (full.baseline, full.variant)))) is None
 
 
 def _words(run: RunRecords) -> dict[str, object]:

@@ -163,21 +163,9 @@ def _too_few_items(decision: Decision, policy: PolicyGates) -> list[str]:
 def decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> str:
     """Return the decision as Markdown: the verdict, the remarks, and a table of candidates with reasons."""
     lines = [verdict, "", *(f"- {remark}" for remark in remarks), ""]
-    table = Table(
-        columns=[Column(name, left=True) for name in ("rank", "variant", "version", "items", "passed", "reasons")],
-        rows=[
-            (
-                outcome.rank or "",
-                outcome.candidate.name,
-                outcome.candidate.version or "",
-                "unknown" if outcome.candidate.items is None else outcome.candidate.items,
-                outcome.passed,
-                "; ".join(outcome.reasons),
-            )
-            for outcome in decision.outcomes
-        ],
-    )
-    return "\n".join([*lines, table.markdown()])
+    shown: dict[str, Any] = {name: cells for name, cells in decision.as_table().items() if name != "run_id"}
+    rows = list(zip(*shown.values(), strict=True))
+    return "\n".join([*lines, Table(columns=[Column(name, left=True) for name in shown], rows=rows).markdown()])
 
 
 def decision_record(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.commands.shared.tabular import ScoredVariants
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreRow
-from mlflow_compress.reporting.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariantsReport(Tabular):
+class VariantsReport(ScoredVariants):
     """What `report` wrote."""
 
     board: Scoreboard  # The variants side by side, and which of them can be told apart
@@ -32,30 +30,10 @@ class VariantsReport(Tabular):
 
         return f"{finding(self.board)}."
 
-    def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per variant: its value in every column, None where it has none."""
-        return [
-            {
-                "variant": row.name,
-                "method": row.method,
-                "status": row.status,
-                "on_front": row.on_front,
-                **{c.key: row.cells[c.key].value if c.key in row.cells else None for c in self.board.columns},
-            }
-            for row in self.board.rows
-        ]
-
-    def table(self) -> Table:
-        """Return the scoreboard."""
-        from mlflow_compress.reporting.scoreboard_text import scoreboard_table
-
-        return scoreboard_table(self.board)
-
-    def frame_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return the scoreboard's numbers under their labels, with the ends of their intervals."""
-        from mlflow_compress.reporting.scoreboard_text import scoreboard_frame
-
-        return scoreboard_frame(self.board)
+    @property
+    def scores(self) -> Scoreboard:
+        """The scoreboard."""
+        return self.board
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""

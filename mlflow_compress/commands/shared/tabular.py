@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from mlflow_compress.decide.scoreboard import Scoreboard
     from mlflow_compress.tracking.store import RunLink
 
 _MOST_LINES = 24  # of the table in `repr`, which fits a terminal of 30 lines with the sentence and what is left out
@@ -101,6 +102,41 @@ class Tabular(ABC):
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the sentence, then the table."""
         return f"<p>{escape(self.summary)}</p>{self.table().html()}"
+
+
+class ScoredVariants(Tabular):
+    """A result with a scoreboard."""
+
+    @property
+    @abstractmethod
+    def scores(self) -> Scoreboard:
+        """Every variant with its values."""
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per variant, with a value for each column of the scoreboard; None where it is missing."""
+        return [
+            {
+                "variant": row.name,
+                "method": row.method,
+                "status": row.status,
+                "on_front": row.on_front,
+                **{c.key: row.cells[c.key].value if c.key in row.cells else None for c in self.scores.columns},
+                "run_id": row.run_id,
+            }
+            for row in self.scores.rows
+        ]
+
+    def table(self) -> Table:
+        """Return the scoreboard."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_table
+
+        return scoreboard_table(self.scores)
+
+    def frame_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the scoreboard's numbers under their labels, with the ends of their intervals."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_frame
+
+        return scoreboard_frame(self.scores)
 
 
 def lines_of_run(run: RunLink | None) -> list[str]:

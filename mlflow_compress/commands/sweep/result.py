@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
+from mlflow_compress.commands.shared.tabular import ScoredVariants, Tabular, lines_of_run
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.reporting.numbers import bytes_text, duration
 from mlflow_compress.reporting.tables import Column, Table
@@ -136,7 +136,7 @@ class SweepProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(Tabular):
+class Sweep(ScoredVariants):
     """Many variants of one baseline, side by side."""
 
     scoreboard: Scoreboard  # Every variant with its values, and which of them can be told apart
@@ -155,29 +155,10 @@ class Sweep(Tabular):
         """What was found."""
         return self.found
 
-    def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per variant, with a value for each column of the scoreboard; None where it is missing."""
-        return [
-            {
-                "variant": row.name,
-                "status": row.status,
-                **{c.key: row.cells[c.key].value if c.key in row.cells else None for c in self.scoreboard.columns},
-                "run_id": row.run_id,
-            }
-            for row in self.scoreboard.rows
-        ]
-
-    def table(self) -> Table:
-        """Return the scoreboard."""
-        from mlflow_compress.reporting.scoreboard_text import scoreboard_table
-
-        return scoreboard_table(self.scoreboard)
-
-    def frame_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return the scoreboard's numbers under their labels, with the ends of their intervals."""
-        from mlflow_compress.reporting.scoreboard_text import scoreboard_frame
-
-        return scoreboard_frame(self.scoreboard)
+    @property
+    def scores(self) -> Scoreboard:
+        """The scoreboard."""
+        return self.scoreboard
 
     def to_dict(self) -> dict[str, Any]:
         """Return scoreboard and plan as plain values, ready for JSON."""
