@@ -24,6 +24,7 @@ from mlflow_compress.tracking.artifacts import json_artifact, local_folder
 from mlflow_compress.tracking.database import create_database
 from mlflow_compress.tracking.experiment import (
     AUTO,
+    BESIDE,
     choose_experiment,
     experiment_beside,
     has_tags,
@@ -41,6 +42,7 @@ from mlflow_compress.tracking.live_processes import (
 )
 from mlflow_compress.tracking.store import RunLink, StoredRun, is_run_id, whole_id
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
+from mlflow_compress.tracking.unfinished_commands import note_run
 from mlflow_compress.tracking.waiting import PatientClient, shown_store
 
 logger = logging.getLogger(__name__)
@@ -270,6 +272,7 @@ class Tracker:
             if given:
                 tracked.rename(name)
                 tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
+            note_run(self.uri, stage, run_id)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
                 f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=shown_store(self.uri)
@@ -289,7 +292,9 @@ class Tracker:
         self.client.update_run(run_id, status="RUNNING")
         tracked = TrackedRun(self.client, run_id)
         tracked.set_tags({run_names.PROCESS: run_opened(self.uri, run_id)})
-        self.experiment_id = str(tracked.info.experiment_id)  # for the runs of its remaining stages
+        run = self.client.get_run(run_id)
+        self.experiment_id = str(run.info.experiment_id)  # for the runs of its remaining stages
+        note_run(self.uri, run.data.tags[run_names.STAGE], run_id)
         with until_ended(self.client, self.uri, tracked):
             yield tracked
             tracked.remove_tags(run_names.ERROR, run_names.FAILED_STAGE)
@@ -310,6 +315,13 @@ class Tracker:
         wanted = {run_names.STAGE: stage, **tags}
         found = search_runs(self.client, f"{tags_filter(wanted)} and attributes.status != 'FINISHED'")
         return [str(run.info.run_id) for run in found if has_tags(run.data.tags, wanted)]
+
+    def interrupted(self, run_id: str) -> tuple[str, str] | None:
+        """Return the status of a run, and the name of the experiment for its variants; None where it is deleted."""
+        for run in search_runs(self.client, f"attributes.run_id = '{run_id}'"):
+            name = str(self.client.get_experiment(run.info.experiment_id).name)
+            return str(run.info.status), name.removesuffix(BESIDE)
+        return None
 
     def end_children(self, run_id: str) -> None:
         """End every run below a run that a killed process has left RUNNING: it becomes KILLED."""

@@ -29,6 +29,7 @@ class UnfinishedCommand:
     command: str  # Its verb
     parameters: dict[str, str]  # Its parameters as text, with absolute paths
     process: str  # The process that ran it, see `live_processes`
+    run: str | None  # The run that it has opened
     path: Path  # The note
 
     @property
@@ -48,10 +49,10 @@ def _work_key(command: str, parameters: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([command, work], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _write(uri: str, command: str, parameters: Mapping[str, str], process: str) -> Path:
+def _write(uri: str, command: str, parameters: Mapping[str, str], process: str, run_id: str | None = None) -> Path:
     path = _notes(uri) / f"{_work_key(command, parameters)}.{process}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": command, "parameters": dict(parameters), "process": process}
+    content = {"command": command, "parameters": dict(parameters), "process": process, "run": run_id}
     atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
 
@@ -59,10 +60,18 @@ def _write(uri: str, command: str, parameters: Mapping[str, str], process: str) 
 def note_continued_run(uri: str, note: UnfinishedCommand, run_id: str) -> UnfinishedCommand:
     """Replace a note by one that names the run to go on with: a kill from now on leaves that run, and not a new one."""
     parameters = {"resume": run_id}
-    path = _write(uri, note.command, parameters, note.process)
+    path = _write(uri, note.command, parameters, note.process, run_id)
     if path != note.path:
         note.path.unlink(missing_ok=True)
-    return UnfinishedCommand(note.command, parameters, note.process, path)
+    return UnfinishedCommand(note.command, parameters, note.process, run_id, path)
+
+
+def note_run(uri: str, stage: str, run_id: str) -> None:
+    """Add the run that a command of this process has opened to its note: `resume` goes on with it, or finds it done."""
+    for path in tuple(_running):
+        note = _read(path)
+        if path.parent == _notes(uri) and (note.command, note.run) == (stage, None):
+            _write(uri, note.command, note.parameters, note.process, run_id)
 
 
 @contextmanager
@@ -101,14 +110,18 @@ def unfinished_commands(uri: str) -> list[UnfinishedCommand]:
     """
     found = []
     for path in sorted(_notes(uri).glob("*.json"), key=lambda path: path.stat().st_mtime):
-        try:
-            content = read_json_object(path, error=TrackingError)
-            parameters = {str(name): str(value) for name, value in content["parameters"].items()}
-            note = UnfinishedCommand(str(content["command"]), parameters, str(content["process"]), path)
-        except (TrackingError, KeyError, TypeError, AttributeError) as error:
-            raise TrackingError(
-                "The note of an unfinished command cannot be read", got=str(path), fix="Delete it"
-            ) from error
+        note = _read(path)
         if path not in _running and (note.process == own_name(uri) or not is_alive(uri, note.process)):
             found.append(note)
     return found
+
+
+def _read(path: Path) -> UnfinishedCommand:
+    try:
+        content = read_json_object(path, error=TrackingError)
+        parameters = {str(name): str(value) for name, value in content["parameters"].items()}
+        return UnfinishedCommand(str(content["command"]), parameters, str(content["process"]), content.get("run"), path)
+    except (TrackingError, KeyError, TypeError, AttributeError) as error:
+        raise TrackingError(
+            "The note of an unfinished command cannot be read", got=str(path), fix="Delete it"
+        ) from error

@@ -128,30 +128,32 @@ from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.unfinished_commands import noted
 
 tracker = Tracker()
-with noted(tracker.uri, "main", {parameters}), tracker.{opens} as run:
-    run.log_json({{}}, run_names.PARAMETERS)
-    print(run.run_id, flush=True)
+with noted(tracker.uri, "main", {parameters}):
+    with tracker.{opens} as run:
+        run.log_json({{}}, run_names.PARAMETERS)
+        print(run.run_id, flush=True)
+        if not {finishes}:
+            os.kill(os.getpid(), 9)
     os.kill(os.getpid(), 9)
 """
+
+
+def killed(parameters: dict[str, str], opens: str = "run('rtn', 'main', {})", *, finishes: bool = False) -> str:
+    """Return the run of a command that dies of signal 9: with its note, its lock and its open run."""
+    code = _KILLED.format(parameters=parameters, opens=opens, finishes=finishes)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == -9, process.stderr
+    return process.stdout.strip()
 
 
 def test_main_killed_once_and_resume_killed_three_times_are_one_piece_of_work(
     tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every process dies of signal 9: with its note, its lock and its open run."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.uri)
-
-    def killed(parameters: dict[str, str], opens: str) -> str:
-        code = _KILLED.format(parameters=parameters, opens=opens)
-        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert process.returncode == -9, process.stderr
-        return process.stdout.strip()
-
-    begun = killed({"method": "rtn", "bits": "4"}, "run('rtn', 'main', {})")
+    begun = killed({"method": "rtn", "bits": "4"})
     done: list[dict[str, str]] = []
 
     def run_again(*, progress: object, **values: str) -> SimpleNamespace:
-        assert values == {"resume": begun}
+        assert values == {"resume": begun, "experiment": "mlflow-compress"}
         if len(done) < 3:
             done.append(values)
             killed({"resume": begun, "judge": "true"}, f"reopen('{begun}')")
@@ -171,6 +173,46 @@ def test_main_killed_once_and_resume_killed_three_times_are_one_piece_of_work(
     assert (command.state, command.outcome) == ("finished", "published")
     assert len(done) == 4 and unfinished_commands(tracker.uri) == []
     assert tracker.find_unfinished("main") == [begun]
+
+
+def test_a_run_that_finished_before_its_note_went_is_not_done_again(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = killed({"method": "rtn", "bits": "4"}, finishes=True)
+    commands = {"main": SimpleNamespace(tells=False, parameters=None)}  # no function: it is not called
+    monkeypatch.setattr("mlflow_compress.commands.resume.run.COMMANDS", commands)
+    for dry_run in (True, False):
+        done = run_resume(ResumeConfig(dry_run=dry_run))
+        assert done.summary == "1 command: 1 finished" and done.exit_code == 0
+        assert done.commands[0].outcome == f"Run {finished} had finished, and was killed before it could say so"
+    assert unfinished_commands(tracker.uri) == []
+    assert tracker.find_unfinished("main") == []
+
+
+def test_what_another_process_goes_on_with_is_left_to_it(tracker: Tracker) -> None:
+    begun = killed({"method": "rtn", "bits": "4"})
+    Tracker()  # ends the run of the killed process
+    with tracker.reopen(begun):
+        assert run_resume(ResumeConfig()).commands == ()
+    assert len(unfinished_commands(tracker.uri)) == 1
+
+
+def test_a_command_is_done_again_in_the_experiment_where_it_began(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tracker.client.create_experiment("the interrupted one")
+
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("mlflow_compress.commands.quantize.run.compress_model", interrupted)
+        patch.setenv("MLFLOW_EXPERIMENT_ID", experiment)
+        mc.compress(method="rtn")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "another one")
+    assert run_resume(ResumeConfig()).summary == "1 command: 1 finished"
+    [made] = tracker.find_finished("quantize")
+    assert made.info.experiment_id == experiment
 
 
 def test_a_server_that_is_still_away_keeps_them(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:

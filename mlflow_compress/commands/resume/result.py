@@ -14,7 +14,7 @@ class ResumedCommand:
     """A command that was killed, or cut off from the tracking server."""
 
     command: str  # Its verb, and the parameters that are not at their defaults
-    state: Literal["unfinished", "finished", "failed"]  # Whether it was only listed, or done again, and how that ended
+    state: Literal["unfinished", "finished", "failed"]  # Only listed; or how it ended, then or now
     outcome: str  # What it found, or why it failed
 
 

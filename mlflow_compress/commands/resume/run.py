@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from mlflow_compress.commands.command import COMMANDS, Say, silent
 from mlflow_compress.commands.resume.parameters import ResumeConfig
@@ -29,18 +29,20 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
     done = []
     for notes in _works(tracker):
         shown = _shown(notes[0])
-        if config.dry_run:
-            done.append(ResumedCommand(command=shown, state="unfinished", outcome=""))
+        runs = _runs_of(notes, tracker)
+        if any(run.status == "RUNNING" for run in runs):  # somebody goes on with it now
             continue
-        say(f"[resume] {shown}")
-        try:
-            result = _again(notes, tracker, say)
-        except StoreAwayError:
-            raise
-        except MlflowCompressError as error:
-            done.append(ResumedCommand(command=shown, state="failed", outcome=str(error)))
+        finished = [run for run in runs if run.status == "FINISHED"]
+        if finished:
+            outcome = f"Run {finished[0].run_id} had finished, and was killed before it could say so"
+            done.append(ResumedCommand(command=shown, state="finished", outcome=outcome))
+        elif config.dry_run:
+            done.append(ResumedCommand(command=shown, state="unfinished", outcome=""))
         else:
-            done.append(ResumedCommand(command=shown, state="finished", outcome=str(result.summary)))
+            say(f"[resume] {shown}")
+            done.append(_do_again(shown, notes, runs, tracker, say))
+        if config.dry_run:
+            continue
         for note in notes:
             note.path.unlink(missing_ok=True)
     return Resumed(commands=tuple(done))
@@ -62,26 +64,49 @@ def _shown(note: UnfinishedCommand) -> str:
     return " ".join([note.command, *given])
 
 
-def _again(notes: list[UnfinishedCommand], tracker: Tracker, say: Say) -> Any:
+@dataclass(frozen=True)
+class _Begun:
+    """A run that an interrupted command has begun."""
+
+    run_id: str
+    status: str
+    experiment: str  # Its name
+
+
+def _runs_of(notes: list[UnfinishedCommand], tracker: Tracker) -> list[_Begun]:
+    """Return the runs that a piece of work has begun, the newest first."""
+    run_ids = dict.fromkeys(note.run for note in reversed(notes) if note.run is not None)
+    return [_Begun(run_id, *state) for run_id in run_ids if (state := tracker.interrupted(run_id)) is not None]
+
+
+def _do_again(
+    shown: str, notes: list[UnfinishedCommand], runs: list[_Begun], tracker: Tracker, say: Say
+) -> ResumedCommand:
+    """Do a piece of work again, in the experiment where it began."""
     command = COMMANDS.get(notes[0].command)
-    values = notes[0].parameters
-    if notes[0].command == "main" and (begun := _resumable(notes, tracker)):
+    values = dict(notes[0].parameters)
+    if notes[0].command == "main" and (begun := _resumable(runs, tracker)):
         notes[:] = [note_continued_run(tracker.uri, note, begun) for note in notes]
         values = {"resume": begun}
-    return command.function(**({"progress": lambda done: say(str(done))} if command.tells else {}), **values)
+    if runs:
+        values["experiment"] = runs[0].experiment
+    try:
+        result = command.function(**({"progress": lambda done: say(str(done))} if command.tells else {}), **values)
+    except StoreAwayError:
+        raise
+    except MlflowCompressError as error:
+        return ResumedCommand(command=shown, state="failed", outcome=str(error))
+    return ResumedCommand(command=shown, state="finished", outcome=str(result.summary))
 
 
-def _resumable(notes: list[UnfinishedCommand], tracker: Tracker) -> str | None:
-    """Return the newest main run that a killed process had begun, where it is far enough to go on."""
-    runs = [
-        run for note in reversed(notes) for run in tracker.find_unfinished("main", **{run_names.PROCESS: note.process})
-    ]
-    for run_id in runs:
+def _resumable(runs: list[_Begun], tracker: Tracker) -> str | None:
+    """Return the newest main run that is far enough to go on."""
+    for run in runs:
         try:
-            tracker.fetch_json(run_id, run_names.PARAMETERS)
+            tracker.fetch_json(run.run_id, run_names.PARAMETERS)
         except StoreAwayError:
             raise
         except TrackingError:
             continue
-        return run_id
+        return run.run_id
     return None
