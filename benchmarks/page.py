@@ -32,8 +32,7 @@ from mlflow_compress.decide.scoreboard import ScoredVariant, item_scores, scoreb
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of, explorer_data
-from mlflow_compress.reporting.page.page_text import gate_texts
-from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.page.variants_page import gate_texts, render_page
 from tests.browser import browser
 
 _METRICS = ("flips", "accuracy_delta", "divergence", "kl_clipped", "kl_concentration", "kl_items")

@@ -29,8 +29,8 @@ from mlflow_compress.errors import (
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+    from rich.console import RenderableType
     from rich.live import Live
-    from rich.table import Table
 
     from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 
@@ -216,19 +216,20 @@ def _live() -> Live:
     return Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
 
 
-def progress_table(variants: tuple[VariantProgress, ...]) -> Table:
-    """Return the table of all variants: state, and what happens or was found."""
-    from rich.table import Table
+def progress_table(variants: tuple[VariantProgress, ...]) -> RenderableType:
+    """Return the table of all variants: state, and what happens or was found; what does not fit is cut."""
+    from rich.console import Group as Lines
     from rich.text import Text
 
-    found = Table(box=None, pad_edge=False, expand=True)
-    for name in ("variant", "state"):
-        found.add_column(name, no_wrap=True)
-    found.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    for variant in variants:
-        state = Text(variant.state, style=_COLOURS.get(variant.state, "dim"))
-        found.add_row(Text(variant.name), state, Text(variant.doing))
-    return found
+    from mlflow_compress.reporting.tables import Column, Table
+
+    columns = [Column(name, left=True) for name in ("variant", "state", "")]
+    table = Table(columns=columns, rows=[(variant.name, variant.state, variant.doing) for variant in variants])
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in table.lines(ruled=False)]
+    place = lines[0].plain.index("state")
+    for line, variant in zip(lines[1:], variants, strict=True):
+        line.stylize(_COLOURS.get(variant.state, "dim"), place, place + len(variant.state))
+    return Lines(*lines)
 
 
 def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:

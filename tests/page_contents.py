@@ -21,7 +21,7 @@ from mlflow_compress.records import (
     RunRecords,
 )
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
-from mlflow_compress.reporting.page.page_text import gate_texts
+from mlflow_compress.reporting.page.variants_page import gate_texts
 
 HOSTILE = "</script><script>window.alarm=1</script><img src=x onerror=window.alarm=2>"
 EXAMPLES = "Two examples\n\nQ: x\nA: y\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlflow_compress.config.policy import Requirements
-from mlflow_compress.decide.gates import KL
+from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
@@ -108,7 +108,7 @@ def verdict(
         return f"{label}: {size}; no verdict, because {account.lacking}"
     cut = account is not None and account.cut_pct > _REQUIRED.max_cut_pct
     remark = f"; {account.shortened}" if account is not None and cut else ""
-    delta, flips = pooled.get("quality/accuracy_delta"), pooled.get("distance/flips_pct")
+    delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
     kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
     if flips is not None and same_answers and kl is not None and kl.value == 0:

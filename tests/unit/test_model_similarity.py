@@ -20,8 +20,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.conscompf import model_similarity, similarity, similarity_matrix
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.figures import draw_similarity
-from mlflow_compress.reporting.page.page_text import content_values
-from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.page.variants_page import content_values, render_page
 from mlflow_compress.reporting.scoreboard_text import similarity_csv
 from tests.page_contents import HOSTILE, page_content
 from tests.shared_data import SHARED, needs_shared

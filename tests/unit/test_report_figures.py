@@ -52,6 +52,12 @@ def drawn(figures):
     return [figure.path.stem for figure in figures]
 
 
+@pytest.fixture(autouse=True)
+def style():
+    with matplotlib.rc_context(RC):
+        yield
+
+
 @pytest.fixture(scope="module")
 def full():
     found = replace(written_records.inputs(), settings=FAST)
@@ -106,10 +112,9 @@ def test_single_category(full, tmp_path):
 def test_the_variants_finding_by_hand():
     # "mine" (4.1 bits, KL 0.1): only "b" is at most as large and at most as far.
     b = {"name": "b", BITS: 4.0, KL: 0.05}
-    with matplotlib.rc_context(RC):
-        title = draw_variants([VARIANTS[0], VARIANTS[2], b], "mine").title
-        alone = draw_variants([VARIANTS[0], VARIANTS[2]], "mine")
-        single = draw_variants([VARIANTS[2], {"name": "no size", KL: 0.1}], "mine")
+    title = draw_variants([VARIANTS[0], VARIANTS[2], b], "mine").title
+    alone = draw_variants([VARIANTS[0], VARIANTS[2]], "mine")
+    single = draw_variants([VARIANTS[2], {"name": "no size", KL: 0.1}], "mine")
     assert title == "mine: KL 0.1 at 4.10 bits per weight; b is both as small and as close"
     assert alone.title.endswith("no other of 2 variants is both as small and as close")
     assert single.title == "mine: KL 0.1 at 4.10 bits per weight"
@@ -124,11 +129,10 @@ def test_the_finding_on_speed_and_on_memory_by_hand():
         {"name": "fast", KL: 0.05, DECODE_SPEEDUP: 1.3, MEMORY_RATIO: 0.9},
         {"name": "not timed", KL: 0.01, SIZE: 4},
     ]
-    with matplotlib.rc_context(RC):
-        speed = draw_variants(rows, "mine", costs=(SPEED,), fewest=2)
-        memory = draw_variants(rows, "mine", costs=(MEMORY,), fewest=2)
-        alone = draw_variants(rows[::2], "mine", costs=(SPEED,), fewest=2)
-        front = draw_variants(rows, None, costs=(SPEED,), front=["fast"])
+    speed = draw_variants(rows, "mine", costs=(SPEED,), fewest=2)
+    memory = draw_variants(rows, "mine", costs=(MEMORY,), fewest=2)
+    alone = draw_variants(rows[::2], "mine", costs=(SPEED,), fewest=2)
+    front = draw_variants(rows, None, costs=(SPEED,), front=["fast"])
     start = "mine: KL 0.1 at 1.20x the baseline's decode speed"
     assert speed.title == f"{start}; fast is both as fast and as close"
     assert memory.title.endswith(
@@ -152,9 +156,8 @@ def test_the_scoreboard_draws_a_front_for_each_cost_that_two_variants_have(tmp_p
 def test_where_answers_part_by_hand():
     # Of four answers two part, at tokens 2 and 4: half have parted by token 4.
     forks = Forks(np.array([2, 4, 6, 9]), np.array([True, True, False, False]))
-    with matplotlib.rc_context(RC):
-        title = draw_answers_part(forks, level=0.95).title
-        same = draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
+    title = draw_answers_part(forks, level=0.95).title
+    same = draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
     assert title == "Half of the greedy answers have parted by token 4; 2 of 4 greedy answers are the same to the end"
     assert same == "1 of 1 greedy answers are the same to the end"
 
@@ -168,8 +171,7 @@ def test_kl_by_position_states_both_ends():
         for name, kl in parts.items()
     }
     whole = MetricResult(name="distance/traces_kl", value=0.25, low=0.2, high=0.3, n=30)
-    with matplotlib.rc_context(RC):
-        drawing = draw_positions(whole, found)
+    drawing = draw_positions(whole, found)
     ends = "0.1 at the first token and 0.4 at tokens 8-15"
     assert drawing.title == f"KL on text that the baseline wrote: 0.25 nats per token, {ends}"
     [axes] = drawing.canvas.axes
@@ -179,8 +181,7 @@ def test_kl_by_position_states_both_ends():
 
 def test_labels_do_not_overlap():
     crowd = [{"name": f"method-{i}-4bit-g128", BITS: 4.0 + 0.04 * i, KL: 0.1 + 0.004 * i} for i in range(8)]
-    with matplotlib.rc_context(RC):
-        canvas = draw_variants([*crowd, {"name": "far", BITS: 8.0, KL: 0.001}], crowd[3]["name"]).canvas
+    canvas = draw_variants([*crowd, {"name": "far", BITS: 8.0, KL: 0.001}], crowd[3]["name"]).canvas
     axes = canvas.axes[0]
     boxes = [t.get_window_extent() for t in axes.texts if t.get_text()]
     assert len(boxes) == 9
@@ -193,23 +194,20 @@ def test_labels_do_not_overlap():
 def test_the_margin_finding_by_hand():
     # Below 0.5: margins 0.1 (changed), 0.2 (not); above: 0.8, 0.9 (neither) -> 50 % against 0 %.
     bins, wrong = (share_by_bin([0.1, 0.2, 0.8, 0.9], events) for events in ([1, 0, 0, 0], [0, 1, 0, 0]))
-    with matplotlib.rc_context(RC):
-        assert draw_margin(bins, wrong, level=0.95).title == (
-            "50.0 % of answers with a margin below 0.5 changed, 0.0 % above it"
-        )
+    assert draw_margin(bins, wrong, level=0.95).title == (
+        "50.0 % of answers with a margin below 0.5 changed, 0.0 % above it"
+    )
 
 
 def test_zeros_of_the_kl_are_counted():
-    with matplotlib.rc_context(RC):
-        drawing = draw_divergence(np.array([0.0, 0.0, 0.01, 0.02, 0.03]), unit="item")
-        one = draw_divergence(np.array([0.5]), unit="item")
+    drawing = draw_divergence(np.array([0.0, 0.0, 0.01, 0.02, 0.03]), unit="item")
+    one = draw_divergence(np.array([0.5]), unit="item")
     assert drawing.caption.endswith("2 items with a KL of exactly 0.")
     assert one.caption.endswith("no items with a KL of exactly 0.")
 
 
 def test_many_categories_are_cut_and_counted():
     groups = [CategoryFlips(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0) for i in range(MOST + 7)]
-    with matplotlib.rc_context(RC):
-        drawing = draw_categories(groups)
+    drawing = draw_categories(groups)
     assert drawing.caption.endswith("7 further categories are not drawn.")
     assert drawing.title == "Answers changed most in c30 (31.0 %), least in c00 (1.0 %)"

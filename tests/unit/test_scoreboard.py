@@ -1,4 +1,4 @@
-"""The scoreboard: columns, order, Pareto front, correlations and warnings, each from values by hand."""
+"""The scoreboard: columns, order, Pareto fronts, correlations, warnings, speed and memory, from values by hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
 from mlflow_compress.decide.scoreboard import (
     MAIN_METRICS,
+    NO_SPEED_STAGE,
+    SERVING,
     columns,
     correlate_metrics,
     item_scores,
@@ -25,6 +28,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.stats.correlation import spearman_exact_p
+from mlflow_compress.reporting.page.variants_page import choice_sentence, render_page
 from mlflow_compress.reporting.scoreboard_text import (
     finding,
     scoreboard_columns,
@@ -33,9 +37,12 @@ from mlflow_compress.reporting.scoreboard_text import (
     scoreboard_text,
 )
 from tests.metric_records import QUICK, identical, inputs
-from tests.scored_variants import scores, variant
+from tests.page_contents import page_content
+from tests.scored_variants import VLLM, scores, served, variant
 
-FLIPS, DELTA, JUDGE = "distance/flips_pct", "quality/accuracy_delta", "judge/mt_bench"
+FLIPS = "distance/flips_pct"
+SPEEDUP, _, MEMORY = SERVING
+SIMULATED = "the format hqq_packed is only simulated: no kernel computes with it"
 
 
 def board(*variants):
@@ -252,3 +259,60 @@ def test_the_finding_is_one_sentence() -> None:
 def test_correlations_are_of_main_metrics_only() -> None:
     names = {c.first for c in correlate_metrics([])} | {c.second for c in correlate_metrics([])}
     assert names == set()
+
+
+FAST = served("awq-4bit", kl=0.02, size=2e6, speedup=1.5, memory=0.6)
+CLOSE = served("w8a8", kl=0.01, size=4e6, speedup=1.2, memory=0.8)
+SLOW = served("slow", kl=0.03, size=3e6, speedup=0.9, memory=0.5)
+NOT_TIMED = variant("hqq-4bit", kl=0.015, size=1e6, not_timed=SIMULATED)
+
+
+def test_each_cost_has_the_front_that_hand_finds() -> None:
+    """Fast and close beat slow in both; slow takes the least memory; what was not timed is on no front but size's."""
+    found = board(FAST, CLOSE, SLOW, NOT_TIMED)
+    assert found.serving_fronts == {
+        SPEEDUP: ("awq-4bit", "w8a8"),  # the fastest first
+        MEMORY: ("slow", "awq-4bit", "w8a8"),
+    }
+    assert found.pareto == ("hqq-4bit", "w8a8")
+    assert found.to_dict()["serving_fronts"][MEMORY] == ("slow", "awq-4bit", "w8a8")
+
+
+def test_columns_have_the_interval_the_runtime_and_the_reason() -> None:
+    found = board(FAST, NOT_TIMED)
+    assert [c.key for c in found.columns if c.key in SERVING] == list(SERVING) and all(
+        c.main for c in found.columns if c.key in SERVING
+    )
+    for text in (scoreboard_text(found), scoreboard_markdown(found)):
+        assert "1.50x [1.40, 1.60]" in text and "0.60x" in text and VLLM in text
+        assert f"Not timed: hqq-4bit ({SIMULATED})" in text
+        assert "front of decode" not in text  # one timed variant is no choice
+    table = scoreboard_columns(found)
+    assert table["timed in"] == [None, VLLM] and table["not timed"] == [SIMULATED, None]
+    rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(scoreboard_csv(found)))}
+    assert float(rows["awq-4bit"][f"{SPEEDUP}:low"]) == 1.4 and rows["awq-4bit"][f"{MEMORY}:low"] == ""
+    assert rows["hqq-4bit"][SPEEDUP] == "" and rows["hqq-4bit"]["not_timed"] == SIMULATED
+
+
+def test_two_timed_variants_have_their_fronts_told() -> None:
+    text = scoreboard_text(board(FAST, CLOSE))
+    assert "Pareto front of decode speed and KL: awq-4bit, w8a8" in text
+    assert "Pareto front of peak memory and KL: awq-4bit, w8a8" in text
+
+
+def test_a_scoreboard_without_speed_is_as_it_was() -> None:
+    """Nobody asked for speed: neither columns nor remarks. Somebody did, and got none: the reason."""
+    plain = board(variant("a", kl=0.1, size=1, not_timed=NO_SPEED_STAGE))
+    assert "timed" not in scoreboard_text(plain) and "timed in" not in scoreboard_columns(plain)
+    assert plain.serving_fronts == {}
+    assert "Not timed: hqq-4bit" in scoreboard_text(board(NOT_TIMED))
+
+
+def test_the_page_shows_speed_where_it_says_what_to_ship() -> None:
+    content = page_content()
+    near = replace(served("near", kl=0.01, size=4e6, speedup=1.5, memory=0.6), run_id="near" * 8)
+    shown = replace(content, board=board(near, variant("far", kl=0.2, size=3e6, run_id="far" * 8)))
+    page = render_page(shown)
+    assert f"timed in {VLLM}" in page and "Decode speedup (batch 1)" in page
+    told = "decodes at 1.50x [1.40, 1.60] the baseline's speed, 0.60x its peak memory"
+    assert told in choice_sentence(shown) and str(escape(told)) in page

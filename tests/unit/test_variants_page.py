@@ -16,14 +16,14 @@ from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
 from mlflow_compress.reporting.page.page_tables import LEVELS, heat_map, shared_table
-from mlflow_compress.reporting.page.page_text import (
+from mlflow_compress.reporting.page.variants_page import (
     choice_reason,
     choice_sentence,
     content_values,
     gate_texts,
     page_markdown,
+    render_page,
 )
-from mlflow_compress.reporting.page.variants_page import render_page
 from tests.page_contents import EXAMPLES, HOSTILE, page_content
 from tests.report_results import Page
 

@@ -36,8 +36,7 @@ from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
-from mlflow_compress.reporting.page.page_text import content_values, gate_texts, page_markdown
-from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.page.variants_page import content_values, gate_texts, page_markdown, render_page
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, RECORDS
