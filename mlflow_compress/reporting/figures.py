@@ -34,7 +34,7 @@ from mlflow_compress.reporting.plots.distances import (
     draw_positions,
 )
 from mlflow_compress.reporting.plots.matrices import draw_correlations, draw_layer_map, draw_map, draw_matrix
-from mlflow_compress.reporting.plots.style import RC, Drawing
+from mlflow_compress.reporting.plots.style import RC, Drawing, state
 from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
 
 _A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
@@ -190,6 +190,7 @@ def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]
     for name, drawing in drawings.items():
         if drawing is not None:
             path = folder / f"{name}.png"
+            state(drawing.canvas, drawing.title)
             drawing.canvas.savefig(path)
             figures.append(Figure(path, drawing.title, drawing.caption))
     return figures

@@ -107,54 +107,34 @@ def _count(result: MetricResult, counted: str) -> str:
     return f"{text} ({result.n_unscored:,} unscored)" if result.n_unscored else text
 
 
-def _distance_row(key: MetricKey, pooled: Pooled) -> HeadlineRow | None:
-    """Return the row of a metric that compares both models; None if it was not computed."""
-    result = pooled.get(key.name)
-    if result is None:
-        return None
-    floor = pooled.get(key.floor) if key.floor else None
-    scale = scale_of(key.unit)
-    return HeadlineRow(
-        label=key.label,
-        meaning=key.meaning,
-        n=_count(result, key.counted),
-        difference=interval_text(result, scale, difference=False),
-        noise=None if floor is None else interval_text(floor, scale, difference=False),
-        distinguishable=separates(result, key.unchanged)
-        if key.low < key.unchanged < key.high  # it may be moved either way, such as a win rate
-        else above_floor(result, floor, key.unchanged),
-    )
-
-
-def _compared_row(key: MetricKey, pooled: Pooled, keys: Mapping[str, MetricKey]) -> HeadlineRow | None:
-    """Return the row of a metric that each model has: both values, and their difference if one is declared."""
-    baseline, variant = pooled.get(_baseline(key)), pooled.get(key.name)
-    change = pooled.get(key.difference) if key.difference else None
+def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
+    """Return the row of a metric: a distance, or both models' values with their difference; None if not computed."""
+    baseline_name = f"{declared.name}_baseline"
+    each = baseline_name in all_keys()  # whether each model has a value
+    baseline, variant = (pooled.get(baseline_name), pooled.get(declared.name)) if each else (None, None)
+    change = pooled.get((declared.difference or "") if each else declared.name)
     counted = change or variant or baseline
     if counted is None:
         return None
-    scale, difference, unchanged = scale_of(key.unit), None, 0.0
-    floor = pooled.get(key.floor) if key.floor else None
+    scale, floor = scale_of(declared.unit), pooled.get(declared.floor or "")
+    difference = distinguishable = None
     if change is not None:
-        unchanged = keys[change.name].unchanged
-        ratio = unchanged == 1.0
+        unchanged = key(change.name).unchanged
+        ratio = each and unchanged == 1.0
         shown = Scale(decimals=3) if ratio else scale
-        difference = ("x" if ratio else "") + interval_text(change, shown, difference=not ratio)
+        difference = ("x" if ratio else "") + interval_text(change, shown, difference=each and not ratio)
+        either_way = each or declared.low < unchanged < declared.high  # such as a win rate
+        distinguishable = separates(change, unchanged) if either_way else above_floor(change, floor, unchanged)
     return HeadlineRow(
-        label=key.label,
-        meaning=key.meaning,
-        n=_count(counted, key.counted),
+        label=declared.label,
+        meaning=declared.meaning,
+        n=_count(counted, declared.counted),
         baseline=None if baseline is None else value_text(baseline, scale),
         variant=None if variant is None else value_text(variant, scale),
         difference=difference,
         noise=None if floor is None else interval_text(floor, scale, difference=False),
-        distinguishable=None if change is None else separates(change, unchanged),
+        distinguishable=distinguishable,
     )
-
-
-def _baseline(key: MetricKey) -> str:
-    """Return the key of a metric's value for the baseline."""
-    return f"{key.name}_baseline"
 
 
 def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
@@ -207,11 +187,9 @@ def headline_rows(pooled: Pooled, sizes: CheckpointManifest | None = None) -> li
 
     A metric that was not computed has no row.
     """
-    keys = all_keys()
     rows: list[HeadlineRow | None] = []
     for headline in headline_keys():
-        both = _baseline(headline) in keys
-        rows.append(_compared_row(headline, pooled, keys) if both else _distance_row(headline, pooled))
+        rows.append(_row(headline, pooled))
         if headline.name == KL:
             rows += _kl_rows(pooled)
     return [row for row in rows if row is not None] + ([] if sizes is None else _size_rows(sizes))

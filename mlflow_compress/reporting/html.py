@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import headline
-from mlflow_compress.metrics.core.metric_registry import MetricKey, Pooled, all_keys, headline_keys
+from mlflow_compress.metrics.core.metric_registry import Pooled, all_keys, headline_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.answers_page import REPORT_SHOWS, ComparedAnswer, account_rows, answer_cards
 from mlflow_compress.reporting.headline import (
@@ -49,43 +49,36 @@ def changes_table(flips: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _part_columns() -> list[tuple[Column, MetricKey]]:
-    """Return the columns of tasks: what is measured by item and shown by task, both models' and the difference."""
-    keys, found = all_keys(), []
+def parts_table(results: Sequence[MetricResult]) -> Table:
+    """Return one row per task, each followed by its categories. A column without any value is left out.
+
+    Columns: what is measured by item and shown by task, both models' and the difference. Each model's value has no
+    interval, because that of the difference is more useful.
+    """
+    keys = all_keys()
+    labels: dict[str, str] = {}
     for key in headline_keys():
         if key.by_task and key.counted == "items":
-            parts = [(f"{key.label}, baseline", f"{key.name}_baseline"), (key.label, key.name)]
-            parts += [(keys[key.difference].label, key.difference)] if key.difference else []
-            found += [(Column(label), keys[name]) for label, name in parts if name in keys]
-    return found
-
-
-def parts_table(results: Sequence[MetricResult]) -> Table:
-    """Return one row per task, each followed by its categories. A column without any value is left out."""
-    every = _part_columns()
-    names = {key.name for _, key in every}
+            labels |= {f"{key.name}_baseline": f"{key.label}, baseline", key.name: key.label}
+            labels |= {key.difference: keys[key.difference].label} if key.difference else {}
     parts: dict[tuple[str, str], dict[str, MetricResult]] = {}
     for result in results:
-        if result.task is not None and result.name in names:
+        if result.task is not None and result.name in labels:
             parts.setdefault((result.task, result.category or ""), {})[result.name] = result
-    columns = [(column, key) for column, key in every if any(key.name in values for values in parts.values())]
+    names = [name for name in labels if any(name in values for values in parts.values())]
     rows: list[list[Cell]] = []
     for (task, category), values in sorted(parts.items()):
         most = max(values.values(), key=lambda result: result.n)
         unscored = f" ({most.n_unscored:,} unscored)" if most.n_unscored else ""
-        cells = [_part_cell(values.get(key.name), key) for _, key in columns]
-        rows.append([category or task, f"{most.n:,}{unscored}", *cells])
+        rows.append([category or task, f"{most.n:,}{unscored}"])
+        for name in names:
+            each = f"{name.removesuffix('_baseline')}_baseline" in keys and name in values
+            rows[-1].append(value_text(values[name], scale_of(keys[name].unit)) if each else values.get(name))
     return Table(
-        columns=[Column("task and category", left=True), Column("items"), *(column for column, _ in columns)],
+        columns=[Column("task and category", left=True), Column("items"), *(Column(labels[name]) for name in names)],
         rows=rows,
         strong=frozenset(i for i, (_, category) in enumerate(sorted(parts)) if not category),
     )
-
-
-def _part_cell(result: MetricResult | None, key: MetricKey) -> Cell:
-    """Return a value; one that each model has without interval, because that of the difference is more useful."""
-    each = f"{key.name}_baseline" in all_keys() or key.name.endswith("_baseline")
-    return value_text(result, scale_of(key.unit)) if result is not None and each else result
 
 
 def value_table(pooled: Pooled) -> Table:

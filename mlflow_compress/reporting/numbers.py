@@ -57,18 +57,16 @@ def number_text(result: MetricResult, unit: str, *, difference: bool = False, in
     return interval_text(result if interval else replace(result, low=None, high=None), scale, difference=difference)
 
 
-def _decimals_of(value: float, half_width: float | None) -> int:
-    """Return the decimals for one digit of the half-width (two if the first is 1), or for three digits of the value."""
-    if half_width:
-        digits = -math.floor(math.log10(half_width))
-        return digits + 1 if half_width * 10**digits < 1.999 else digits
-    return 0 if value == 0 else _SIGNIFICANT - 1 - math.floor(math.log10(abs(value)))
-
-
 def decimals(value: float, low: float | None, high: float | None, *, fewest: int) -> int:
-    """Return the number of decimals of a value and its interval, at least `fewest`."""
-    half = (high - low) / 2 if low is not None and high is not None else None
-    return max(fewest, min(_decimals_of(value, half), 12))
+    """Return the number of decimals of a value and its interval, at least `fewest`.
+
+    They show one digit of the interval's half-width (two if the first is 1), or three digits of the value.
+    """
+    digits = 0 if value == 0 else _SIGNIFICANT - 1 - math.floor(math.log10(abs(value)))
+    if low is not None and high is not None and (half := (high - low) / 2):
+        digits = -math.floor(math.log10(half))
+        digits += half * 10**digits < 1.999
+    return max(fewest, min(digits, 12))
 
 
 def plain(value: float, digits: int, *, signed: bool = False) -> str:

@@ -54,7 +54,7 @@ def render_page(content: PageContent) -> str:
     board = content.board
     intervals = len(flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
     return TEMPLATES.get_template("page.html.j2").render(
-        title=content.title,
+        content=content,
         security=_security_policy(style, [libraries, script]),
         style=Markup(style),
         libraries=Markup(libraries),
@@ -62,9 +62,6 @@ def render_page(content: PageContent) -> str:
         data=data,
         choice=choice_sentence(content),
         reason=choice_reason(content),
-        policy=content.policy,
-        gates=content.gates,
-        warnings=[warning.text for warning in board.warnings],
         most_warnings=MOST_WARNINGS,
         finding=finding(board),
         interval=f"{100 * board.level:g} %",
@@ -76,7 +73,6 @@ def render_page(content: PageContent) -> str:
         heat_intervals=intervals,
         shared=shared_table(content),
         alike=alike_table(content),
-        similarity=content.similarity,
         correlations=[correlation_text(board, found) for found in main_correlations(board)],
         changes=changes,
         first_flips=_first_flips(changes) if changes else None,
@@ -87,7 +83,6 @@ def render_page(content: PageContent) -> str:
         made=made_table(content),
         items_by_task=items_by_task(content),
         prompts=sample_prompts(content),
-        notes=content.notes,
     )
 
 

@@ -26,7 +26,6 @@ from mlflow_compress.reporting.plots.style import (
     horizontal_grid,
     new_canvas,
     plain_text,
-    state,
 )
 
 _BINS_A_DECADE = 8
@@ -81,7 +80,6 @@ def draw_divergence(kl: Float, *, unit: str) -> Drawing:
         if p95 > 0:
             _mark(axes, p95, "p95", WORSE, side="left" if p95 >= mean else "right", height=0.99)
         title = f"Half of the {unit}s have a KL below {np.median(kl):.2g}, one in twenty above {p95:.2g}"
-    state(canvas, title)
     noun = unit if zeros == 1 else f"{unit}s"
     caption = (
         f"KL(baseline ‖ variant) in nats of each of {n:,} {unit}s, logarithmic axis; "
@@ -146,7 +144,6 @@ def draw_positions(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Dr
     if len(places) > 1:
         first, last = (parts[place].value for place in (places[0], places[-1]))
         title += f", {first:.2g} at the first token and {last:.2g} at {places[-1]}"
-    state(canvas, title)
     caption = (
         f"Mean KL(baseline ‖ variant) of {whole.n:,} tokens that the baseline has sampled itself, by place in the "
         f"answer, with {100 * whole.level:g} % intervals over prompts. A place without one has too few prompts."
@@ -195,7 +192,6 @@ def draw_margin(bins: BinnedShare, wrong: BinnedShare, *, level: float) -> Drawi
     axes.set_ylabel("Answers that changed (bars), %")
     horizontal_grid(axes)
     title = _margin_finding(bins)
-    state(canvas, title)
     caption = (
         f"Share of the {int(bins.n.sum()):,} multiple-choice items whose answer changed, by how sure the baseline was; "
         f"{100 * level:g} % Wilson intervals. The line is the share that the baseline has wrong."
@@ -223,7 +219,6 @@ def draw_moved_parts(
         axes.set_title(head, fontsize=10, color=MUTED, loc="left")
     first, last = positions[0], positions[-1]
     title = f"KL {first.value:.2g} nats at {first.category} of the text, {last.value:.2g} at {last.category}"
-    state(canvas, title)
     caption = f"Mean KL of {whole.n:,} tokens with {100 * whole.level:g} % intervals over whole texts; the line is the "
     caption += "mean of all tokens, the figures on the right count tokens. Rare tokens are in another class too. "
     caption += "Intervals that are much wider than all values are cut; a part without one is in too few texts."
@@ -280,7 +275,6 @@ def draw_categories(groups: Sequence[CategoryFlips]) -> Drawing:
     if ordered[0].total > 0:
         canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=1.1)
     title = _category_finding(ordered)
-    state(canvas, title)
     caption = "Changed answers by category in percent of its items (their number in brackets), most changed first"
     return Drawing(canvas, title, f"{caption}; {rest} further categories are not drawn." if rest > 0 else f"{caption}.")
 
@@ -323,7 +317,6 @@ def draw_answers_part(found: Forks, *, level: float) -> Drawing:
     title = f"{n_same:,} of {n:,} greedy answers are the same to the end"
     if curve.median is not None:
         title = f"Half of the greedy answers have parted by token {curve.median:.0f}; {title}"
-    state(canvas, title)
     caption = (
         f"Greedy answers of both models to {n:,} prompts, compared token by token: Kaplan-Meier curve of the first "
         f"divergent token (arXiv 2311.01544) with its {100 * level:g} % interval. An answer that is the same to its "

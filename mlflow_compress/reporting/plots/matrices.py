@@ -50,8 +50,7 @@ def draw_matrix(found: ModelSimilarity) -> Drawing:
     i, j = divmod(int(found.values.argmin()), size)
     title = "All models answer alike"
     if found.shares is not None:
-        title = f"Least alike answer {plain_text(found.names[i])} and {plain_text(found.names[j])}: {lowest:.3f}"
-    state(canvas, title)
+        title = f"Least alike answer {found.names[i]} and {found.names[j]}: {lowest:.3f}"
     caption = f"ConSCompF similarity (equation 4), mean over {found.n_instructions} instructions with "
     caption += f"{found.n_samples} answers each, embedded by {found.encoder}. "
     caption += "The baseline's two samples show how alike a model is to itself."
@@ -105,7 +104,6 @@ def draw_correlations(board: Scoreboard) -> Drawing | None:
     n = sorted({c.n for c in found.values()})
     counted = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
     title = f"Rank correlations between metrics over {counted} variants"
-    state(canvas, title)
     caption = "Spearman's rank correlation: 1 where two metrics order the variants alike, -1 where in reverse. "
     caption += "Intervals and p-values stand in scoreboard.json."
     return Drawing(canvas, title, caption)
@@ -147,7 +145,6 @@ def draw_layer_map(found: GroupsFound) -> Drawing | None:
     step = max(1, len(layers) // 40)
     axes.set_yticks(range(0, len(layers), step), [f"layer {layer}" for layer in layers[::step]])
     title = f"{found.largest.name.replace('_', '/')} moves the model most: {found.largest.kl.value:.2g} nats per token"
-    state(canvas, plain_text(title))
     outside = [group for group in found.groups if group.layer is None]
     caption = "Mean KL of the final distributions when only this group of weights is the variant's. An empty cell is a "
     caption += "group that does not differ."

@@ -69,7 +69,7 @@ def new_canvas(height: float) -> Any:
 def state(canvas: Any, title: str) -> None:
     """Write the finding above the plots, as wrapped text aligned left."""
     canvas.suptitle(
-        "\n".join(textwrap.wrap(title, _TITLE_CHARACTERS)),
+        plain_text("\n".join(textwrap.wrap(title, _TITLE_CHARACTERS))),
         x=0.017,
         ha="left",
         fontsize=12.5,

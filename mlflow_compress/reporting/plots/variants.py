@@ -297,7 +297,6 @@ def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing |
     title = "; ".join(f"{label} {before:.3g}\u00a0→\u00a0{after:.3g}" for label, before, after in values)
     if all(before == after for _, before, after in values):
         title = f"Unchanged: {'; '.join(f'{label} {after:.3g}' for label, _, after in values)}"
-    state(canvas, title)
     n = " and ".join(sorted({f"{pooled[name].n:,}" for name in names}))
     return Drawing(canvas, title, f"Baseline and variant on the same items ({n}), with {100 * level:g} % intervals.")
 
