@@ -9,11 +9,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from filelock import FileLock
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
 from mlflow_compress.home import SQLITE, database_file
+from mlflow_compress.locks import alone_with
 
 ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's
 _POSTGRESQL = ("postgresql:", "postgresql+")
@@ -40,12 +40,9 @@ def create_database(uri: str) -> None:
         return
     if not database.exists():
         database.parent.mkdir(parents=True, exist_ok=True)
-        lock = database.with_name(f".{database.name}.creating.lock")
-        with FileLock(lock):
+        with alone_with(database.with_name(f".{database.name}.creating.lock")):
             if not database.exists():
                 _create(database)
-            # A process that still waits for the deleted lock finds the database, and makes none.
-            lock.unlink(missing_ok=True)
     _wait_until_complete(database)
 
 

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
+from mlflow_compress.locks import alone_with
 
 T = TypeVar("T")
 
@@ -179,8 +179,8 @@ class ReplyCache:
     """Answers by content key, in a file or (None) in memory. A new one is on disk before `put` returns.
 
     A last line that is incomplete, because its process was killed, is dropped. Any other broken line is a `DataError`.
-    So is an answer without one of the `fields`. Several processes may share the file. A lock file next to it keeps
-    their lines complete.
+    So is an answer without one of the `fields`. Several processes may share the file. While one reads or
+    writes, a lock file next to it keeps their lines complete.
     """
 
     def __init__(self, path: Path | None, fields: Collection[str] = ()) -> None:
@@ -192,7 +192,7 @@ class ReplyCache:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        with _file_lock(path):
+        with alone_with(_lock_of(path)):
             data = path.read_bytes()
         for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
             row = parse_json(line, source=f"{path}, line {number}")
@@ -220,7 +220,7 @@ class ReplyCache:
         with self._lock:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with _file_lock(self._path), self._path.open("ab+") as sink:
+                with alone_with(_lock_of(self._path)), self._path.open("ab+") as sink:
                     _drop_unfinished_line(sink)
                     sink.writelines(json.dumps({"key": k, "value": v}).encode() + b"\n" for k, v in values.items())
                     sink.flush()
@@ -235,9 +235,8 @@ class ReplyCache:
         return len(self._rows)
 
 
-def _file_lock(path: Path) -> FileLock:
-    """Return the file's lock, under which only one process reads or writes."""
-    return FileLock(path.with_name(path.name + ".lock"))
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
 
 
 def _drop_unfinished_line(file: BinaryIO) -> None:

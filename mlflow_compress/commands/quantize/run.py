@@ -6,8 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-from filelock import FileLock
-
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.result import CompressedModel
 from mlflow_compress.commands.shared.inputs import calibration_set, model_label, model_path
@@ -22,6 +20,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
+from mlflow_compress.locks import alone_with
 from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel, local_model_folder
@@ -118,7 +117,7 @@ def quantize(
     texts = calibration.rendered(_source(config).tokenizer()) if calibration else []
     folder = new_checkpoint_folder(config, settings, local_model_folder(model_path(config.source.model)), texts)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
+    with alone_with(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
         if folder.exists():
             manifest = CheckpointManifest.read(folder)
             run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})

@@ -7,13 +7,12 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from filelock import FileLock, Timeout
-
 from mlflow_compress.home import home
+from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
@@ -28,19 +27,20 @@ def workdirs_folder(tracking_uri: str) -> Path:
     return home(tracking_uri) / "unfinished"
 
 
-def _places(tracking_uri: str, fingerprint: str) -> tuple[Path, Path, FileLock]:
-    """Return the folder of all work folders, that of one fingerprint, and its lock."""
+def _places(tracking_uri: str, fingerprint: str) -> tuple[Path, Path, Path]:
+    """Return the folder of all work folders, that of one fingerprint, and its lock file."""
     workdirs = workdirs_folder(tracking_uri)
-    return workdirs, workdirs / fingerprint[:16], FileLock(workdirs / f"{fingerprint[:16]}.lock")
+    return workdirs, workdirs / fingerprint[:16], workdirs / f"{fingerprint[:16]}.lock"
 
 
 def drop_finished_workdir(tracking_uri: str, fingerprint: str) -> None:
     """Delete the work folder of work that is stored: a process that was killed just then could not do it."""
     _, folder, lock = _places(tracking_uri, fingerprint)
-    if not folder.is_dir():
+    if not folder.is_dir() and not lock.exists():
         return
-    with suppress(Timeout), lock.acquire(timeout=0):  # another process deletes it now
-        shutil.rmtree(folder, ignore_errors=True)
+    with alone_with(lock, wait=False) as alone:
+        if alone:  # otherwise another process deletes it now
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -54,19 +54,15 @@ def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
     """
     workdirs, folder, lock = _places(tracking_uri, fingerprint)
     workdirs.mkdir(parents=True, exist_ok=True)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        logger.warning("Another process does the same work in %s; waiting for it", workdirs)
-        lock.acquire()
-    try:
+    with ExitStack() as held:
+        if not held.enter_context(alone_with(lock, wait=False)):
+            logger.warning("Another process does the same work in %s; waiting for it", workdirs)
+            held.enter_context(alone_with(lock))
         if folder.is_dir():
             logger.info("Resuming interrupted work in %s", folder)
         folder.mkdir(exist_ok=True)
         yield folder
         shutil.rmtree(folder)
-    finally:
-        lock.release()
 
 
 def digest(content: Mapping[str, object]) -> str:

@@ -6,13 +6,11 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
-
-from filelock import FileLock, Timeout
 
 from mlflow_compress.commands.evaluate.run import run_evaluate
 from mlflow_compress.commands.judge.run import run_judge
@@ -23,6 +21,7 @@ from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.commands.sweep.plan import PreparedVariant
 from mlflow_compress.config import Parameters
 from mlflow_compress.errors import MlflowCompressError, StageError
+from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive
 from mlflow_compress.tracking.projects import run_stage_here
@@ -32,24 +31,11 @@ from mlflow_compress.tracking.tracker import Tracker, close_dead_runs
 _DYING_SECONDS = 20.0  # until the system has ended a process that was killed
 
 
-@contextmanager
-def one_process(tracker: Tracker, key: str, *, wait: bool) -> Iterator[bool]:
-    """Yield whether this process alone has the key; without `wait`, False where another process has it.
-
-    The operating system releases the lock of a killed process.
-    """
+def one_process(tracker: Tracker, key: str, *, wait: bool) -> AbstractContextManager[bool]:
+    """Yield whether this process alone has the key; without `wait`, False where another process has it."""
     folder: Path = workdirs_folder(tracker.uri)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / f"sweep-{key[:16]}.lock")
-    try:
-        lock.acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+    return alone_with(folder / f"sweep-{key[:16]}.lock", wait=wait)
 
 
 @contextmanager
