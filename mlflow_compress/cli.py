@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,10 @@ from mlflow_compress.errors import (
     StoreAwayError,
     SweepError,
     TrackingError,
+    breaks_off,
     machine_fault,
 )
+from mlflow_compress.paths import STARTED_IN
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -165,21 +168,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         _reject(error)
         if isinstance(error, StoreAwayError):
             return lifetime.STORE_AWAY
+        if _is_stage() and breaks_off(error):
+            return lifetime.BROKE_OFF
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (OSError, MemoryError, RuntimeError, ImportError) as error:  # before a run was open, or after it was closed
+    except Exception as error:  # before a run was open, or after it was closed
         fault = machine_fault(error)
-        if fault is None:
+        if fault is not None:
+            print(f"mlflow-compress: {fault}", file=sys.stderr)
+            _reject(fault)
+        elif _is_stage():
+            traceback.print_exc()
+        else:
             raise
-        print(f"mlflow-compress: {fault}", file=sys.stderr)
-        _reject(fault)
-        return 1
+        return lifetime.BROKE_OFF if _is_stage() else 1
     except KeyboardInterrupt as interrupt:
         print("mlflow-compress: interrupted", file=sys.stderr)
         return lifetime.exit_code(interrupt)
+
+
+def _is_stage() -> bool:
+    """Return whether the main job has started this process."""
+    return STARTED_IN in os.environ
 
 
 _COLOURS = {"runs": "cyan", "finished": "green", "found": "green", "failed": "red"}

@@ -145,13 +145,17 @@ class StageError(MlflowCompressError):
     - `stage`: Name of the stage.
     - `fix`: What to change.
     - `published`: What the finished stages have found.
+    - `broke_off`: Whether the stage was killed, or broke off, see `breaks_off`.
     """
 
-    def __init__(self, what: str, *, stage: str, fix: str | None = None, published: Any = None) -> None:
+    def __init__(
+        self, what: str, *, stage: str, fix: str | None = None, published: Any = None, broke_off: bool = False
+    ) -> None:
         super().__init__(what, fix=fix)
         self.what = what
         self.stage = stage
         self.published = published
+        self.broke_off = broke_off
 
 
 class SweepError(MlflowCompressError):
@@ -178,6 +182,17 @@ class StoreAwayError(TrackingError):
 
 class MachineError(MlflowCompressError):
     """This machine has no disk space, memory or permission left."""
+
+
+def breaks_off(error: BaseException) -> bool:
+    """Return whether work that ends with an error is unfinished: the same command may go well at another time.
+
+    So it is after a kill, where the server or the machine refuses, and after what nobody has foreseen. Other errors of
+    ours would come again, until what they name is changed.
+    """
+    if isinstance(error, StageError):
+        return error.broke_off
+    return not isinstance(error, MlflowCompressError) or isinstance(error, StoreAwayError | MachineError)
 
 
 _FIXES = {

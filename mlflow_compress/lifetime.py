@@ -11,6 +11,9 @@ from types import FrameType
 STORE_AWAY = 75
 """Exit code of a command that has waited for the tracking server in vain; in sysexits.h, a temporary failure."""
 
+BROKE_OFF = 70
+"""Exit code of a stage that broke off, see `breaks_off`; in sysexits.h, an internal error."""
+
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 

@@ -22,8 +22,8 @@ from mlflow.projects.utils import (
 )
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
-from mlflow_compress.errors import MlflowCompressError, StageError, StoreAwayError
-from mlflow_compress.lifetime import STORE_AWAY, killed_by
+from mlflow_compress.errors import MlflowCompressError, StageError, StoreAwayError, breaks_off
+from mlflow_compress.lifetime import BROKE_OFF, STORE_AWAY, killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import run_ended, scratch_folder
@@ -80,7 +80,9 @@ def run_stage_here(tracker: Tracker, stage: str, work: Callable[[], object], *, 
     except Exception as error:
         if not isinstance(error, MlflowCompressError):
             logger.exception("Stage %s failed", stage)
-        raise _failed(tracker, stage, child, reason=str(error) or type(error).__name__) from error
+        raise _failed(
+            tracker, stage, child, BROKE_OFF if breaks_off(error) else 1, reason=str(error) or type(error).__name__
+        ) from error
     return child
 
 
@@ -125,7 +127,7 @@ def _wait(submitted: SubmittedRun) -> int:
         raise
 
 
-def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int = 1, *, reason: str | None = None) -> StageError:
+def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int, *, reason: str | None = None) -> StageError:
     """Return the error of a failed stage. End the stage's run if its process could not do so."""
     run = tracker.client.get_run(run_id)
     noted = run.data.tags.get(run_names.ERROR)
@@ -141,7 +143,7 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int = 1, *, r
     if noted is None:
         tracker.client.set_tag(run_id, run_names.ERROR, what)
         tracker.client.set_tag(run_id, MLFLOW_RUN_NOTE, f"**{what}**")
-    return StageError(what, stage=stage, fix=fix)
+    return StageError(what, stage=stage, fix=fix, broke_off=killer is not None or returncode == BROKE_OFF)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_compress import files as atomic
-from mlflow_compress.errors import MachineError, StoreAwayError, TrackingError
+from mlflow_compress.errors import TrackingError, breaks_off
 from mlflow_compress.files import read_json_object
 from mlflow_compress.home import home
 from mlflow_compress.paths import STARTED_IN
@@ -37,6 +37,11 @@ class UnfinishedCommand:
         """Equal for equal work."""
         return self.path.name.partition(".")[0]
 
+    @property
+    def pattern(self) -> Path:
+        """The files of all notes of this work."""
+        return self.path.with_name(f"{self.key}.*")
+
 
 def _notes(uri: str) -> Path:
     return home(uri) / "commands" / hashlib.sha256(uri.encode()).hexdigest()[:12]
@@ -57,13 +62,12 @@ def _write(uri: str, command: str, parameters: Mapping[str, str], process: str, 
     return path
 
 
-def note_continued_run(uri: str, note: UnfinishedCommand, run_id: str) -> UnfinishedCommand:
-    """Replace a note by one that names the run to go on with: a kill from now on leaves that run, and not a new one."""
-    parameters = {"resume": run_id}
-    path = _write(uri, note.command, parameters, note.process, run_id)
+def note_continued(uri: str, note: UnfinishedCommand, parameters: Mapping[str, str]) -> UnfinishedCommand:
+    """Give a note the parameters with which its work goes on: killed again, it is the same piece of work."""
+    path = _write(uri, note.command, parameters, note.process, note.run)
     if path != note.path:
         note.path.unlink(missing_ok=True)
-    return UnfinishedCommand(note.command, parameters, note.process, run_id, path)
+    return replace(note, parameters=dict(parameters), path=path)
 
 
 def note_run(uri: str, stage: str, run_id: str) -> None:
@@ -90,10 +94,9 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
     _running.add(path)
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, StoreAwayError, MachineError):
-        raise
-    except BaseException:
-        path.unlink(missing_ok=True)
+    except BaseException as error:
+        if not breaks_off(error):
+            path.unlink(missing_ok=True)
         raise
     finally:
         _running.discard(path)

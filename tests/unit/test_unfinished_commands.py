@@ -20,9 +20,18 @@ from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.resume.run import run_resume
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
-from mlflow_compress.errors import ConfigError, MlflowCompressError, StoreAwayError, TrackingError
+from mlflow_compress.errors import (
+    ConfigError,
+    JudgeError,
+    MachineError,
+    MlflowCompressError,
+    StageError,
+    StoreAwayError,
+    TrackingError,
+)
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.paths import STARTED_IN
+from mlflow_compress.tracking import projects
 from mlflow_compress.tracking.live_processes import run_not_closed, run_opened
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.unfinished_commands import noted, unfinished_commands
@@ -37,7 +46,18 @@ def leave(uri: str, error: BaseException, **parameters: str) -> None:
         raise error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), AWAY, SystemExit(1)])
+BROKEN_OFF = [
+    KeyboardInterrupt(),
+    SystemExit(1),
+    AWAY,
+    MachineError("the disk is full"),
+    RuntimeError("nobody has foreseen it"),
+    StageError("Stage judge was killed by SIGKILL", stage="judge", broke_off=True),
+]
+OVER = [ConfigError("it would come again"), JudgeError("the budget is spent"), StageError("no such key", stage="judge")]
+
+
+@pytest.mark.parametrize("error", BROKEN_OFF, ids=repr)
 def test_what_did_not_end_is_listed(tracker: Tracker, error: BaseException) -> None:
     leave(tracker.uri, error, model="demo")
     [left] = unfinished_commands(tracker.uri)
@@ -45,7 +65,8 @@ def test_what_did_not_end_is_listed(tracker: Tracker, error: BaseException) -> N
 
 
 def test_what_has_ended_is_not_listed(tracker: Tracker) -> None:
-    leave(tracker.uri, ConfigError("it would come again"), model="demo")
+    for error in OVER:
+        leave(tracker.uri, error, model="demo")
     with noted(tracker.uri, "promote", {"model": "demo"}):
         pass
     assert unfinished_commands(tracker.uri) == []
@@ -119,6 +140,45 @@ def test_resume_does_them_again(tracker: Tracker, monkeypatch: pytest.MonkeyPatc
     ]
     assert done.exit_code == 1 and len(done.to_pandas()) == 2
     assert run_resume(ResumeConfig()).summary.startswith("Nothing is left to do")
+
+
+def test_what_breaks_off_again_stays_and_holds_up_nothing(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in ("one", "two"):
+        leave(tracker.uri, RuntimeError("nobody has foreseen it"), model=model)
+
+    def again(config: PromoteConfig) -> SimpleNamespace:
+        if config.model == "one":
+            raise RuntimeError("nobody has foreseen it")
+        return SimpleNamespace(summary="promoted")
+
+    monkeypatch.setattr("mlflow_compress.commands.promote.run.run_promote", again)
+    done = run_resume(ResumeConfig())
+    assert done.summary == "2 commands: 1 unfinished, 1 finished" and done.exit_code == 1
+    [left] = unfinished_commands(tracker.uri)
+    assert left.parameters["model"] == "one"
+    pattern = left.path.with_name(f"{left.key}.*")
+    assert done.commands[0].outcome == (
+        f"nobody has foreseen it. It stays on the list. To give it up, delete {pattern}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dies", "listed"), [("os.kill(os.getpid(), 9)", 1), ("1 / 0", 1), ("raise ConfigError('no')", 0)]
+)
+def test_a_stage_that_breaks_off_leaves_its_command_unfinished(
+    dies: str, listed: int, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage's process ends in one of three ways; it is the command line, whose stage is replaced."""
+    code = "import os, sys\nfrom mlflow_compress import cli\nfrom mlflow_compress.errors import ConfigError\n"
+    code += f"def _answer(*_):\n    {dies}\ncli._answer = _answer\nsys.exit(cli.main(['quantize']))"
+
+    def start(tracker: Tracker, folder: Path, parameters: object, run_id: str, downloads: str) -> SimpleNamespace:
+        return SimpleNamespace(command_proc=subprocess.Popen([sys.executable, "-c", code]), cancel=lambda: None)
+
+    monkeypatch.setattr(projects, "_start", start)
+    with pytest.raises(StageError), noted(tracker.uri, "main", {"method": "rtn"}), tracker.run("x", "main", {}) as run:
+        projects.run_stage(tracker, "quantize", {}, parent=run)
+    assert len(unfinished_commands(tracker.uri)) == listed
 
 
 _KILLED = """

@@ -294,5 +294,5 @@ def run_variant(
         for stage, message in stages.failed.items():
             run.set_tags({run_names.FAILED_STAGE: stage})
             fix = f"The other stages are published. Do the rest with the same parameters and resume={run.run_id}"
-            raise StageError(message, stage=stage, fix=fix, published=published)
+            raise StageError(message, stage=stage, fix=fix, published=published, broke_off=stages.broke_off)
     return published

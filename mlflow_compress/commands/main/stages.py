@@ -99,6 +99,7 @@ class Stages:
     children: dict[str, str] = field(default_factory=dict)  # Run id of every finished stage
     # Error message of every failed stage whose failure leaves the other results usable
     failed: dict[str, str] = field(default_factory=dict)
+    broke_off: bool = False  # Whether one of them did not fail by an error that would come again
 
     def run_all(self, start: StartStage, progress: Progress) -> None:
         """Run the stages that are not finished. A failed judge, or speed, does not stop the run."""
@@ -115,6 +116,7 @@ class Stages:
                 if stage not in _MAY_FAIL:
                     raise
                 self.failed[stage] = error.what
+                self.broke_off |= error.broke_off
 
     def _config(self, stage: str) -> Parameters:
         changes = {} if stage == "quantize" else {"checkpoint": self.checkpoint}

@@ -14,7 +14,7 @@ class ResumedCommand:
     """A command that was killed, or cut off from the tracking server."""
 
     command: str  # Its verb, and the parameters that are not at their defaults
-    state: Literal["unfinished", "finished", "failed"]  # Only listed; or how it ended, then or now
+    state: Literal["unfinished", "finished", "failed"]  # "unfinished": only listed, or broke off again
     outcome: str  # What it found, or why it failed
 
 
@@ -26,8 +26,8 @@ class Resumed(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """1 where a command failed again, otherwise 0."""
-        return int(any(one.state == "failed" for one in self.commands))
+        """1 where a command failed or broke off again, otherwise 0."""
+        return int(any(one.state == "failed" or (one.state == "unfinished" and one.outcome) for one in self.commands))
 
     @property
     def summary(self) -> str:

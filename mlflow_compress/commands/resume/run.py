@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from mlflow_compress.commands.command import COMMANDS, Say, silent
@@ -9,14 +10,16 @@ from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.resume.result import Resumed, ResumedCommand
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import as_typed
-from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError
+from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError, breaks_off
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.unfinished_commands import (
     UnfinishedCommand,
-    note_continued_run,
+    note_continued,
     unfinished_commands,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
@@ -41,10 +44,9 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
         else:
             say(f"[resume] {shown}")
             done.append(_do_again(shown, notes, runs, tracker, say))
-        if config.dry_run:
-            continue
-        for note in notes:
-            note.path.unlink(missing_ok=True)
+        if not config.dry_run and done[-1].state != "unfinished":
+            for note in notes:
+                note.path.unlink(missing_ok=True)
     return Resumed(commands=tuple(done))
 
 
@@ -84,18 +86,22 @@ def _do_again(
 ) -> ResumedCommand:
     """Do a piece of work again, in the experiment where it began."""
     command = COMMANDS.get(notes[0].command)
-    values = dict(notes[0].parameters)
-    if notes[0].command == "main" and (begun := _resumable(runs, tracker)):
-        notes[:] = [note_continued_run(tracker.uri, note, begun) for note in notes]
-        values = {"resume": begun}
+    begun = _resumable(runs, tracker) if notes[0].command == "main" else None
+    values = {"resume": begun} if begun else dict(notes[0].parameters)
     if runs:
         values["experiment"] = runs[0].experiment
+    notes[:] = [note_continued(tracker.uri, note, values) for note in notes]
     try:
         result = command.function(**({"progress": lambda done: say(str(done))} if command.tells else {}), **values)
     except StoreAwayError:
         raise
-    except MlflowCompressError as error:
-        return ResumedCommand(command=shown, state="failed", outcome=str(error))
+    except Exception as error:
+        if not isinstance(error, MlflowCompressError):
+            logger.exception("%s failed", shown)
+        outcome = str(error) or type(error).__name__
+        if breaks_off(error):
+            outcome = f"{outcome.rstrip('.')}. It stays on the list. To give it up, delete {notes[0].pattern}"
+        return ResumedCommand(command=shown, state="unfinished" if breaks_off(error) else "failed", outcome=outcome)
     return ResumedCommand(command=shown, state="finished", outcome=str(result.summary))
 
 
