@@ -228,7 +228,11 @@ def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
         return []
     rows = []
     if "judge/judgments" in values:
-        rows.append(("Judgments", _judgments(values)))
+        n, unscored = values["judge/judgments"], values.get("judge/unscored", 0)
+        reasons = [(name.removeprefix(UNSCORED), k) for name, k in values.items() if name.startswith(UNSCORED)]
+        listed = ", ".join(f"{k:,.0f} {reason}" for reason, k in sorted(reasons, key=lambda pair: -pair[1]))
+        lacking = f"{unscored:,.0f} of them without a rating: {listed}" if unscored else "all with a rating"
+        rows.append(("Judgments", f"{n:,.0f}, {lacking}"))
     without = values.get("judge/calls_without_usage", 0)
     counted = f", {without:,.0f} of them without a count of tokens" if without else ""
     lost = values.get("judge/calls_unanswered", 0)
@@ -247,13 +251,3 @@ def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
 def account_text(values: Mapping[str, float]) -> str:
     """Return the account as a sentence; empty without judgments."""
     return "; ".join(f"{name.lower()} {text}" for name, text in account_rows(values))
-
-
-def _judgments(values: Mapping[str, float]) -> str:
-    """Return how many judgments there are, and how many have no rating for which reason."""
-    n, unscored = values["judge/judgments"], values.get("judge/unscored", 0)
-    if not unscored:
-        return f"{n:,.0f}, all with a rating"
-    reasons = {name.removeprefix(UNSCORED): number for name, number in values.items() if name.startswith(UNSCORED)}
-    listed = ", ".join(f"{number:,.0f} {reason}" for reason, number in sorted(reasons.items(), key=lambda r: -r[1]))
-    return f"{n:,.0f}, {unscored:,.0f} of them without a rating: {listed}"

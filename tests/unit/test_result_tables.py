@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.report.result import VariantsReport
-from mlflow_compress.metrics import MetricSettings, compute_all
-from tests import metric_records
 from tests.page_contents import HOSTILE, page_content
 from tests.report_results import Page
 
 
-def evaluation() -> Evaluation:
-    inputs = replace(metric_records.inputs(), settings=MetricSettings(resamples=100, method="percentile"))
-    return Evaluation(
-        name="v", baseline="b", verdict=HOSTILE, results=tuple(compute_all(inputs)), records_folder=Path("records")
-    )
-
-
-def test_an_evaluation_shows_the_headline_table_and_its_frame_has_labels_and_units() -> None:
-    found = evaluation()
+def test_an_evaluation_shows_the_headline_table_and_its_frame_has_labels_and_units(full: Any) -> None:
+    found = Evaluation(name="v", baseline="b", verdict=HOSTILE, results=tuple(full[1]), records_folder=Path("records"))
     assert len(found.results) > 100 and len(repr(found).splitlines()) <= 30
     assert "Accuracy " in repr(found) and " pt [" in repr(found)
     page = Page(found._repr_html_())

@@ -19,7 +19,6 @@ from mlflow_compress.decide.scoreboard import (
     NO_SPEED_STAGE,
     SERVING,
     columns,
-    correlate_metrics,
     item_scores,
     pareto_front,
     scoreboard,
@@ -257,8 +256,9 @@ def test_the_finding_is_one_sentence() -> None:
 
 
 def test_correlations_are_of_main_metrics_only() -> None:
-    names = {c.first for c in correlate_metrics([])} | {c.second for c in correlate_metrics([])}
-    assert names == set()
+    more = {FLIPS: 1.0, "distance/js_mean": 2.0}
+    found = board(*(variant(str(i), kl=i, more={n: i * k for n, k in more.items()}) for i in range(5))).correlations
+    assert {(c.first, c.second) for c in found} == {(FLIPS, "distance/kl_mean")}
 
 
 FAST = served("awq-4bit", kl=0.02, size=2e6, speedup=1.5, memory=0.6)

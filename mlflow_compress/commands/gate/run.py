@@ -42,7 +42,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import ItemKey, RunRecords
-from mlflow_compress.reporting.tables import Column, Table, escape_markdown
+from mlflow_compress.reporting.tables import Table, escape_markdown
 from mlflow_compress.scoring.plan.encoding import Shortened
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
@@ -378,10 +378,6 @@ def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> TimedFo
 JSON, MARKDOWN = "verdict.json", "verdict.md"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
 def _when(row: GateRow) -> str:
     if row.by == "checkpoint":
         return "from the checkpoint"
@@ -399,17 +395,12 @@ def verdict_markdown(found: GateVerdict) -> str:
         "",
         escape_markdown(found.verdict),
         "",
-        Table(
-            columns=[
-                Column("gate"),
-                *(Column(name, left=True) for name in ("claim", "verdict", "decided")),
-                Column("value so far"),
-                Column("items"),
-            ],
-            rows=[
-                (row.gate, row.reason or row.name, row.verdict, _when(row), _number(row.value), row.n or "")
+        Table.of(
+            [
+                {"gate": row.gate, "claim": row.reason or row.name, "verdict": row.verdict, "decided": _when(row)}
+                | {"value so far": None if row.value is None else float(f"{row.value:.4g}"), "items": row.n or None}
                 for row in found.rows
-            ],
+            ]
         ).markdown(),
     ]
     notes = [

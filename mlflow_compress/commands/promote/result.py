@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines, lines_of_run
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.promotion import Decision
+from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
 
 NOTHING_PASSES = 3
@@ -129,17 +130,9 @@ class AliasHistory(Tabular):
 
     def as_text(self) -> str:
         """Return one line per move of the alias, newest first."""
-        heads = ("since (UTC)", "version", "variant", "by", "run", "policy", "reason")
         rows = [
-            (
-                t.since[:19],
-                t.version,
-                t.variant,
-                t.by,
-                t.run_id[:8],
-                (t.policy_sha256 or "")[:8],
-                t.reason or "",
-            )
+            {"since (UTC)": t.since[:19], "version": t.version, "variant": t.variant, "by": t.by, "run": t.run_id[:8]}
+            | {"policy": (t.policy_sha256 or "")[:8], "reason": t.reason or ""}
             for t in self.tenures
         ]
-        return "\n".join([f"{self.summary}.", *self.remarks, "", *aligned_lines([heads, *rows])])
+        return "\n".join([f"{self.summary}.", *self.remarks, "", *Table.of(rows).lines(ruled=False)])

@@ -200,7 +200,4 @@ def items_by_task(content: PageContent) -> Table:
     """Return the number of items of each task."""
     columns = [] if content.items is None else [content.items.column(name).tolist() for name in ("task", "family")]
     counts = sorted(Counter(zip(*columns, strict=True)).items())
-    return Table(
-        columns=[Column("task", left=True), Column("family", left=True), Column("items")],
-        rows=[(task, family.replace("_", " "), n) for (task, family), n in counts],
-    )
+    return Table.of([{"task": task, "family": family.replace("_", " "), "items": n} for (task, family), n in counts])
