@@ -10,7 +10,6 @@ import logging
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mlflow_compress import files as atomic
 from mlflow_compress.compression import calibration_tokens as calibration_module
@@ -31,6 +30,7 @@ from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedErro
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload, placement
 from mlflow_compress.models.source_model import SourceModel, resolve
+from mlflow_compress.warm_python import WarmPython
 
 if TYPE_CHECKING:
     import torch
@@ -330,49 +330,24 @@ def _require_compressed(method: Method[Any], job: CompressionJob[MethodConfig]) 
         )
 
 
-_process: subprocess.Popen[str] | None = None
+_OF_EVERY_CHECK = ("compressed_tensors", "torch", "transformers.models.auto.modeling_auto")
+# The checkpoint is local: without network access, a request to the hub would only cost time.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_python: WarmPython | None = None
 
 
 @contextmanager
 def reload_helper() -> Iterator[None]:
-    """Within this block, reload checks are forked from one helper process.
-
-    A check is as independent as one in a process that was started for it. The helper has never loaded a model, and
-    shares no memory with the process that compresses. Each check runs in a new child of the helper, which ends with it.
-    Only the import of the libraries is shared. Where processes cannot fork, each check starts a process of its own.
-    """
-    global _process
-    if _process is not None or not hasattr(os, "fork"):  # a block within a block uses the same helper
+    """Within this block, reload checks are forked from one process, which has imported the libraries."""
+    global _python
+    if _python is not None:  # a block within a block uses the same
         yield
         return
-    started, environment = _reload_command(["--serve"])
-    _process = subprocess.Popen(
-        started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    )
-    try:
-        yield
-    finally:
-        process, _process = _process, None
-        process.kill()
-        process.communicate()  # unlike Popen's own block, it closes the pipe of a helper that has ended before
-
-
-def _ask_helper(folder: Path, options: list[str]) -> dict[str, Any] | None:
-    """Return what the check of a checkpoint has found; None where no helper runs."""
-    if _process is None or _process.stdin is None or _process.stdout is None:
-        return None
-    with contextlib.suppress(BrokenPipeError):  # the helper has ended: the answer says so
-        _process.stdin.write(json.dumps([str(folder), *options]) + "\n")
-        _process.stdin.flush()
-    return dict(json.loads(_process.stdout.readline() or '{"error": "the helper process has ended"}'))
-
-
-def _reload_command(options: list[str]) -> tuple[list[str], dict[str, str]]:
-    package_root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(part for part in (package_root, os.environ.get("PYTHONPATH")) if part)
-    # The checkpoint is local: without network access, a request to the hub would only cost time.
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return [sys.executable, "-m", "mlflow_compress.compression.reload_check", *options], environment
+    with WarmPython(_OF_EVERY_CHECK, _OFFLINE) as _python:
+        try:
+            yield
+        finally:
+            _python = None
 
 
 def reload_in_fresh_process(
@@ -381,17 +356,19 @@ def reload_in_fresh_process(
     """Load a checkpoint in a new Python process, and return how far its logits are from the stored ones."""
     import torch
 
-    options = ["--device", device, "--threads", str(torch.get_num_threads())]
-    options += ["--trust-remote-code"] if trust_remote_code else []
+    command = ["-m", "mlflow_compress.compression.reload_check", str(folder.resolve()), "--device", device]
+    command += ["--threads", str(torch.get_num_threads()), *(["--trust-remote-code"] if trust_remote_code else [])]
     if offload is not None:
-        options += ["--offload", json.dumps([dict(offload.max_memory), offload.folder])]
-    answer = _ask_helper(folder, options)
-    if answer is None:
-        command, environment = _reload_command([str(folder), *options])
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        complaint = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        answer = dict(json.loads(lines[-1])) if lines else {"error": complaint}
+        command += ["--offload", json.dumps([dict(offload.max_memory), offload.folder])]
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as wrong, reload_helper():
+        assert _python is not None
+        environment = {**os.environ, **_OFFLINE}
+        output = said.fileno(), wrong.fileno()
+        code = _python.run(command, environment=environment, folder=Path.cwd(), output=output)
+        lines, complaints = (_lines(file) for file in (said, wrong))
+    answers = [line for line in lines if line.startswith("{")]
+    complaint = (complaints or [f"exit code {code}"])[-1]
+    answer = dict(json.loads(answers[-1])) if answers else {"error": complaint}
     if reason := answer.get("error"):
         broken = CheckpointError(f"The saved checkpoint does not load in a new process: {reason}", got=str(folder))
         raise broken from RuntimeError(reason)  # what that process has raised
@@ -399,6 +376,11 @@ def reload_in_fresh_process(
     report = probe_module.ReloadReport(**answer)
     report.require_agreement()
     return report
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()
 
 
 def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:

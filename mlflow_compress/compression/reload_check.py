@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -75,15 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the check from the command line and return the exit code."""
     parser = argparse.ArgumentParser(description="Compare a checkpoint with the logits stored when it was made.")
     parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER")
-    parser.add_argument("--serve", action="store_true", help="read arguments as lines of JSON, fork a check for each")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 keeps torch's default")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--offload", type=_offload, help="JSON: most memory by device, and a folder or null")
     options = parser.parse_args(arguments)
-    if options.serve:
-        return _serve()
-
     import torch
 
     if options.threads:
@@ -96,35 +91,6 @@ def main(arguments: list[str] | None = None) -> int:
 def _offload(text: str) -> Offload:
     max_memory, folder = json.loads(text)
     return Offload(max_memory=max_memory, folder=folder)
-
-
-def _serve() -> int:
-    """Import the libraries, and run each line's check in a new process: a fork of this one, which loads no model."""
-    import compressed_tensors  # noqa: F401
-    import torch  # noqa: F401
-    from transformers import AutoModelForCausalLM  # noqa: F401
-
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            _end_with_answer(json.loads(line))
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code not in (0, 1, 2):  # killed by a signal, before it could answer
-            sys.stdout.write(json.dumps({"error": f"the check ended with exit code {code}"}) + "\n")
-            sys.stdout.flush()
-    return 0
-
-
-def _end_with_answer(arguments: list[str]) -> None:
-    """Run one check in this forked process, and end the process: it must not go on with its parent's work."""
-    code = 2
-    try:
-        code = main(arguments)
-    except BaseException as error:  # noqa: BLE001 - the reader waits for an answer, whatever happens
-        sys.stdout.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
 
 
 def _check_and_report(folder: Path, options: argparse.Namespace) -> int:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from mlflow.projects.backend.loader import load_backend
-from mlflow.projects.submitted_run import SubmittedRun
-from mlflow.projects.utils import (
-    MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG,
-    PROJECT_BUILD_IMAGE,
-    PROJECT_DOCKER_ARGS,
-    PROJECT_DOCKER_AUTH,
-    PROJECT_ENV_MANAGER,
-    PROJECT_STORAGE_DIR,
-    PROJECT_SYNCHRONOUS,
-)
+from mlflow.projects.utils import get_run_env_vars, load_project
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from mlflow_compress.errors import MlflowCompressError, StageError, StoreAwayError, breaks_off
@@ -30,6 +21,7 @@ from mlflow_compress.tracking.live_processes import run_ended, scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.waiting import away
+from mlflow_compress.warm_python import WarmPython
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +34,27 @@ def project_folder(stage: str) -> Path:
     return (_IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT) / stage
 
 
-def run_stage(tracker: Tracker, stage: str, parameters: Mapping[str, str], *, parent: TrackedRun) -> str:
+def run_stage(
+    tracker: Tracker, stage: str, parameters: Mapping[str, str], *, parent: TrackedRun, python: WarmPython
+) -> str:
     """Run a stage's MLflow project as a child of `parent`, in this environment. Return the child's run id.
 
     A stage that fails is a `StageError` with the child's error, or the signal that killed it; its run is FAILED. Where
     this process is interrupted, the child is ended first, and its run is KILLED.
     """
     child = _create_child(tracker, stage, parent)
+    folder = project_folder(stage)
     try:
-        with scratch_folder(tracker.uri) as downloads, _environment():
-            returncode = _wait(_start(tracker, project_folder(stage), parameters, child, str(downloads)))
+        with scratch_folder(tracker.uri) as downloads:
+            # MLflow's own local backend starts a shell, and an interpreter that has to import everything.
+            command = load_project(str(folder)).get_entry_point("main").compute_command(parameters, str(downloads))
+            program, *arguments = shlex.split(command)
+            assert program == "python", command
+            environment = {**os.environ, **get_run_env_vars(child, tracker.experiment_id), STARTED_IN: started_in()}
+            # `python` is this interpreter in what the stage starts, even if its virtual environment is not activated.
+            path = os.environ.get("PATH", os.defpath)
+            environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])
+            returncode = python.run(arguments, environment=environment, folder=folder)
     except KeyboardInterrupt:
         _end_killed(tracker, child)
         raise
@@ -98,35 +101,6 @@ def _end_killed(tracker: Tracker, run_id: str) -> None:
         run_ended(tracker.uri, run_id)
 
 
-def _start(tracker: Tracker, folder: Path, parameters: Mapping[str, str], run_id: str, downloads: str) -> SubmittedRun:
-    """Start the project's process.
-
-    `mlflow.projects.run` does the same and waits, but does not return the exit code.
-    """
-    config = {
-        PROJECT_ENV_MANAGER: "local",
-        PROJECT_SYNCHRONOUS: True,  # False would start another `mlflow run` in between
-        PROJECT_DOCKER_ARGS: None,
-        PROJECT_STORAGE_DIR: downloads,
-        PROJECT_BUILD_IMAGE: False,
-        PROJECT_DOCKER_AUTH: None,
-        MLFLOW_LOCAL_BACKEND_RUN_ID_CONFIG: run_id,
-    }
-    where = tracker.uri, tracker.experiment_id
-    project = str(folder), "main", dict(parameters), None
-    # What it tells the store comes before it starts the process.
-    return tracker.client.wait_for(lambda: load_backend("local").run(*project, config, *where))
-
-
-def _wait(submitted: SubmittedRun) -> int:
-    """Return the exit code of the project's process. If this process is interrupted, end that one first."""
-    try:
-        return int(submitted.command_proc.wait())
-    except KeyboardInterrupt:
-        submitted.cancel()
-        raise
-
-
 def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int, *, reason: str | None = None) -> StageError:
     """Return the error of a failed stage. End the stage's run if its process could not do so."""
     run = tracker.client.get_run(run_id)
@@ -144,19 +118,3 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int, *, reaso
         tracker.client.set_tag(run_id, run_names.ERROR, what)
         tracker.client.set_tag(run_id, MLFLOW_RUN_NOTE, f"**{what}**")
     return StageError(what, stage=stage, fix=fix, broke_off=killer is not None or returncode == BROKE_OFF)
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Set the environment variables of the child process, and restore them afterwards.
-
-    `python` then means this interpreter, even if its virtual environment is not activated.
-    """
-    before = dict(os.environ)
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before.get("PATH", os.defpath)])
-    os.environ[STARTED_IN] = started_in()
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

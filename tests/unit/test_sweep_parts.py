@@ -201,9 +201,8 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -
 
 def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(tmp_path: Path) -> None:
     with reload_helper():
-        helper = pipeline_module._process
-        assert helper is not None
-        helper.kill()
-        helper.wait()
-        with pytest.raises(CheckpointError, match="the helper process has ended"):
+        assert pipeline_module._python is not None
+        pipeline_module._python.server.kill()
+        pipeline_module._python.server.wait()
+        with pytest.raises(CheckpointError, match="exit code -9"):
             reload_in_fresh_process(tmp_path)

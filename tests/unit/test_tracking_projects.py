@@ -17,6 +17,7 @@ from mlflow_compress.errors import StageError
 from mlflow_compress.lifetime import killed_by
 from mlflow_compress.tracking import projects, run_names
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
@@ -25,12 +26,13 @@ from pathlib import Path
 from mlflow_compress import lifetime
 from mlflow_compress.tracking import projects
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.warm_python import WarmPython
 
 projects.project_folder = lambda stage: Path(sys.argv[1])
 lifetime.raise_on_signals()
 tracker = Tracker()
-with tracker.run("main", "main", {}) as run:
-    projects.run_stage(tracker, "evaluate", {}, parent=run)
+with WarmPython([]) as python, tracker.run("main", "main", {}) as run:
+    projects.run_stage(tracker, "evaluate", {}, parent=run, python=python)
 """
 STAGE = """
 import os, sys, time
@@ -63,8 +65,8 @@ def runs(tracker: Tracker) -> dict[str, Run]:
 
 def fails_with(tracker: Tracker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageError:
     monkeypatch.setattr(projects, "project_folder", lambda stage: folder)
-    with pytest.raises(StageError) as caught, tracker.run("main", "main", {}) as run:
-        projects.run_stage(tracker, "evaluate", {}, parent=run)
+    with WarmPython([]) as python, pytest.raises(StageError) as caught, tracker.run("main", "main", {}) as run:
+        projects.run_stage(tracker, "evaluate", {}, parent=run, python=python)
     return caught.value
 
 
@@ -104,8 +106,8 @@ def test_python_is_this_interpreter_and_the_environment_is_as_before(
     before = dict(os.environ)
     folder = project(tmp_path / "p", "import sys\nfrom pathlib import Path\nPath('which').write_text(sys.prefix)\n")
     monkeypatch.setattr(projects, "project_folder", lambda stage: folder)
-    with tracker.run("main", "main", {}) as run:
-        projects.run_stage(tracker, "evaluate", {}, parent=run)
+    with WarmPython([]) as python, tracker.run("main", "main", {}) as run:
+        projects.run_stage(tracker, "evaluate", {}, parent=run, python=python)
     assert (folder / "which").read_text() == sys.prefix
     assert dict(os.environ) == before
 

@@ -47,6 +47,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.transport.addresses import VARIABLES, without_password
+from mlflow_compress.warm_python import WarmPython
 
 _OWN_ENGINES = ("local", "ray", "vllm")  # known without importing them
 _OF_SERVED = ("checkpoint", "output_dir")  # parameters of the compression that a served variant may have
@@ -238,6 +239,16 @@ def _open(config: MainConfig, tracker: Tracker, tags: Mapping[str, object]) -> A
     return tracker.reopen(config.resume)
 
 
+_OF_EVERY_STAGE = (
+    "mlflow_compress.cli",
+    "mlflow_compress.commands.quantize.run",
+    "mlflow_compress.commands.evaluate.run",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
+
+
 def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
     """Compress, evaluate and judge one variant, and return the results.
 
@@ -245,7 +256,7 @@ def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
     with every headline metric, or FAILED with the failing stage's message. If only the judge fails, the results of the
     other stages are published first. `resume`, or the same command again, then does the rest.
     """
-    with without_password(config.judge_config()) as judging:
+    with without_password(config.judge_config()) as judging, WarmPython(_OF_EVERY_STAGE) as python:
         given = config.with_values(**{name: judging.values()[name] for name in VARIABLES})
         config, finished = given, {}
         if given.resume is not None:
@@ -263,7 +274,8 @@ def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
         with unfinished_until_ended(given):
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
-            return run_variant(config, Tracker(given.experiment), known, say=say, finished=finished)
+            tracker = Tracker(given.experiment)
+            return run_variant(config, tracker, known, say=say, finished=finished, start=as_project(python))
 
 
 def run_variant(
@@ -273,7 +285,7 @@ def run_variant(
     *,
     say: Say = silent,
     finished: Mapping[str, str] = MappingProxyType({}),
-    start: StartStage = as_project,
+    start: StartStage,
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> VariantRun:
     """Compress, evaluate and judge one variant under its main run, and return the results."""

@@ -31,6 +31,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.warm_python import WarmPython
 
 _CONFIGS: dict[str, type[Parameters]] = {
     "quantize": QuantizeConfig,
@@ -48,9 +49,11 @@ StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
 """Runs a stage with its parameters as a child of a run, and returns the child's run id."""
 
 
-def as_project(tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun) -> str:
-    """Run a stage as an MLflow project, in a process of its own."""
-    return run_stage(tracker, stage, as_text(config), parent=parent)
+def as_project(python: WarmPython) -> StartStage:
+    """Return what runs a stage as an MLflow project, in a process of its own."""
+    return lambda tracker, stage, config, parent: run_stage(
+        tracker, stage, as_text(config), parent=parent, python=python
+    )
 
 
 _RUNS = 5  # number of newest finished runs behind an estimate

@@ -1,0 +1,149 @@
+"""An interpreter that has imported what stages, or reload checks, need, and becomes the process of each by a fork.
+
+`import torch, transformers, mlflow` takes longer than to find a result in the store, and every stage would do it again.
+The fork is made from a process that has done nothing but import: it has no threads, no connection, no model, and shares
+no memory with the process that asks. So what it runs is as independent as in a new interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+
+_SECONDS_BETWEEN_LOOKS = 0.02
+
+
+class WarmPython(AbstractContextManager["WarmPython"]):
+    """Starts `python -m MODULE ...` and `python FILE ...` without an interpreter's own seconds; one at a time.
+
+    - `modules`: What is imported beforehand, while this process goes on.
+    - `environment`: Variables that are set before these are imported, besides those of this process.
+
+    Where there is no safe fork, which is everywhere but on Linux, each is a new interpreter.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._connection: socket.socket | None = None
+        if sys.platform != "linux":
+            return
+        # It need not be installed: a checkout is found too.
+        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self.server = subprocess.Popen(
+                [sys.executable, "-m", "mlflow_compress.warm_python", str(theirs.fileno()), *modules],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **environment, "PYTHONPATH": path},
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self.server.terminate()
+            self.server.wait()
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: Path,
+        output: tuple[int, int] = (1, 2),
+    ) -> int:
+        """Run Python with these arguments in a folder, and return its exit code, or minus the signal that ended it.
+
+        - `output`: Open files for its standard output and its standard error.
+
+        If this process is interrupted meanwhile, the other one is ended first.
+        """
+        if self._connection is None:
+            out, err = output
+            process = subprocess.Popen(
+                [sys.executable, *arguments], cwd=folder, env=environment, stdout=out, stderr=err
+            )
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait()
+                raise
+        asked = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
+        text = json.dumps(asked).encode()
+        pid = None
+        try:
+            with suppress(BrokenPipeError):  # its imports have failed
+                socket.send_fds(self._connection, [len(text).to_bytes(8, "big")], output)
+                self._connection.sendall(text)
+            pid = self._number()
+            status = self._number()
+        except KeyboardInterrupt:
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                self._number()
+            raise
+        return self.server.wait() if status is None else status
+
+    def _number(self) -> int | None:
+        """Return the next number that the server sends; None where it has ended."""
+        assert self._connection is not None
+        received = self._connection.recv(8, socket.MSG_WAITALL)
+        return int.from_bytes(received, "big", signed=True) if len(received) == 8 else None
+
+
+def _serve(connection: socket.socket) -> None:
+    """Fork for every request, until the other end closes. In the fork, run what was asked for, and end."""
+    while True:
+        header, files, *_ = socket.recv_fds(connection, 8, 2)
+        if len(header) < 8:
+            return
+        asked = json.loads(connection.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL))
+        if (pid := os.fork()) == 0:
+            connection.close()
+            for number, file in zip((1, 2), files, strict=True):
+                os.dup2(file, number)
+                os.close(file)
+            os.environ.clear()
+            os.environ.update(asked["environment"])
+            os.chdir(asked["folder"])
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return _become(asked["arguments"])
+        for file in files:
+            os.close(file)
+        connection.sendall(pid.to_bytes(8, "big"))
+        ended = 0
+        while not ended:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended and select.select([connection], [], [], _SECONDS_BETWEEN_LOOKS)[0]:
+                return  # the other end has gone; the fork sees that this process has ended
+        connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+
+
+def _become(arguments: Sequence[str]) -> None:
+    """Do what `python *arguments` does."""
+    if arguments[0] == "-m":
+        sys.argv[:], sys.path[0] = arguments[1:], str(Path.cwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:], sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the forks end themselves
+    with socket.socket(fileno=int(sys.argv[1])) as _connection:
+        for _module in sys.argv[2:]:
+            import_module(_module)
+        _serve(_connection)

@@ -1,0 +1,87 @@
+"""The interpreter that stages are forked from: what a fork sees, says and returns is that of a new interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlflow_compress.warm_python import WarmPython
+
+
+@pytest.fixture(params=[True, False], ids=["forked", "new"])
+def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WarmPython:
+    """Return what starts Python here, and as it does where there is no safe fork."""
+    if not request.param:
+        monkeypatch.setattr(sys, "platform", "other")
+    elif sys.platform != "linux":
+        pytest.skip("there are no forks here")
+    return WarmPython(["json.tool"])
+
+
+def test_it_runs_files_and_modules_in_their_folder_with_their_environment_and_says_what_they_say(
+    python: WarmPython, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "beside.py").write_text("print('a module beside it')\n")
+    (tmp_path / "run.py").write_text(
+        "import atexit, os, sys, beside\natexit.register(print, 'at exit')\n"
+        "print(sys.argv, os.getcwd(), sorted(os.environ), __name__)\nprint('wrong', file=sys.stderr)\nsys.exit(7)\n"
+    )
+    with python:
+        assert python.run(["run.py", "-x", "1"], environment={"A": "b"}, folder=tmp_path) == 7
+        assert python.run(["-m", "beside"], environment={}, folder=tmp_path) == 0
+    said = capfd.readouterr()
+    first, second, *rest = said.out.splitlines()
+    assert first == "a module beside it" and "at exit" in rest and rest[-1] == "a module beside it"
+    assert second.startswith(f"['run.py', '-x', '1'] {tmp_path} ['A'") and second.endswith("__main__")
+    assert "wrong" in said.err
+
+
+@pytest.mark.parametrize(("code", "expected"), [("1 / 0", 1), ("", 0), ("import os; os.kill(os.getpid(), 9)", -9)])
+def test_it_returns_the_exit_code_or_the_signal(python: WarmPython, code: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(code)
+    with python:
+        assert python.run(["run.py"], environment=dict(os.environ), folder=tmp_path) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no forks here")
+def test_what_was_imported_beforehand_is_there_and_nothing_else_is_shared(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(
+        "import sys, threading\nassert 'json.tool' in sys.modules and 'left' not in vars(sys)\n"
+        "assert threading.active_count() == 1\nsys.left = True\n"
+    )
+    with WarmPython(["json.tool"]) as python:
+        for _ in range(2):
+            assert python.run(["run.py"], environment={}, folder=tmp_path) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no forks here")
+def test_where_the_imports_fail_every_command_fails_and_the_reason_is_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with WarmPython(["no_such_module"]) as python:
+        python.server.wait()  # otherwise it may be asked before
+        assert python.run(["run.py"], environment={}, folder=tmp_path) == 1
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no forks here")
+def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(
+        "import os, time\nfrom mlflow_compress import lifetime\nlifetime.end_with_parent()\n"
+        "print(os.getpid(), os.getppid(), flush=True)\ntime.sleep(60)\n"
+    )
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom mlflow_compress.warm_python import WarmPython\n"
+        "WarmPython([]).run(['run.py'], environment=dict(os.environ), folder=Path(sys.argv[1]))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(number) for number in parent.stdout.readline().split()]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    parent.send_signal(signal.SIGKILL)
+    assert parent.stdout.read() == ""  # the end of the last process that holds it
