@@ -18,21 +18,8 @@ from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.details import (
-    answers_by_margin,
-    flips_by_category,
-    kl_values,
-    token_kl_values,
-)
-from mlflow_compress.reporting.plots.distances import (
-    CategoryFlips,
-    draw_answers_part,
-    draw_categories,
-    draw_divergence,
-    draw_margin,
-    draw_moved_parts,
-    draw_positions,
-)
+from mlflow_compress.reporting import details
+from mlflow_compress.reporting.plots import distances
 from mlflow_compress.reporting.plots.matrices import draw_correlations, draw_layer_map, draw_map, draw_matrix
 from mlflow_compress.reporting.plots.style import RC, Drawing, state
 from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
@@ -54,27 +41,27 @@ def _predictions(inputs: MetricInputs) -> bool:
 
 
 def _margin(inputs: MetricInputs) -> Drawing | None:
-    shares = answers_by_margin(inputs) if _predictions(inputs) else None
-    return None if shares is None else draw_margin(*shares, level=inputs.settings.level)
+    shares = details.answers_by_margin(inputs) if _predictions(inputs) else None
+    return None if shares is None else distances.draw_margin(*shares, level=inputs.settings.level)
 
 
 def _divergence(inputs: MetricInputs) -> Drawing | None:
     if inputs.missing(ITEMS, OPTION_DISTANCES) is None:
-        kl = kl_values(inputs)
+        kl = details.kl_values(inputs)
         if len(kl):
-            return draw_divergence(kl, unit="item")
-    kl = token_kl_values(inputs)
-    return draw_divergence(kl, unit="corpus token") if len(kl) else None
+            return distances.draw_divergence(kl, unit="item")
+    kl = details.token_kl_values(inputs)
+    return distances.draw_divergence(kl, unit="corpus token") if len(kl) else None
 
 
 def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
     """Draw the flips per category; of a task without categories, those of the task."""
     if not _predictions(inputs):
         return None
-    by_category = flips_by_category(inputs)
+    by_category = details.flips_by_category(inputs)
     several = len({task for task, _ in by_category}) > 1
     groups = [
-        CategoryFlips(
+        distances.CategoryFlips(
             name=f"{task}: {category}" if several else category,
             n=f.n,
             c2w=100 * f.c2w / f.n,
@@ -91,20 +78,20 @@ def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawin
         if "c2w_pct" in found and "w2c_pct" in found and task not in {t for t, _ in by_category}:
             w2w = found["w2w_pct"].value if "w2w_pct" in found else 0.0
             c2w, w2c = found["c2w_pct"], found["w2c_pct"]
-            groups.append(CategoryFlips(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
-    return draw_categories(groups) if groups else None
+            groups.append(distances.CategoryFlips(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
+    return distances.draw_categories(groups) if groups else None
 
 
 def _answers_part(judged: MetricInputs | None) -> Drawing | None:
     if judged is None or judged.missing(VARIANT, GREEDY_ANSWERS) is not None:
         return None
-    return draw_answers_part(forks(judged), level=judged.settings.level)
+    return distances.draw_answers_part(forks(judged), level=judged.settings.level)
 
 
 def _positions(results: Sequence[MetricResult]) -> Drawing | None:
     found = {result.category: result for result in results if result.name == TRACES_KL.name}
     parts = {category: result for category, result in found.items() if category is not None}
-    return draw_positions(found[None], parts) if parts else None
+    return distances.draw_positions(found[None], parts) if parts else None
 
 
 @matplotlib.rc_context(RC)
@@ -166,7 +153,7 @@ def draw_diagnosis(
     """Draw where a variant moves: the map of layers and kinds of matrices, and the parts of the text."""
     drawings = {
         "layer_map": draw_layer_map(found),
-        "moved_parts": draw_moved_parts(found.whole, positions, classes),
+        "moved_parts": distances.draw_moved_parts(found.whole, positions, classes),
     }
     return _saved(drawings, folder)
 

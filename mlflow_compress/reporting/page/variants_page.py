@@ -11,19 +11,8 @@ from markupsafe import Markup
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, RATIO, DivergenceGate, Gate
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.reporting.html import changes_table, settings_table
+from mlflow_compress.reporting.page import page_tables
 from mlflow_compress.reporting.page.page_content import PageContent, page_data
-from mlflow_compress.reporting.page.page_tables import (
-    LEVELS,
-    alike_table,
-    flips_by_part,
-    heat_map,
-    items_by_task,
-    made_table,
-    scores_table,
-    shared_table,
-    ties_table,
-    verdicts_table,
-)
 from mlflow_compress.reporting.scoreboard_text import (
     correlation_text,
     finding,
@@ -48,11 +37,12 @@ def render_page(content: PageContent) -> str:
     """
     data, values = page_data(content)
     changes, answers = values["changes"], values["answers"]
-    style = TEMPLATES.get_template("report.css").render() + TEMPLATES.get_template("page.css.j2").render(levels=LEVELS)
+    style = TEMPLATES.get_template("report.css").render()
+    style += TEMPLATES.get_template("page.css.j2").render(levels=page_tables.LEVELS)
     libraries = (_HERE / "vendor" / "libraries.min.js").read_text(encoding="utf-8")
     script = "".join(path.read_text(encoding="utf-8") for path in sorted((_HERE / "scripts").glob("*.js")))
     board = content.board
-    intervals = len(flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
+    intervals = len(page_tables.flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
     return TEMPLATES.get_template("page.html.j2").render(
         content=content,
         security=_security_policy(style, [libraries, script]),
@@ -65,14 +55,14 @@ def render_page(content: PageContent) -> str:
         most_warnings=MOST_WARNINGS,
         finding=finding(board),
         interval=f"{100 * board.level:g} %",
-        scores=scores_table(content),
+        scores=page_tables.scores_table(content),
         legend=[line.replace("*", "★", 1) for line in legend(board)],
-        verdicts=verdicts_table(content),
-        groups=ties_table(content),
-        heat=heat_map(content, intervals=intervals),
+        verdicts=page_tables.verdicts_table(content),
+        groups=page_tables.ties_table(content),
+        heat=page_tables.heat_map(content, intervals=intervals),
         heat_intervals=intervals,
-        shared=shared_table(content),
-        alike=alike_table(content),
+        shared=page_tables.shared_table(content),
+        alike=page_tables.alike_table(content),
         correlations=[correlation_text(board, found) for found in main_correlations(board)],
         changes=changes,
         first_flips=_first_flips(changes) if changes else None,
@@ -80,8 +70,8 @@ def render_page(content: PageContent) -> str:
         graded=bool(answers) and any(grade is not None for *_, grade in answers["prompts"]),
         first_answers=_first_answers(answers) if answers else None,
         setup=settings_table(content.setup),
-        made=made_table(content),
-        items_by_task=items_by_task(content),
+        made=page_tables.made_table(content),
+        items_by_task=page_tables.items_by_task(content),
         prompts=sample_prompts(content),
     )
 
@@ -219,7 +209,7 @@ def page_markdown(content: PageContent) -> str:
         ),
     ]
     if len(content.variants) <= MOST_COLUMNS:
-        heat, shared = heat_map(content), shared_table(content)
+        heat, shared = page_tables.heat_map(content), page_tables.shared_table(content)
         parts += [heat.markdown()] if heat.rows else []
         parts += [shared.table.markdown()] if shared is not None else []
     setup = settings_table(content.setup)
@@ -229,8 +219,8 @@ def page_markdown(content: PageContent) -> str:
 
 def content_values(content: PageContent) -> dict[str, Any]:
     """Return every table of the page as plain values, ready for JSON."""
-    shared, made = shared_table(content), made_table(content)
-    alike = content.similarity
+    shared, made = page_tables.shared_table(content), page_tables.made_table(content)
+    alike, counts = content.similarity, page_tables.items_by_task(content).rows
     return {
         "choice": f"{choice_sentence(content)} {choice_reason(content)}".rstrip(),
         "gates": [
@@ -247,7 +237,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
                     for name, result in found.items()
                 },
             }
-            for (task, category), found in flips_by_part(content).items()
+            for (task, category), found in page_tables.flips_by_part(content).items()
         ],
         "shared_changes": None
         if shared is None
@@ -276,7 +266,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
             }
             for v, row in zip(content.variants, made.rows, strict=True)
         ],
-        "items_by_task": [dict(zip(("task", "family", "n"), row, strict=True)) for row in items_by_task(content).rows],
+        "items_by_task": [dict(zip(("task", "family", "n"), row, strict=True)) for row in counts],
         "setup": dict(content.setup),
         "notes": list(content.notes),
     }
