@@ -14,6 +14,7 @@ STORE_AWAY = 75
 BROKE_OFF = 70
 """Exit code of a stage that broke off, see `breaks_off`; in sysexits.h, an internal error."""
 
+KILLED_BY = "was killed by"  # in the error of a stage that a signal has ended, before the signal's name
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 

@@ -14,7 +14,7 @@ from mlflow.projects.utils import get_run_env_vars, load_project
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from mlflow_compress.errors import MlflowCompressError, StageError, StoreAwayError, breaks_off
-from mlflow_compress.lifetime import BROKE_OFF, STORE_AWAY, killed_by
+from mlflow_compress.lifetime import BROKE_OFF, KILLED_BY, STORE_AWAY, killed_by
 from mlflow_compress.paths import STARTED_IN, started_in
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import run_ended, scratch_folder
@@ -107,7 +107,7 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int, *, reaso
     noted = run.data.tags.get(run_names.ERROR)
     reason = noted if reason is None else reason
     if killer := killed_by(returncode):
-        what = f"Stage {stage} was killed by {killer}"
+        what = f"Stage {stage} {KILLED_BY} {killer}"
         fix = "The system often sends SIGKILL when memory runs out" if killer == "SIGKILL" else None
     else:
         what, fix = f"Stage {stage} failed: {reason or f'exit code {returncode}'}", None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
+from mlflow_compress.lifetime import KILLED_BY
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import json_artifact, local_folder
 from mlflow_compress.tracking.database import create_database
@@ -279,6 +280,8 @@ class Tracker:
             ) from error
         with self._pointed_at(tracked, name, signpost), until_ended(self.client, self.uri, tracked):
             yield tracked
+        for key in tags.keys() & {run_names.FINGERPRINT, run_names.VARIANT_KEY}:
+            self.drop_killed(self.find_unfinished(stage, **{key: str(tags[key])}))
 
     def _experiment_of(self, stage: str) -> str:
         """Return the experiment id of a stage's new run."""
@@ -298,6 +301,7 @@ class Tracker:
         with until_ended(self.client, self.uri, tracked):
             yield tracked
             tracked.remove_tags(run_names.ERROR, run_names.FAILED_STAGE)
+        self.drop_killed([run_id])
 
     def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
         if urlsplit(self.uri).scheme.partition("+")[0] not in _SHARED:
@@ -329,6 +333,20 @@ class Tracker:
             self.end_children(run.info.run_id)
             if run.info.status == "RUNNING":
                 TrackedRun(self.client, run.info.run_id).end("KILLED", "the process was killed")
+
+    def drop_killed(self, run_ids: Iterable[str]) -> None:
+        """Delete what kills have left of work that is done now: killed runs without a metric in them or below them."""
+        for run_id in run_ids:
+            self._drop_killed(self.client.get_run(run_id))
+
+    def _drop_killed(self, run: Run) -> bool:
+        below = search_runs(self.client, f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.info.run_id}'")
+        left = [child for child in below if not self._drop_killed(child)]
+        killed = run.info.status == "KILLED" or KILLED_BY in run.data.tags.get(run_names.ERROR, "")
+        if left or run.data.metrics or not killed:
+            return False
+        self.client.delete_run(run.info.run_id)
+        return True
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
         return [_stored(run) for run in self.find_finished(stage, **tags)]

@@ -79,21 +79,25 @@ def note_run(uri: str, stage: str, run_id: str) -> None:
 
 
 @contextmanager
-def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[None]:
+def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[list[str]]:
     """Keep a note of a command, until it has ended by itself: well, or with an error that would come again.
+
+    Yields the runs of the same work that was killed before.
 
     The stages of a command that is noted need no note of their own. The parameters must hold no secret.
     """
     if STARTED_IN in os.environ:
-        yield
+        yield []
         return
     values = dict(parameters)
     if values.get("experiment") == "auto" and (name := os.environ.get(_EXPERIMENT)):
         values["experiment"] = name
+    key = _work_key(command, values)
+    runs = [same.run for same in unfinished_commands(uri) if same.key == key and same.run is not None]
     path = _write(uri, command, values, own_name(uri))
     _running.add(path)
     try:
-        yield
+        yield runs
     except BaseException as error:
         if not breaks_off(error):
             path.unlink(missing_ok=True)
@@ -102,7 +106,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[Non
         _running.discard(path)
     path.unlink(missing_ok=True)
     for same in unfinished_commands(uri):
-        if same.key == _work_key(command, values):
+        if same.key == key:
             same.path.unlink(missing_ok=True)
 
 

@@ -31,7 +31,8 @@ from mlflow_compress.errors import (
 )
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.paths import STARTED_IN
-from mlflow_compress.tracking import projects
+from mlflow_compress.tracking import projects, run_names
+from mlflow_compress.tracking.experiment import search_runs
 from mlflow_compress.tracking.live_processes import run_not_closed, run_opened
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.unfinished_commands import noted, unfinished_commands
@@ -271,8 +272,47 @@ def test_a_command_is_done_again_in_the_experiment_where_it_began(
         mc.compress(method="rtn")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "another one")
     assert run_resume(ResumeConfig()).summary == "1 command: 1 finished"
-    [made] = tracker.find_finished("quantize")
-    assert made.info.experiment_id == experiment
+    [made] = tracker.client.search_runs([experiment])  # the killed run has gone
+    assert (made.info.status, made.data.tags[run_names.STAGE]) == ("FINISHED", "quantize")
+
+
+def test_killed_runs_without_a_metric_go_when_their_work_is_done(tracker: Tracker) -> None:
+    def interrupted(stage: str, **tags: str) -> str:
+        with pytest.raises(KeyboardInterrupt), tracker.run(stage, stage, tags, own=stage == "main") as run:
+            if "metric" in tags:
+                run.log_values({"kl": 0.5})
+            raise KeyboardInterrupt
+        return str(run.run_id)
+
+    with pytest.raises(KeyboardInterrupt), noted(tracker.uri, "main", {"method": "rtn"}):
+        main = interrupted("main")
+        below = [interrupted(stage, **{run_names.PARENT: main}) for stage in ("quantize", "evaluate")]
+        measured = interrupted("speed", **{run_names.PARENT: main, "metric": "kl"})
+        raise KeyboardInterrupt
+    baseline = interrupted("baseline", **{run_names.FINGERPRINT: "abc"})
+    other = interrupted("baseline", **{run_names.FINGERPRINT: "abcd"})
+    with tracker.run("baseline", "baseline", {run_names.FINGERPRINT: "abc"}, own=False), tracker.reopen(main):
+        pass
+
+    def stage_of(run_id: str) -> str:
+        return str(tracker.client.get_run(run_id).info.lifecycle_stage)
+
+    assert [stage_of(run_id) for run_id in (*below, baseline)] == ["deleted"] * 3
+    assert [stage_of(run_id) for run_id in (main, measured, other)] == ["active"] * 3
+    assert tracker.client.get_run(main).info.status == "FINISHED"
+
+
+def test_the_same_command_by_hand_drops_the_run_that_was_killed(tracker: Tracker) -> None:
+    def promote() -> str:
+        with unfinished_until_ended(PromoteConfig()), tracker.run("promote", "promote", {}) as run:
+            if not tracker.find_unfinished("promote", **{run_names.ERROR: "interrupted"}):
+                raise KeyboardInterrupt
+        return str(run.run_id)
+
+    with pytest.raises(KeyboardInterrupt):
+        promote()
+    done = promote()
+    assert [run.info.run_id for run in search_runs(tracker.client, "tags.stage = 'promote'")] == [done]
 
 
 def test_a_server_that_is_still_away_keeps_them(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
         if not config.dry_run and done[-1].state != "unfinished":
             for note in notes:
                 note.path.unlink(missing_ok=True)
+        if finished and not config.dry_run:
+            tracker.drop_killed(run.run_id for run in runs)
     return Resumed(commands=tuple(done))
 
 

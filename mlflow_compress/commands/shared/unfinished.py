@@ -37,5 +37,7 @@ def unfinished_until_ended(config: Parameters) -> Iterator[None]:
     values = as_text(config)
     for address in VARIABLES.keys() & values.keys():  # may hold a password
         values[address] = shown_url(values[address])
-    with noted(tracking_uri(), command.name, values):
+    with noted(tracking_uri(), command.name, values) as killed:
         yield
+    if killed:
+        Tracker(config.experiment).drop_killed(killed)
