@@ -156,6 +156,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
+    if not _is_stage():  # its end is said by the command that has started it
+        kept = ". What is computed is kept: go on with the same command, or with `mlflow-compress resume`"
+        resumable = all_commands()[known.command].resumable
+        lifetime.raise_on_signals(f"mlflow-compress: interrupted{kept if resumable else ''}; runs are closed now")
     try:
         answer, exit_code = _answer(known, extra)
         print(answer, flush=True)
@@ -186,7 +190,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return lifetime.BROKE_OFF if _is_stage() else 1
     except KeyboardInterrupt as interrupt:
-        print("mlflow-compress: interrupted", file=sys.stderr)
         return lifetime.exit_code(interrupt)
 
 

@@ -18,21 +18,28 @@ KILLED_BY = "was killed by"  # in the error of a stage that a signal has ended, 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt once. Later signals are ignored, so that they do not interrupt the closing of runs."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt(signum)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def raise_on_signals() -> None:
+def raise_on_signals(said: str = "") -> None:
     """Turn the first SIGTERM or SIGINT into KeyboardInterrupt, so that open runs are closed and child processes ended.
 
     A terminal sends Ctrl-C to the parent and its stage. The parent then ends its stage with SIGTERM. So the stage gets
     two signals, and the second one must not stop it from closing its run.
+
+    - `said`: What goes to the standard error at once: to close runs takes seconds.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        for number in _SIGNALS:
+            # SIG_IGN would make Python complain about a signal that has come, and is not handled yet.
+            signal.signal(number, lambda signum, frame: None)
+        if said:
+            os.write(2, f"{said}\n".encode())  # print fails where it is interrupted itself
+        raise KeyboardInterrupt(signum)
+
+    for number in _SIGNALS:
+        signal.signal(number, interrupt)
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:

@@ -15,6 +15,7 @@ from mlflow.entities import Run
 
 from mlflow_compress.errors import StageError
 from mlflow_compress.lifetime import killed_by
+from mlflow_compress.paths import STARTED_IN
 from mlflow_compress.tracking import projects, run_names
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.warm_python import WarmPython
@@ -164,3 +165,36 @@ def test_a_stage_ends_when_the_main_process_was_killed_at_once(tracker: Tracker,
 )
 def test_signals_are_read_from_return_codes(returncode: int, name: str | None) -> None:
     assert killed_by(returncode) == name
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from mlflow_compress import cli
+from mlflow_compress.commands.evaluate import run
+
+def slow(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)  # runs are closed
+        raise
+
+run.run_evaluate = slow
+sys.exit(cli.main(["evaluate", "--checkpoint", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_ctrl_c_says_at_once_what_is_kept_and_a_stage_leaves_that_to_its_main_process(
+    stage: bool, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **({STARTED_IN: "x"} if stage else {})}
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    said = (
+        "mlflow-compress: interrupted. What is computed is kept: go on with the same command, or with "
+        "`mlflow-compress resume`; runs are closed now\n"
+    )
+    assert (done.returncode, done.stderr) == (130, "" if stage else said)
