@@ -142,7 +142,15 @@ def test_comparisons_without_any_verdict_are_named_under_not_computed() -> None:
 def test_the_judge_prints_intervals_and_says_what_is_paired(tmp_path: Path) -> None:
     results = (MetricResult("judge/mt_bench_delta", -0.25, -0.5, 0.1, n=8),)
     text = mc.AnswerEvaluation(name="v", baseline="b", results=results, records_folder=tmp_path).as_text()
-    assert "judge/mt_bench_delta -0.2500 [-0.5000, 0.1000] (95 %)" in text
+    head, _, row = text.splitlines()[:3]
+    assert "value [95 % interval]" in head and row.split() == [
+        "judge/mt_bench_delta",
+        "-0.25",
+        "[-0.50,",
+        "0.10]",
+        "8",
+        "0",
+    ]
     assert "Differences are paired: over the answers that both models have a grade for." in text
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.report.result import VariantsReport
+from mlflow_compress.commands.speed.result import SpeedMeasurement
+from mlflow_compress.records import MetricResult
 from tests.page_contents import HOSTILE, page_content
 from tests.report_results import Page
 
@@ -34,3 +36,23 @@ def test_a_report_shows_the_scoreboard_and_every_list_is_short() -> None:
     assert all(frame[name].notna().any() for name in frame)
     for listing in (mc.methods(), mc.tasks()):
         assert len(repr(listing).splitlines()) <= 30 and len(listing.to_pandas()) == len(listing)
+
+
+def test_a_timing_shows_its_values_with_intervals_in_one_table() -> None:
+    results = (
+        MetricResult("speed/decode_tokens_per_second_batch_1", 12.5, 12.0, 13.0, n=5),
+        MetricResult("speed/first_token_ms", 20.0, 19.0, 21.0, n=5),
+    )
+    found = SpeedMeasurement(
+        name="v",
+        baseline="b",
+        results=results,
+        records_folder=Path("records"),
+        values={"speed/load_seconds": 1.5},
+        described={"runtime": "vLLM", "dtype": "bf16"},
+    )
+    first, head, _, decode, token, load = found.as_text().splitlines()
+    assert first.startswith("v in vLLM (bf16), without its baseline: 12.5 tokens a second")
+    assert "value [95 % interval]" in head and load == "speed/load_seconds 1.5"
+    assert decode.split() == ["speed/decode_tokens_per_second_batch_1", "12.50", "[12.00,", "13.00]", "5", "0"]
+    assert token.split() == ["speed/first_token_ms", "20.00", "[19.00,", "21.00]", "5", "0"]

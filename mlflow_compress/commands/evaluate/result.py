@@ -164,10 +164,6 @@ class Evaluation(Measurement):
         return "\n".join([*lines, *lines_of_run(self.run)])
 
 
-def _interval(result: MetricResult) -> str:
-    return "" if result.low is None else f" [{result.low:.4f}, {result.high:.4f}] ({100 * result.level:g} %)"
-
-
 @dataclass(frozen=True, kw_only=True)
 class AnswerEvaluation(Measurement):
     """What both models answered to the same instructions: how similar, and how good."""
@@ -192,8 +188,9 @@ class AnswerEvaluation(Measurement):
         """Return the headline values with their intervals, what the judgments took, and what was left out."""
         from mlflow_compress.reporting.answers_page import account_rows
         from mlflow_compress.reporting.headline import footnotes
+        from mlflow_compress.reporting.html import value_table
 
-        lines = [f"{name} {result.value:.4f}{_interval(result)}" for name, result in self.pooled.items()]
+        lines = value_table(self.pooled).lines() if self.pooled else []
         if any(name.endswith("_delta") for name in self.pooled):
             lines.append("Differences are paired: over the answers that both models have a grade for.")
         lines += footnotes(self.pooled)

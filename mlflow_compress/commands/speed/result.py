@@ -60,6 +60,8 @@ class SpeedMeasurement(Measurement):
 
     def as_text(self) -> str:
         """Return the ratios in one line, then every value, and where to look."""
-        lines = [self.summary, *(f"{name} {result.value:.4g}" for name, result in self.pooled.items())]
+        from mlflow_compress.reporting.html import value_table
+
+        lines = [self.summary, *(value_table(self.pooled).lines() if self.pooled else [])]
         lines += [f"{name} {value:.4g}" for name, value in self.values.items()]
         return "\n".join([*lines, *lines_of_run(self.run)])
