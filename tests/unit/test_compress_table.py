@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlflow_compress.cli import main
 from mlflow_compress.compression import METHODS, method_table
 from mlflow_compress.compression.method_table import COLUMNS, rows
+from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.registry import Registry
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from write_methods_table import PAGE, with_table
@@ -29,11 +32,14 @@ def test_every_method_names_its_source() -> None:
         assert method.reference.startswith("http") or "http" in method.reference or name in ("none", "fp16")
 
 
-def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods"]) == 0
+@pytest.mark.parametrize(("command", "names"), [("methods", METHODS), ("tasks", TASKS)])
+def test_a_list_names_everything_in_lines_that_fit(
+    command: str, names: Registry[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == " ".join(COLUMNS).split()
-    assert [line.split()[0] for line in shown[1:]] == METHODS.names()
+    assert {line.partition(":")[0] for line in shown if not line.startswith(" ")} == set(names.names())
+    assert max(map(len, shown)) <= 120
 
 
 def test_the_page_shows_the_present_table() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
-from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
+from mlflow_compress.commands.shared.tabular import Tabular
+
+ABOUT = "what it does"  # the column that stands beside the name
 
 
 @dataclass(frozen=True)
@@ -43,5 +46,11 @@ class Listing(Tabular):
         return {row[0]: dict(zip(self.columns[1:], row[1:], strict=True)) for row in self.rows}
 
     def as_text(self) -> str:
-        """Return a table with aligned columns."""
-        return "\n".join(aligned_lines([self.columns, *self.rows]))
+        """Return the name of each, and below it its other cells, in lines of at most 120 characters."""
+        lines = []
+        for row in self.to_rows():
+            name, about = row[self.columns[0]], row.get(ABOUT)
+            text = "; ".join(f"{key}: {row[key]}" for key in self.columns[1:] if row[key] and key != ABOUT)
+            for part, indent in ((name if about is None else f"{name}: {about}", ""), (text, "  ")):
+                lines += wrap(part, 120, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join(lines)
