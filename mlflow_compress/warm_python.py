@@ -45,7 +45,8 @@ class WarmPython(AbstractContextManager["WarmPython"]):
                 [sys.executable, "-m", "mlflow_compress.warm_python", str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **environment, "PYTHONPATH": path},
+                # Without NVML, to ask whether there is a GPU makes it unusable in forks.
+                env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **environment, "PYTHONPATH": path},
             )
 
     def __exit__(self, *_: object) -> None:
