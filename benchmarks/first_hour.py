@@ -1,0 +1,62 @@
+"""What a new user waits for, as multiples of the imports that every such tool needs, in one run on one machine.
+
+    python benchmarks/first_hour.py [--sweep]
+
+Each job is a command of the README's kind in one new folder: the main job, a second variant, the same again, and with
+`--sweep` a sweep of eight variants of the same evaluation. The unit is `import torch, transformers, mlflow`, the median
+of three new interpreters; so the multiples can be compared between machines, and the seconds cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_MAIN = ["run", str(ROOT), "--env-manager", "local"]
+JOBS = {  # job -> program, arguments, the most that it should take
+    "main job of the README": ("mlflow", [*_MAIN, "-P", "method=awq", "-P", "bits=4"], 20),
+    "a second variant": ("mlflow", [*_MAIN, "-P", "method=rtn", "-P", "bits=4"], 8),
+    "the same again": ("mlflow", [*_MAIN, "-P", "method=rtn", "-P", "bits=4"], 2),
+}
+SWEEP = (
+    "mlflow_compress",
+    ["sweep", "--methods", "rtn,gptq,awq,hqq", "--bits", "8,4"],
+    59,
+)  # 0.35 of 8 single runs of 21
+
+
+def seconds(command: list[str], folder: Path) -> tuple[float, float]:
+    """Return the seconds that a command takes, and those of all its processors."""
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    before, began = os.times(), time.perf_counter()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    took, after = time.perf_counter() - began, os.times()
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return took, after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def main() -> None:
+    """Run the jobs, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweep", action="store_true", help="also a sweep of eight variants")
+    jobs = {**JOBS, **({"a sweep of eight": SWEEP} if parser.parse_args().sweep else {})}
+    with tempfile.TemporaryDirectory() as folder:
+        imports = [sys.executable, "-c", "import torch, transformers, mlflow"]
+        unit = statistics.median(seconds(imports, Path(folder))[0] for _ in range(3))
+        print(f"{'job':24}{'seconds':>9}{'of processors':>15}{'multiple':>10}{'at most':>9}")
+        print(f"{'the imports':24}{unit:9.1f}{'':15}{1:10.1f}")
+        for job, (program, arguments, most) in jobs.items():
+            took, processors = seconds([sys.executable, "-m", program, *arguments], Path(folder))
+            print(f"{job:24}{took:9.1f}{processors:15.1f}{took / unit:10.1f}{most:9}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
