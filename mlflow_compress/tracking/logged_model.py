@@ -23,7 +23,7 @@ from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.tracker import Tracker, models_of
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -147,9 +147,9 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     storage = entry.storage
     identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: storage}
     run = client.get_run(run_id)
-    for output in run.outputs.model_outputs:
-        if identity.items() <= client.get_logged_model(output.model_id).tags.items():
-            return str(output.model_id)
+    for logged in models_of(client, run):
+        if identity.items() <= logged.tags.items():
+            return str(logged.model_id)
     note, reference = "The weights are stored with this model.", {}
     if storage == "reference":
         note = f"The weights are not stored here: this model refers to the folder {entry.checkpoint}."

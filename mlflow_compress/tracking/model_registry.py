@@ -14,7 +14,7 @@ from mlflow_compress.decide.champion import Incumbent
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import every_page
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.tracker import Tracker, models_of
 
 _TAGS = (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS, *run_names.SERVED)
 _RESERVED_CHARACTERS = "/:\\'\""  # reserved by MLflow, and quotes, which search filters cannot escape
@@ -83,9 +83,9 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
     The version and the run's logged model, which has metrics, parameters and data sets, refer to each other.
     """
     client = tracker.client
-    if not run.outputs.model_outputs:
+    if not (models := models_of(client, run)):
         raise TrackingError(f"Run {run.info.run_id} has no logged model", fix="Run the main job for that variant again")
-    model = client.get_logged_model(run.outputs.model_outputs[-1].model_id)
+    model = models[-1]
     tags = {**model.tags, **run.data.tags}
     where = {
         "logged": "Weights: stored with the model.",

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import mlflow
-from mlflow.entities import Run, RunStatus
+from mlflow.entities import LoggedModel, Run, RunStatus
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
@@ -114,6 +114,13 @@ def drop_unfinished(client: PatientClient, run_id: str) -> None:
             client.delete_logged_model(model.model_id)
     except (MlflowException, OSError, NotImplementedError) as error:
         logger.warning("The unfinished artifacts of run %s could not be deleted: %s", run_id, error)
+
+
+def models_of(client: PatientClient, run: Run) -> list[LoggedModel]:
+    """Return the models of a run, the oldest first. It refers to those, too, that were deleted when it was killed."""
+    logged = {output.model_id for output in run.outputs.model_outputs}
+    there = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+    return sorted((one for one in there if one.model_id in logged), key=lambda one: one.creation_timestamp)
 
 
 @contextmanager

@@ -192,6 +192,22 @@ def test_a_run_that_is_filled_again_keeps_its_model_and_data_sets(tracker: Track
     assert stored.data.metrics["distance/kl_mean"] == 0.2
 
 
+def test_a_run_that_was_killed_while_it_was_published_gets_another_model(tracker: Tracker, checkpoint: Path) -> None:
+    """The first one is deleted; the run still refers to it."""
+    with pytest.raises(KeyboardInterrupt), tracker.run("x", "main", {}) as run:
+        first = logged_model.log_variant_model(tracker, run.run_id, entry(checkpoint))
+        raise KeyboardInterrupt
+    with tracker.reopen(run.run_id):
+        second = logged_model.log_variant_model(tracker, run.run_id, entry(checkpoint))
+        assert second != first
+        assert second == logged_model.log_variant_model(tracker, run.run_id, entry(checkpoint))
+    stored = tracker.client.get_run(run.run_id)
+    assert {output.model_id for output in stored.outputs.model_outputs} == {first, second}
+    tracker.client.create_registered_model("compressed-llama")
+    version = register_version(tracker, "compressed-llama", stored)
+    assert tracker.client.get_model_version("compressed-llama", version).source == f"models:/{second}"
+
+
 def test_logged_models_are_named_after_variants_and_rank_by_distance(tracker: Tracker, checkpoint: Path) -> None:
     whole = DataSet(name=logged_model.EVALUATION_SET, digest="a" * 16, source={"tasks": ["mmlu"]})
     task = DataSet(name="mmlu", digest="f" * 64, source={"task": "mmlu", "source": "cais/mmlu"})
