@@ -23,7 +23,7 @@ from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.tracker import Tracker, models_of
+from mlflow_compress.tracking.tracker import Tracker, models_of_run
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -147,7 +147,7 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     storage = entry.storage
     identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: storage}
     run = client.get_run(run_id)
-    for logged in models_of(client, run):
+    for logged in models_of_run(client, run):
         if identity.items() <= logged.tags.items():
             return str(logged.model_id)
     note, reference = "The weights are stored with this model.", {}

@@ -14,7 +14,7 @@ from mlflow_compress.decide.champion import Incumbent
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import every_page
-from mlflow_compress.tracking.tracker import Tracker, models_of
+from mlflow_compress.tracking.tracker import Tracker, models_of_run
 
 _TAGS = (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS, *run_names.SERVED)
 _RESERVED_CHARACTERS = "/:\\'\""  # reserved by MLflow, and quotes, which search filters cannot escape
@@ -83,7 +83,7 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
     The version and the run's logged model, which has metrics, parameters and data sets, refer to each other.
     """
     client = tracker.client
-    if not (models := models_of(client, run)):
+    if not (models := models_of_run(client, run)):
         raise TrackingError(f"Run {run.info.run_id} has no logged model", fix="Run the main job for that variant again")
     model = models[-1]
     tags = {**model.tags, **run.data.tags}

@@ -116,7 +116,7 @@ def drop_unfinished(client: PatientClient, run_id: str) -> None:
         logger.warning("The unfinished artifacts of run %s could not be deleted: %s", run_id, error)
 
 
-def models_of(client: PatientClient, run: Run) -> list[LoggedModel]:
+def models_of_run(client: PatientClient, run: Run) -> list[LoggedModel]:
     """Return the models of a run, the oldest first. It refers to those, too, that were deleted when it was killed."""
     logged = {output.model_id for output in run.outputs.model_outputs}
     there = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
