@@ -166,19 +166,17 @@ def test_what_breaks_off_again_stays_and_holds_up_nothing(tracker: Tracker, monk
 @pytest.mark.parametrize(
     ("dies", "listed"), [("os.kill(os.getpid(), 9)", 1), ("1 / 0", 1), ("raise ConfigError('no')", 0)]
 )
-def test_a_stage_that_breaks_off_leaves_its_command_unfinished(
-    dies: str, listed: int, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_that_breaks_off_leaves_its_command_unfinished(dies: str, listed: int, tracker: Tracker) -> None:
     """The stage's process ends in one of three ways; it is the command line, whose stage is replaced."""
     code = "import os, sys\nfrom mlflow_compress import cli\nfrom mlflow_compress.errors import ConfigError\n"
     code += f"def _answer(*_):\n    {dies}\ncli._answer = _answer\nsys.exit(cli.main(['quantize']))"
 
-    def start(tracker: Tracker, folder: Path, parameters: object, run_id: str, downloads: str) -> SimpleNamespace:
-        return SimpleNamespace(command_proc=subprocess.Popen([sys.executable, "-c", code]), cancel=lambda: None)
+    def run_code(arguments: list[str], *, environment: dict[str, str], folder: Path) -> int:
+        return subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode
 
-    monkeypatch.setattr(projects, "_start", start)
+    python = SimpleNamespace(run=run_code)
     with pytest.raises(StageError), noted(tracker.uri, "main", {"method": "rtn"}), tracker.run("x", "main", {}) as run:
-        projects.run_stage(tracker, "quantize", {}, parent=run)
+        projects.run_stage(tracker, "quantize", {}, parent=run, python=python)  # type: ignore[arg-type]
     assert len(unfinished_commands(tracker.uri)) == listed
 
 
