@@ -179,19 +179,19 @@ def token_kl_values(inputs: MetricInputs) -> Float:
     return np.asarray(inputs.variant.token_distances.column("kl"), dtype=np.float64)
 
 
-def flips_by_category(inputs: MetricInputs) -> dict[tuple[str, str], Flips]:
-    """Return the transition counts of every (task, category) of the multiple-choice tasks."""
+def flips_by_category(inputs: MetricInputs) -> dict[tuple[str, str | None], Flips]:
+    """Return the transition counts of every (task, category), and of every task that has no categories."""
     if inputs.baseline.items is None:
         return {}
-    b, q = inputs.baseline_predictions, inputs.variant_predictions
-    found = {}
-    for subset in inputs.subsets(inputs.view.choice, categories=inputs.view.choice):
+    view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
+    found: dict[tuple[str, str | None], Flips] = {}
+    for subset in inputs.subsets(view.graded, categories=view.choice):
         rows = subset.rows[inputs.scored_by_both[subset.rows]]
-        if subset.task is not None and subset.category is not None and len(rows):
-            found[subset.task, subset.category] = count_flips(
-                b.correct[rows, 0], q.correct[rows, 0], b.content[rows, 0], q.content[rows, 0]
-            )
-    return found
+        if subset.task is not None and len(rows):
+            answers = (b.content[rows, 0], q.content[rows, 0]) if view.chooses[rows].all() else (None, None)
+            found[subset.task, subset.category] = count_flips(b.correct[rows, 0], q.correct[rows, 0], *answers)
+    divided = {task for task, category in found if category is not None}
+    return {part: flips for part, flips in found.items() if part[1] is not None or part[0] not in divided}
 
 
 LETTERS = "ABCDEF"

@@ -54,31 +54,20 @@ def _divergence(inputs: MetricInputs) -> Drawing | None:
     return distances.draw_divergence(kl, unit="corpus token") if len(kl) else None
 
 
-def _categories(inputs: MetricInputs, results: Sequence[MetricResult]) -> Drawing | None:
+def _categories(inputs: MetricInputs) -> Drawing | None:
     """Draw the flips per category; of a task without categories, those of the task."""
-    if not _predictions(inputs):
-        return None
-    by_category = details.flips_by_category(inputs)
-    several = len({task for task, _ in by_category}) > 1
+    parts = details.flips_by_category(inputs) if _predictions(inputs) else {}
+    several = len({task for task, category in parts if category is not None}) > 1
     groups = [
         distances.CategoryFlips(
-            name=f"{task}: {category}" if several else category,
-            n=f.n,
-            c2w=100 * f.c2w / f.n,
-            w2c=100 * f.w2c / f.n,
-            w2w=100 * (f.w2w or 0) / f.n,
+            name=task if category is None else f"{task}: {category}" if several else category,
+            n=flips.n,
+            c2w=100 * flips.c2w / flips.n,
+            w2c=100 * flips.w2c / flips.n,
+            w2w=100 * (flips.w2w or 0) / flips.n,
         )
-        for (task, category), f in by_category.items()
+        for (task, category), flips in parts.items()
     ]
-    whole: dict[str, dict[str, MetricResult]] = {}
-    for result in results:
-        if result.task is not None and result.category is None and result.name.startswith("distance/"):
-            whole.setdefault(result.task, {})[result.name.removeprefix("distance/")] = result
-    for task, found in whole.items():
-        if "c2w_pct" in found and "w2c_pct" in found and task not in {t for t, _ in by_category}:
-            w2w = found["w2w_pct"].value if "w2w_pct" in found else 0.0
-            c2w, w2c = found["c2w_pct"], found["w2c_pct"]
-            groups.append(distances.CategoryFlips(name=task, n=c2w.n, c2w=c2w.value, w2c=w2c.value, w2w=w2w))
     return distances.draw_categories(groups) if groups else None
 
 
@@ -114,7 +103,7 @@ def draw_all(
         "memory_against_kl": draw_variants(variants, current, costs=(MEMORY,), fewest=_A_CHOICE),
         "kl_by_item": _divergence(inputs),
         "change_by_margin": _margin(inputs),
-        "flips_by_category": _categories(inputs, results),
+        "flips_by_category": _categories(inputs),
         "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
         "answers_part": _answers_part(judged),
         "kl_by_position": _positions(results),
