@@ -84,14 +84,16 @@ def test_a_sweep_and_its_runs_make_the_same_page(
     [
         ([], "No run to report on"),
         (["0" * 32], "no such run"),
-        (["0" * 32, "-o", "report.pdf"], "cannot be told from its file name"),
-        (["0" * 32, "-o", "nowhere/report.html"], "folder of the report does not exist"),
+        (["RUN", "-o", "report.pdf"], "cannot be told from its file name"),
+        (["RUN", "-o", "nowhere/report.html"], "folder of the report does not exist"),
         (["0" * 32, "--format", "pdf"], "Parameter 'format'"),
     ],
 )
 def test_what_cannot_be_reported_on(
-    workdir: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    workdir: Path, tracker: Tracker, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", *arguments]) in (1, 2)
+    with tracker.run("any", "main", {}) as run:
+        pass
+    assert main(["report", *(run.run_id if one == "RUN" else one for one in arguments)]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not list(workdir.glob("*.html"))
