@@ -17,6 +17,7 @@ import pandas as pd
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+from mlflow.types.schema import AnyType
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
 
 from mlflow_compress.errors import CheckpointError
@@ -30,8 +31,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # Distributions that loading and scoring import for every checkpoint format. A test compares them with the imports of a
 # fresh process.
 ALWAYS = (
-    "mlflow", "pandas", "torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "numpy", "pyarrow",
-    "numba", "llvmlite", "tqdm", "jinja2", "pydantic", "pyyaml",
+    "mlflow", "pandas", "torch", "transformers", "tokenizers", "accelerate", "safetensors", "huggingface_hub", "numpy",
+    "pyarrow", "numba", "llvmlite", "tqdm", "jinja2", "pydantic", "pyyaml",
 )  # fmt: skip
 # Distributions that load a quantized checkpoint, by the `quant_method` of its configuration.
 BY_METHOD = {
@@ -88,7 +89,8 @@ EVALUATION_SET = "evaluation"
 """Name of the data set of pooled values. It stands for all tasks and settings; its digest is the evaluation id."""
 
 SIGNATURE = ModelSignature(
-    inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "continuation", required=False)]),
+    # Texts. In a column that is declared as "string", MLflow's server turns null into the text "None".
+    inputs=Schema([ColSpec(AnyType(), "prompt"), ColSpec(AnyType(), "continuation", required=False)]),
     outputs=Schema(
         [
             ColSpec(kind, name, required=False)
@@ -103,7 +105,7 @@ SIGNATURE = ModelSignature(
         ]
     ),
 )
-"""Columns and parameters of `VariantModel.predict`. MLflow drops parameters that are not named here, with a warning."""
+"""Columns and parameters of `VariantModel.predict`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,16 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import every_page
 from mlflow_compress.tracking.tracker import Tracker, models_of_run
 
-_TAGS = (run_names.VARIANT, run_names.EVALUATION, run_names.WEIGHTS, *run_names.SERVED)
+_TAGS = (
+    run_names.BASE_MODEL,
+    run_names.VARIANT,
+    run_names.METHOD,
+    run_names.EVALUATION,
+    run_names.WEIGHTS,
+    *run_names.SERVED,
+)
+# A version's own tags, because its metrics are those of its logged model, which a search of versions does not see.
+VALUES = ("distance/flips_pct", "distance/kl_mean", "quality/accuracy_delta", "size/ratio")
 _RESERVED_CHARACTERS = "/:\\'\""  # reserved by MLflow, and quotes, which search filters cannot escape
 
 
@@ -97,7 +106,10 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
         "source": f"models:/{model.model_id}",
         "run_id": run.info.run_id,
         "model_id": model.model_id,
-        "tags": {k: tags[k] for k in _TAGS if k in tags},
+        "tags": {
+            **{k: tags[k] for k in _TAGS if k in tags},
+            **{k: f"{run.data.metrics[k]:g}" for k in VALUES if k in run.data.metrics},
+        },
         "description": "\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
         "await_creation_for": 0,
     }
@@ -170,6 +182,8 @@ def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> None:
     client.set_registered_model_alias(name, alias, version)
 
 
-def note_decision(tracker: Tracker, name: str, version: str, run_id: str) -> None:
-    """Note on a version which run has given it an alias."""
+def note_decision(tracker: Tracker, name: str, version: str, run_id: str, policy: str | None = None) -> None:
+    """Note on a version which run has given it an alias, and the hash of the policy that has decided."""
+    if policy is not None:
+        tracker.client.set_model_version_tag(name, version, run_names.POLICY, policy)
     tracker.client.set_model_version_tag(name, version, run_names.DECISION, run_id)

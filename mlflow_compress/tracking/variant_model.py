@@ -5,20 +5,27 @@ MLflow runs this file also when a model is logged. So torch and the scoring engi
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pandas as pd
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model
 from mlflow.pyfunc import PythonModel, PythonModelContext
+from mlflow.pyfunc.context import get_prediction_context
 
 
 class VariantModel(PythonModel):  # type: ignore[misc]
     """A compressed checkpoint with MLflow's interface `predict`.
 
     `predict` takes a table. With a column "prompt" alone, it generates and returns "text". With a second column
-    "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". Parameters: `max_new_tokens`
-    (default 128), `temperature` (default 0: greedy) and `seed`.
+    "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". Parameters of generation:
+    `max_new_tokens` (default 128), `temperature` (default 0: greedy) and `seed`. Other columns and parameters are
+    errors.
     """
 
     def load_context(self, context: PythonModelContext) -> None:
@@ -49,6 +56,9 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         if manifest.weight_files != variant["weight_files"]:
             raise CheckpointError("The checkpoint has changed since it was registered", got=str(folder))
         self._loaded = load_model(LoadConfig(path=str(folder), dtype=variant["dtype"]))
+        meta = Model.load(str(description.parents[1]))
+        self._defaults = {spec.name: spec.default for spec in meta.get_params_schema().params}
+        _refuse_unknown_fields(meta)
 
     # MLflow reads the type hint of `model_input` as a schema, except for a DataFrame.
     def predict(
@@ -61,16 +71,12 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
         frame = _rows(pd.DataFrame(model_input))
+        settings = {**self._defaults, **(params or {})}
         if "continuation" not in frame:
-            known = params or {}
-            config = GenerationConfig(
-                max_new_tokens=int(known.get("max_new_tokens", 128)),
-                temperature=float(known.get("temperature", 0.0)),
-                seed=int(known.get("seed", 0)),
-                samples=1,
-            )
-            texts = generate(self._loaded, list(frame["prompt"]), config)
+            texts = generate(self._loaded, list(frame["prompt"]), GenerationConfig(samples=1, **settings))
             return pd.DataFrame({"text": [samples[0] for samples in texts]})
+        if settings != self._defaults:
+            raise _refusal(f"Scoring a continuation takes no parameters. Allowed: none. Got: {settings}")
         requests = [
             Request("predict", str(row), 0, 0, 0, prompt, text, len(text), len(text.encode()))
             for row, (prompt, text) in enumerate(zip(frame["prompt"], frame["continuation"], strict=True))
@@ -80,18 +86,49 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         return table[["loglik", "n_tokens", "greedy"]].reset_index(drop=True)
 
 
+def _refusal(message: str) -> MlflowException:
+    return MlflowException.invalid_parameter_value(message)
+
+
+def _refuse_unknown_fields(meta: Model) -> None:
+    """From now on, raise where MLflow would ignore a column or parameter of this model's input.
+
+    MLflow takes them away before `predict`, and only logs a warning. Other models' warnings stay what they are.
+    """
+    columns, parameters = meta.get_input_schema().input_names(), [s.name for s in meta.get_params_schema().params]
+    model_id = meta.model_id
+
+    def refuse(record: logging.LogRecord) -> bool:
+        call = get_prediction_context()
+        if call is not None and call.model_id == model_id and record.levelno >= logging.WARNING:
+            names = re.search(r"\[.*?\]", record.getMessage())
+            raise _refusal(
+                f"The input has fields that this model does not know. Allowed: columns {', '.join(columns)}; "
+                f"parameters {', '.join(parameters)}. Got: {names[0] if names else record.getMessage()}"
+            )
+        return True
+
+    logger = logging.getLogger("mlflow.models.utils")
+    logger.addFilter(refuse)
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.WARNING))  # filters see nothing below the level
+
+
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per prompt: a dictionary of lists comes as one row of lists. What is no text is refused."""
-    columns = [name for name in ("prompt", "continuation") if name in frame]
-    if "prompt" not in columns:
-        raise ValueError(f"The input needs a column 'prompt' (and 'continuation' to score). Got: {list(frame)}")
-    frame = frame[columns].explode(columns, ignore_index=True)
-    if "continuation" in columns and frame["continuation"].isna().all():
+    if len(frame) == 1:
+        lengths = {name: len(value) for name, value in frame.iloc[0].items() if isinstance(value, list | np.ndarray)}
+        if lengths and (len(lengths) < frame.shape[1] or len(set(lengths.values())) > 1):
+            raise _refusal(
+                "The lists of the input do not belong together. Allowed: a text in every column, or lists of the same "
+                f"length in all columns. Got: lists {lengths} in columns {', '.join(frame)}"
+            )
+        frame = frame.explode(list(frame), ignore_index=True) if lengths else frame
+    if "continuation" in frame and frame["continuation"].isna().all():
         frame = frame[["prompt"]]
     for name in frame:
         wrong = [row for row, value in enumerate(frame[name]) if not isinstance(value, str)]
         if wrong:
-            raise ValueError(
+            raise _refusal(
                 f"Column '{name}' of row {wrong[0]} holds no text. Allowed: a prompt in every row, and a continuation "
                 f"in every row or in none. Got: {frame[name][wrong[0]]!r}"
             )

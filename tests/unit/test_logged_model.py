@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import mlflow
+import numpy as np
 import pandas as pd
 import pytest
 import requests
@@ -20,6 +21,7 @@ from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
@@ -264,10 +266,31 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     ]
     assert warm[0] == warm[1] != warm[2]
 
-    with pytest.raises(Exception, match=r"row 1 holds no text.*every row or in none"):
-        model.predict([{"prompt": "a", "continuation": " b"}, {"prompt": "c"}])
-    with pytest.raises(Exception, match="row 0 holds no text"):
-        model.predict(pd.DataFrame({"prompt": [None]}))
+    missing = pd.DataFrame({"prompt": TWO["prompt"], "continuation": [float("nan")] * 2})
+    assert model.predict(missing, params=few)["text"].tolist() == texts
+
+    unknown = r"Allowed: columns prompt, continuation; parameters max_new_tokens, temperature, seed. Got: \['{}'\]"
+    refused: list[tuple[object, dict[str, object], str]] = [
+        (form, {}, "missing inputs") for form in ("a", ["a", "b"], [["a"]], np.array(["a"]), {"continuation": "a"})
+    ] + [
+        ({"prompt": "a", "max_tokens": 3}, {}, unknown.format("max_tokens")),
+        ([{"prompt": "a", "temperature": 1.0}], {}, unknown.format("temperature")),
+        (pd.DataFrame({"prompt": ["a"], "top_p": [0.5]}), {}, unknown.format("top_p")),
+        ({"prompt": "a"}, {"max_tokens": 3}, unknown.format("max_tokens")),
+        ({"prompt": "a"}, {"max_new_tokens": "many"}, "safely convert"),
+        ({"prompt": "a"}, {"max_new_tokens": 0}, "at least 1"),
+        ({"prompt": "a", "continuation": " b"}, few, "takes no parameters"),
+        ([{"prompt": "a", "continuation": " b"}, {"prompt": "c"}], {}, r"row 1 holds no text.*every row or in none"),
+        (pd.DataFrame({"prompt": TWO["prompt"], "continuation": [" a", float("nan")]}), {}, "row 1 holds no text"),
+        ({"prompt": TWO["prompt"], "continuation": " a"}, {}, "do not belong together"),
+        ({"prompt": TWO["prompt"], "continuation": [" a"]}, {}, "do not belong together"),
+        ([{"prompt": ["a", "b"]}, {"prompt": "c"}], {}, "row 0 holds no text"),
+        (pd.DataFrame({"prompt": [None]}), {}, "row 0 holds no text"),
+        ({"prompt": 1}, {}, "row 0 holds no text"),
+    ]
+    for form, params, why in refused:
+        with pytest.raises(Exception, match=why):
+            model.predict(form, params=params)
     client = TestClient(scoring_server.init(model))
     for form in (
         {"inputs": TWO},
@@ -276,8 +299,20 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     ):
         answered = client.post("/invocations", json=form).json()["predictions"]
         assert [row["loglik"] for row in answered] == pytest.approx(scores["loglik"].tolist(), abs=1e-9)
+    assert client.post("/invocations", json={"prompt": TWO["prompt"], **few}).json() == [{"text": t} for t in texts]
+    for body, why in (
+        ({"prompt": "a", "max_tokens": 3}, "Got: ['max_tokens']"),
+        ({"inputs": {"prompt": "a"}, "params": {"max_tokens": 3}}, "Got: ['max_tokens']"),
+        ({"inputs": [{"prompt": "a", "continuation": " b"}, {"prompt": "a", "continuation": None}]}, "row 1 holds no"),
+        ({"inputs": {"prompt": None}}, "row 0 holds no text"),
+        ({"dataframe_split": {"columns": ["prompt", "top_p"], "data": [["a", 1.0]]}}, "Got: ['top_p']"),
+    ):
+        refusal = client.post("/invocations", json=body)
+        assert refusal.status_code == 400 and why in refusal.json()["message"]
 
     folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
+    weights = mlflow.artifacts.download_artifacts(f"models:/{model_id}/artifacts/checkpoint")
+    assert AutoModelForCausalLM.from_pretrained(weights).config.model_type == "llama"
     description = (folder / "MLmodel").read_text()
     assert (
         str(PACKAGE) not in description

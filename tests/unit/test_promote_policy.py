@@ -19,6 +19,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.model_registry import VALUES
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from tests.metric_records import inputs
@@ -131,14 +132,23 @@ def test_exit_code_3_says_that_nothing_passes(tracker: Tracker) -> None:
     assert aliases(tracker) == {"champion": "1"}
 
 
-def test_only_the_winner_is_registered_with_four_tags(tracker: Tracker) -> None:
+def test_only_the_winner_is_registered_and_found_by_its_tags(tracker: Tracker) -> None:
     for name, size in (("a", 100), ("b", 200), ("c", 300)):
         finished(tracker, name, size=size)
     found = mc.promote(model="llama")
     [version] = tracker.client.search_model_versions("name = 'compressed-llama'")
     assert found.run is not None and version.run_id == tracker.find_finished("main", variant="a")[0].info.run_id
-    assert dict(version.tags).keys() <= {"variant", "evaluation", "weights", "decision"}
-    assert version.tags["decision"] == found.run.run_id
+    metrics = tracker.client.get_run(version.run_id).data.metrics
+    assert {name: value for name, value in version.tags.items() if name not in ("evaluation", "weights", "method")} == {
+        "variant": "a",
+        "base_model": "llama",
+        "decision": found.run.run_id,
+        "policy": found.policy_sha256,
+        **{name: f"{metrics[name]:g}" for name in VALUES if name in metrics},
+    }
+    assert "distance/flips_pct" in version.tags
+    search = f"tags.base_model = 'llama' and tags.policy = '{found.policy_sha256}'"
+    assert [one.version for one in tracker.client.search_model_versions(search)] == [version.version]
     assert [row["version"] for row in found.to_rows()] == ["1", None, None]
 
 

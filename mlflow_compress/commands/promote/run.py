@@ -303,7 +303,7 @@ def _promote(
         run_names.POLICY: policy.sha256,
     }
     with tracker.run(f"promote {competition.label}", "promote", tags) as run:
-        version = _apply(tracker, run, settlement, competition, name, config.alias, incumbent, versions)
+        version = _apply(tracker, run, settlement, competition, name, config.alias, incumbent, versions, policy.sha256)
         verdict = verdict_of(settlement, config.alias, incumbent, version)
         if version is not None and settlement.winner is not None:
             decision = decision.with_version(settlement.winner.run_id, version)
@@ -331,6 +331,7 @@ def _apply(
     alias: str,
     incumbent: Incumbent | None,
     versions: dict[str, str],
+    policy: str,
 ) -> str | None:
     """Register the winner and move the alias to it, where it moves; return the winner's version."""
     winner = settlement.winner
@@ -343,6 +344,6 @@ def _apply(
     version = versions.get(winner.run_id) or register_version(tracker, name, variant.run)
     # The tags come first: a history that lacks a move is worse than one with a move that did not end.
     run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
-    note_decision(tracker, name, version, run.run_id)
+    note_decision(tracker, name, version, run.run_id, policy)
     move_alias(tracker, name, alias, version)
     return version
