@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sqlite3
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -42,9 +43,13 @@ def require_runs(run_ids: Sequence[str]) -> None:
 
     A store that is no SQLite file is asked when the work begins.
     """
-    # What MLflow takes by default, unless it finds a store of files, as its older releases made them.
-    default = "" if any(Path("mlruns").glob("[0-9]*/meta.yaml")) else f"{SQLITE}mlflow.db"
-    database = database_file(os.environ.get("MLFLOW_TRACKING_URI") or default)
+    if "mlflow" in sys.modules:  # it may have been told another store
+        uri = sys.modules["mlflow"].get_tracking_uri()
+    else:
+        # What MLflow takes by default, unless it finds a store of files, as its older releases made them.
+        default = "" if any(Path("mlruns").glob("[0-9]*/meta.yaml")) else f"{SQLITE}mlflow.db"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or default
+    database = database_file(uri)
     if database is None:
         return
     database = database.resolve()
