@@ -12,6 +12,13 @@ import pytest
 
 from mlflow_compress.warm_python import WarmPython
 
+LATE = """
+import atexit, os, threading, time
+threading.Thread(target=lambda: (time.sleep(0.2), done.append(1))).start()
+done = []
+atexit.register(lambda: os._exit(4 + len(done)))
+"""
+
 
 @pytest.fixture(params=[True, False], ids=["forked", "new"])
 def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WarmPython:
@@ -41,7 +48,10 @@ def test_it_runs_files_and_modules_in_their_folder_with_their_environment_and_sa
     assert "wrong" in said.err
 
 
-@pytest.mark.parametrize(("code", "expected"), [("1 / 0", 1), ("", 0), ("import os; os.kill(os.getpid(), 9)", -9)])
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("1 / 0", 1), ("", 0), ("import os; os.kill(os.getpid(), 9)", -9), ("raise SystemExit('no')", 1), (LATE, 5)],
+)
 def test_it_returns_the_exit_code_or_the_signal(python: WarmPython, code: str, expected: int, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(code)
     with python:
