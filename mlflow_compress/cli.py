@@ -28,7 +28,7 @@ from mlflow_compress.errors import (
     breaks_off,
     machine_fault,
 )
-from mlflow_compress.paths import STARTED_IN
+from mlflow_compress.paths import is_stage
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
-    if not _is_stage():  # its end is said by the command that has started it
+    if not is_stage():  # its end is said by the command that has started it
         kept = ". What is computed is kept: go on with the same command, or with `mlflow-compress resume`"
         resumable = all_commands()[known.command].resumable
         lifetime.raise_on_signals(f"mlflow-compress: interrupted{kept if resumable else ''}; runs are closed now")
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _reject(error)
         if isinstance(error, StoreAwayError):
             return lifetime.STORE_AWAY
-        if _is_stage() and breaks_off(error):
+        if is_stage() and breaks_off(error):
             return lifetime.BROKE_OFF
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:
@@ -184,18 +184,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if fault is not None:
             print(f"mlflow-compress: {fault}", file=sys.stderr)
             _reject(fault)
-        elif _is_stage():
+        elif is_stage():
             traceback.print_exc()
         else:
             raise
-        return lifetime.BROKE_OFF if _is_stage() else 1
+        return lifetime.BROKE_OFF if is_stage() else 1
     except KeyboardInterrupt as interrupt:
         return lifetime.exit_code(interrupt)
-
-
-def _is_stage() -> bool:
-    """Return whether the main job has started this process."""
-    return STARTED_IN in os.environ
 
 
 _COLOURS = {"runs": "cyan", "finished": "green", "found": "green", "failed": "red"}

@@ -61,6 +61,11 @@ def started_in() -> str:
     return os.environ.get(STARTED_IN) or str(Path.cwd())
 
 
+def is_stage() -> bool:
+    """Return whether the main job has started this process."""
+    return STARTED_IN in os.environ
+
+
 def _where(path: Path) -> str:
     """Return a sentence that says where a missing path was searched."""
     if path.is_absolute():

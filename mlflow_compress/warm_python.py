@@ -38,11 +38,12 @@ class WarmPython(AbstractContextManager["WarmPython"]):
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._connection: socket.socket | None = None
-        if sys.platform != "linux":
-            return
         # It need not be installed: a checkout is found too.
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._connection: socket.socket | None = None
+        self._path = path  # of the package, before those that the user has set
+        if sys.platform != "linux":
+            return
         self._connection, theirs = socket.socketpair()
         with theirs:
             self.server = subprocess.Popen(
@@ -76,7 +77,11 @@ class WarmPython(AbstractContextManager["WarmPython"]):
         if self._connection is None:
             out, err = output
             process = subprocess.Popen(
-                [sys.executable, *arguments], cwd=folder, env=environment, stdout=out, stderr=err
+                [sys.executable, *arguments],
+                cwd=folder,
+                env={**environment, "PYTHONPATH": self._path},
+                stdout=out,
+                stderr=err,
             )
             try:
                 return process.wait()

@@ -14,7 +14,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import TrackingError, breaks_off
 from mlflow_compress.files import read_json_object
 from mlflow_compress.home import home
-from mlflow_compress.paths import STARTED_IN
+from mlflow_compress.paths import is_stage
 from mlflow_compress.tracking.live_processes import is_alive, own_name
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
@@ -86,7 +86,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[lis
 
     The stages of a command that is noted need no note of their own. The parameters must hold no secret.
     """
-    if STARTED_IN in os.environ:
+    if is_stage():
         yield []
         return
     values = dict(parameters)

@@ -95,7 +95,6 @@ def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Pa
     assert (done.returncode, done.stdout.strip()) == (code, "[]")
     assert not list(tmp_path.rglob("*.lock")) and not (tmp_path / "mlflow.db").exists()  # no half-written result
     assert len(done.stderr) <= 3000
-    assert not (tmp_path / "mlflow.db").exists()
 
 
 def test_under_mlflow_run_parameters_are_named_as_they_are_typed_there(

@@ -149,12 +149,11 @@ class RememberingEncoder:
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return one vector per text, shape (n, d); those of equal texts, on an equal processor, are equal bits."""
-        import torch
-
         from mlflow_compress.models.memory_alignment import rounding_identity
+        from mlflow_compress.models.placement import placement
 
-        where = torch.device("cuda" if self.encoder.device == "auto" and torch.cuda.is_available() else "cpu")
-        deciding = [self.identity, self.encoder.device, sorted(rounding_identity(where).items()), *texts]
+        device = placement(self.encoder.device)["device_map"][""]
+        deciding = [self.identity, str(device), sorted(rounding_identity(device).items()), *texts]
         path = self.folder / f"{hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:32]}.npy"
         self.folder.mkdir(parents=True, exist_ok=True)
         with alone_with(path.with_suffix(".lock")):
