@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 STORE_AWAY = 75
@@ -40,6 +42,29 @@ def raise_on_signals(said: str = "") -> None:
 
     for number in _SIGNALS:
         signal.signal(number, interrupt)
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Let SIGTERM and SIGINT that come during this block be handled at its end, as they would have been.
+
+    Python raises KeyboardInterrupt between any two of its instructions: in a database library, this can leave a lock,
+    become another error, or get lost in a destructor.
+    """
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.signal(number, lambda signum, frame: came.append(signum))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for signum in came:
+            signal.raise_signal(signum)
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 _SECONDS_BETWEEN_LOOKS = 0.02
+_HEADER = 8  # bytes of a number: how long a request is, and what it has returned
 
 
 class WarmPython(AbstractContextManager["WarmPython"]):
@@ -55,9 +56,10 @@ class WarmPython(AbstractContextManager["WarmPython"]):
             )
 
     def __exit__(self, *_: object) -> None:
+        """End what runs, if anything, and the interpreter."""
         if self._connection is not None:
             self._connection.close()
-            self.server.terminate()
+            self.server.terminate()  # unless it waits for what it runs, see `_serve`
             self.server.wait()
 
     def run(
@@ -72,7 +74,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
 
         - `output`: Open files for its standard output and its standard error.
 
-        If this process is interrupted meanwhile, the other one is ended first.
+        If this process is interrupted meanwhile, the other one is ended first, and no more can be run.
         """
         if self._connection is None:
             out, err = output
@@ -91,35 +93,26 @@ class WarmPython(AbstractContextManager["WarmPython"]):
                 raise
         asked = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
         text = json.dumps(asked).encode()
-        pid = None
         try:
             with suppress(BrokenPipeError):  # its imports have failed
-                socket.send_fds(self._connection, [len(text).to_bytes(8, "big")], output)
+                socket.send_fds(self._connection, [len(text).to_bytes(_HEADER, "big")], output)
                 self._connection.sendall(text)
-            pid = self._number()
-            status = self._number()
+            received = self._connection.recv(_HEADER, socket.MSG_WAITALL)
         except KeyboardInterrupt:
-            if pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-                self._number()
+            self.__exit__()
             raise
-        return self.server.wait() if status is None else status
-
-    def _number(self) -> int | None:
-        """Return the next number that the server sends; None where it has ended."""
-        assert self._connection is not None
-        received = self._connection.recv(8, socket.MSG_WAITALL)
-        return int.from_bytes(received, "big", signed=True) if len(received) == 8 else None
+        return int.from_bytes(received, "big", signed=True) if len(received) == _HEADER else self.server.wait()
 
 
 def _serve(connection: socket.socket) -> None:
-    """Fork for every request, until the other end closes. In the fork, run what was asked for, and end."""
+    """Fork for every request, until the other end closes, which ends the fork. In the fork, do what was asked."""
     while True:
-        header, files, *_ = socket.recv_fds(connection, 8, 2)
-        if len(header) < 8:
+        header, files, *_ = socket.recv_fds(connection, _HEADER, 2)
+        length = int.from_bytes(header, "big")
+        text = connection.recv(length, socket.MSG_WAITALL)
+        if len(header) < _HEADER or len(text) < length:
             return
-        asked = json.loads(connection.recv(int.from_bytes(header, "big"), socket.MSG_WAITALL))
+        asked = json.loads(text)
         if (pid := os.fork()) == 0:
             connection.close()
             for number, file in zip((1, 2), files, strict=True):
@@ -130,15 +123,19 @@ def _serve(connection: socket.socket) -> None:
             os.chdir(asked["folder"])
             signal.signal(signal.SIGINT, signal.default_int_handler)
             _become(asked["arguments"])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for file in files:
             os.close(file)
-        connection.sendall(pid.to_bytes(8, "big"))
-        ended = 0
+        ended, gone = 0, False
         while not ended:
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            ended, status = os.waitpid(pid, 0 if gone else os.WNOHANG)
             if not ended and select.select([connection], [], [], _SECONDS_BETWEEN_LOOKS)[0]:
-                return  # the other end has gone; the fork sees that this process has ended
-        connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+                gone = True
+                os.kill(pid, signal.SIGTERM)
+        if gone:
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(_HEADER, "big", signed=True))
 
 
 def _become(arguments: Sequence[str]) -> NoReturn:

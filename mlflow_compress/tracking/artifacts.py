@@ -20,6 +20,7 @@ import mlflow
 from filelock import ReadWriteLock, Timeout
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from mlflow_compress import files as atomic
@@ -181,8 +182,8 @@ def local_folder(client: PatientClient, run_id: str, folder: str) -> Path:
     """
 
     def download(target: Path) -> None:
-        where = {"dst_path": str(target), "tracking_uri": client.uri}
-        client.wait_for(lambda: mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=folder, **where))
+        artifacts = get_artifact_repository(info.artifact_uri, tracking_uri=client.uri)
+        client.wait_for(lambda: artifacts.download_artifacts(folder, str(target)), long=True)
 
     try:
         info = client.get_run(run_id).info

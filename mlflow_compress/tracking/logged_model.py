@@ -171,7 +171,8 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
             local = _saved(folder, entry, storage, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(local))
         if storage == "logged":
-            client.log_model_artifacts(model.model_id, str(entry.checkpoint), f"artifacts/{_CHECKPOINT}")
+            checkpoint = str(entry.checkpoint), f"artifacts/{_CHECKPOINT}"
+            client.wait_for(lambda: client.impatient.log_model_artifacts(model.model_id, *checkpoint), long=True)
     except BaseException:
         client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
         raise

@@ -96,6 +96,7 @@ def _create_child(tracker: Tracker, stage: str, parent: TrackedRun) -> str:
 
 def _end_killed(tracker: Tracker, run_id: str) -> None:
     """End the run of a stage that was interrupted. Where the store is away, the next process does so."""
+    tracker.client.hurry()
     with suppress(StoreAwayError):
         tracker.client.set_terminated(run_id, "KILLED")
         run_ended(tracker.uri, run_id)

@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mlflow.entities import (
 )
 from mlflow.entities.trace_state import TraceState
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracing.client import TracingClient
 from mlflow.tracing.constant import (
     TRACE_SCHEMA_VERSION,
@@ -38,6 +40,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import TrackingError
+from mlflow_compress.lifetime import signals_later
 from mlflow_compress.records.values import AnswerFeedback, JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
@@ -56,11 +59,12 @@ def log_judged_answers(uri: str, experiment_id: str, run_id: str, judged: Sequen
     try:
         for start in range(0, len(judged), _TRACES_PER_CALL):
             spans = []
-            for one in judged[start : start + _TRACES_PER_CALL]:
-                trace_id, now = f"tr-{secrets.token_hex(16)}", time.time_ns()
-                client.start_trace(_info(one, trace_id, experiment_id, run_id, now))
-                spans.append(_span(one, trace_id, now))
-            client.log_spans(experiment_id, spans)
+            with signals_later():
+                for one in judged[start : start + _TRACES_PER_CALL]:
+                    trace_id, now = f"tr-{secrets.token_hex(16)}", time.time_ns()
+                    client.start_trace(_info(one, trace_id, experiment_id, run_id, now))
+                    spans.append(_span(one, trace_id, now))
+                client.log_spans(experiment_id, spans)
             written += len(spans)
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise TrackingError(
@@ -136,6 +140,10 @@ class TrackedRun(OpenRun):
         """The run's MLflow information (experiment id, artifact location, status)."""
         return self._client.get_run(self.run_id).info
 
+    @cached_property
+    def _artifacts(self) -> Any:
+        return get_artifact_repository(self.info.artifact_uri, tracking_uri=self._client.uri)
+
     def rename(self, name: str) -> None:
         self._client.update_run(self.run_id, name=name)
 
@@ -169,10 +177,10 @@ class TrackedRun(OpenRun):
         self._client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, 0) for k, v in values.items()])
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        self._client.log_artifact(self.run_id, str(path), folder or None)
+        self._client.wait_for(lambda: self._artifacts.log_artifact(str(path), folder or None), long=True)
 
     def log_folder(self, path: Path, folder: str) -> None:
-        self._client.log_artifacts(self.run_id, str(path), folder)
+        self._client.wait_for(lambda: self._artifacts.log_artifacts(str(path), folder), long=True)
 
     def log_text(self, text: str, name: str) -> None:
         """Store a text as an artifact."""
@@ -221,6 +229,12 @@ def create_run(client: PatientClient, uri: str, experiment_id: str, name: str, t
     def make(asked: Any) -> str:
         return str(asked.create_run(experiment_id, run_name=name, tags=every).info.run_id)
 
-    run_id = client.once(make, made)
+    try:
+        run_id = client.once(make, made)
+    except KeyboardInterrupt:
+        client.hurry()
+        if (left := made(client)) is not None:
+            client.set_terminated(left, "KILLED")
+        raise
     run_opened(uri, run_id)
     return run_id

@@ -133,6 +133,7 @@ def until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[No
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
+        client.hurry()
         with _as_far_as_possible(uri, run):
             run.end("KILLED", "interrupted")
             drop_unfinished(client, run.run_id)
@@ -273,19 +274,19 @@ class Tracker:
         run, for example for the baseline of an evaluation.
         """
         given, signpost = self._take_given() if own else (None, None)
+        every = {run_names.STAGE: stage, **tags}
         try:
-            every = {run_names.STAGE: stage, **tags}
             run_id = given or create_run(self.client, self.uri, self._experiment_of(stage), name, every)
             tracked = TrackedRun(self.client, run_id)
-            if given:
-                tracked.rename(name)
-                tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
-            note_run(self.uri, stage, run_id)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
                 f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=shown_store(self.uri)
             ) from error
         with self._pointed_at(tracked, name, signpost), until_ended(self.client, self.uri, tracked):
+            if given:
+                tracked.rename(name)
+                tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
+            note_run(self.uri, stage, run_id)
             yield tracked
         for key in tags.keys() & {run_names.FINGERPRINT, run_names.VARIANT_KEY}:
             self.drop_killed(self.find_unfinished(stage, **{key: str(tags[key])}))
@@ -299,13 +300,13 @@ class Tracker:
     @contextmanager
     def reopen(self, run_id: str) -> Iterator[TrackedRun]:
         """Open a failed or interrupted run again. It ends like that of `run`, without the old error."""
-        self.client.update_run(run_id, status="RUNNING")
         tracked = TrackedRun(self.client, run_id)
-        tracked.set_tags({run_names.PROCESS: run_opened(self.uri, run_id)})
-        run = self.client.get_run(run_id)
-        self.experiment_id = str(run.info.experiment_id)  # for the runs of its remaining stages
-        note_run(self.uri, run.data.tags[run_names.STAGE], run_id)
         with until_ended(self.client, self.uri, tracked):
+            self.client.update_run(run_id, status="RUNNING")
+            tracked.set_tags({run_names.PROCESS: run_opened(self.uri, run_id)})
+            run = self.client.get_run(run_id)
+            self.experiment_id = str(run.info.experiment_id)  # for the runs of its remaining stages
+            note_run(self.uri, run.data.tags[run_names.STAGE], run_id)
             yield tracked
             tracked.remove_tags(run_names.ERROR, run_names.FAILED_STAGE)
         self.drop_killed([run_id])

@@ -6,12 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from mlflow.exceptions import MlflowException
 from requests.exceptions import ChunkedEncodingError, ConnectionError, RetryError, Timeout
 
 from mlflow_compress.errors import ConfigError, StoreAwayError, TrackingError
+from mlflow_compress.lifetime import signals_later
 
 WAIT_VARIABLE = "MLFLOW_COMPRESS_SERVER_WAIT"
 _DEFAULT_WAIT_S = 600.0
@@ -73,11 +75,16 @@ def shown_store(uri: str) -> str:
 
 
 class PatientClient:
-    """An MLflow client whose every call waits for a store that is away, see `wait_for`. `impatient` is plain."""
+    """An MLflow client whose every call waits for a store that is away, see `wait_for`. `impatient` is plain.
+
+    A call to a database is not interrupted, but whoever waits for it is.
+    """
 
     def __init__(self, client: Any, uri: str) -> None:
         self.impatient, self.uri = client, uri
         self._given_up = False  # it was waited for in vain: nothing waits for it a second time
+        self._interrupted = False
+        self._signals = nullcontext if uri.startswith(("http", "databricks")) else signals_later
 
     def __getattr__(self, name: str) -> Any:
         """Return the client's method of this name, made patient."""
@@ -88,19 +95,26 @@ class PatientClient:
 
         return call
 
-    def wait_for(self, call: Callable[[], T], *, made: Callable[[], T | None] | None = None) -> T:
+    def hurry(self) -> None:
+        """From now on, wait for nothing: this process was interrupted, and only closes its runs."""
+        self._interrupted = True
+
+    def wait_for(self, call: Callable[[], T], *, made: Callable[[], T | None] | None = None, long: bool = False) -> T:
         """Return what a call returns. While the store does not answer, the call is repeated, and the user is told.
 
         A call that makes something new each time needs `made`, which returns what was made where the answer was lost
         (None if nothing was). If the store does not answer for `longest_wait` seconds, this is a `StoreAwayError`.
         Whoever calls next is told so at once, without another wait, until it answers again.
+
+        - `long`: It copies files, does not ask the database, and can be interrupted.
         """
         began: float | None = None
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                found = made() if made is not None and began is not None else None
-                answer = call() if found is None else found
+                with nullcontext() if long else self._signals():
+                    found = made() if made is not None and began is not None else None
+                    answer = call() if found is None else found
             except Exception as error:
                 reason = outage(error, self.uri)
                 if reason is None:
@@ -114,18 +128,14 @@ class PatientClient:
                     raise
                 began = time.monotonic() if began is None else began
                 left = began + longest_wait() - time.monotonic()
-                if left <= 0 or self._given_up:
+                if left <= 0 or self._given_up or self._interrupted:
                     self._given_up = True
                     raise away(self.uri, reason) from None
                 if pause == _FIRST_PAUSE_S:
                     logger.warning(
                         "Waiting for the tracking server %s (%s), at most %.0f s", shown_store(self.uri), reason, left
                     )
-                try:
-                    time.sleep(min(pause, left))
-                except BaseException:  # the user does not want to wait: the closing of runs must not wait again
-                    self._given_up = True
-                    raise
+                time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             else:
                 if began is not None:

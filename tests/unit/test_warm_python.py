@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,23 @@ def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     parent.send_signal(signal.SIGKILL)
     assert parent.stdout.read() == ""  # the end of the last process that holds it
+
+
+def test_an_interrupt_ends_what_runs_before_it_goes_on(python: WarmPython, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        "def end(*_):\n    time.sleep(0.3)\n    Path('ended').touch()\n    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\nPath('began').touch()\ntime.sleep(60)\n"
+    )
+
+    def interrupt() -> None:
+        while not (tmp_path / "began").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with python, pytest.raises(KeyboardInterrupt):
+        thread.start()
+        python.run(["run.py"], environment=dict(os.environ), folder=tmp_path)
+    thread.join()
+    assert (tmp_path / "ended").exists()
