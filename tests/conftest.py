@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
 
+from mlflow_compress.lifetime import raise_on_signals
 from mlflow_compress.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -64,6 +67,16 @@ def move_artifacts(database: Path, folder: Path) -> None:
     """
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE experiments SET artifact_location = ? || '/' || experiment_id", [folder.as_uri()])
+
+
+@pytest.fixture
+def command_signals() -> Iterator[None]:
+    """Handle signals as a command does. An earlier test may have used up the first one, after which none is heard."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    raise_on_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -231,10 +231,10 @@ def create_run(client: PatientClient, uri: str, experiment_id: str, name: str, t
 
     try:
         run_id = client.once(make, made)
+        run_opened(uri, run_id)
     except KeyboardInterrupt:
         client.hurry()
         if (left := made(client)) is not None:
             client.set_terminated(left, "KILLED")
         raise
-    run_opened(uri, run_id)
     return run_id

@@ -291,6 +291,7 @@ def test_any_json_is_a_reply_or_a_reason(value: Any) -> None:
     assert isinstance(found, NoReply) or found.problem is not None or found.text.strip()
 
 
+@pytest.mark.usefixtures("command_signals")
 def test_ctrl_c_ends_the_calls_and_keeps_what_was_answered(tmp_path: Path) -> None:
     enough = threading.Event()
 

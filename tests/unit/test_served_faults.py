@@ -208,6 +208,7 @@ def test_a_model_that_is_served_under_another_name_is_refused_when_it_is_opened(
             open_demo(server, loaded, max_retries=0)
 
 
+@pytest.mark.usefixtures("command_signals")
 def test_an_interruption_asks_nothing_again_that_was_under_way(
     opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     assert parent.stdout.read() == ""  # the end of the last process that holds it
 
 
+@pytest.mark.usefixtures("command_signals")
 def test_an_interrupt_ends_what_runs_before_it_goes_on(python: WarmPython, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(
         "import os, signal, sys, time\nfrom pathlib import Path\n"
