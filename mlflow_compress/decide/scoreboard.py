@@ -19,7 +19,7 @@ from mlflow_compress.metrics.kl_tail import TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP
 from mlflow_compress.metrics.stats.arrays import Float, Objects, same_length
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
 from mlflow_compress.metrics.stats.intervals import paired_difference
-from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, paired_mean
+from mlflow_compress.metrics.stats.significance import holm, mcnemar_mid_p, paired_mean
 from mlflow_compress.records import MetricResult
 
 Status = Literal["finished", "failed", "unsupported"]
@@ -189,7 +189,7 @@ class Difference:
     low: float
     high: float
     n: int  # Items that both have
-    p: float  # p-value of no difference: of Student's paired test (KL), or McNemar's exact test (correctness)
+    p: float  # p-value of no difference: of Student's paired test (KL), or McNemar's mid-p test (correctness)
     p_holm: float  # The same after Holm's correction over both tests of all pairs of the scoreboard
 
     @property
@@ -231,7 +231,7 @@ def _correctness(first: ItemScores, second: ItemScores, level: float) -> Differe
     right, other = first.correct[both] == 1, second.correct[both] == 1
     gained, lost = int((~right & other).sum()), int((right & ~other).sum())
     low, high = paired_difference(gained, lost, n, level=level)
-    p = mcnemar_exact(lost, gained)
+    p = mcnemar_mid_p(lost, gained)
     return Difference(value=(gained - lost) / n, low=low, high=high, n=n, p=p, p_holm=p)
 
 
@@ -429,7 +429,7 @@ class ScoreRow:
     status: Status
     reason: str
     cells: Mapping[str, Cell]  # Values by column. What was not measured is not there.
-    # McNemar's exact p-value of the accuracy difference to the baseline, and after Holm's correction over variants
+    # McNemar's mid-p value of the accuracy difference to the baseline, and after Holm's correction over variants
     accuracy_p: float | None
     accuracy_p_holm: float | None
     on_front: bool  # Whether no other variant is both as small and as close to the baseline

@@ -67,7 +67,7 @@ DELTA = MetricKey.share(
     gate_label="accuracy drop in points",
 )
 P_VALUE = MetricKey.probability(
-    "quality/mcnemar_p", "neither", "Exact McNemar p-value of the accuracy change.", by_category=False
+    "quality/mcnemar_p", "neither", "McNemar's mid-p value of the accuracy change.", by_category=False
 )
 
 
@@ -75,10 +75,10 @@ P_VALUE = MetricKey.probability(
 @metric(
     keys=(DELTA, P_VALUE),
     requires=(ITEMS, VARIANT, PREDICTIONS),
-    source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar 1947, exact; Tango 1998",
+    source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar's mid-p: Fagerland et al. 2013; Tango 1998",
 )
 def accuracy_delta(inputs: MetricInputs) -> list[MetricResult]:
-    """``(w2c - c2w)/N`` over items with a prediction of both models, with the exact McNemar p-value."""
+    """``(w2c - c2w)/N`` over items with a prediction of both models, with McNemar's mid-p value."""
 
     def change(rows: Int) -> Estimates:
         found = count_flips(inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0])

@@ -93,7 +93,7 @@ ENDED = _percent("refusals_ended_pct", "Instructions that only the baseline refu
 P_VALUE = MetricKey.probability(
     "judge/refusals_mcnemar_p",
     "neither",
-    "Exact McNemar p-value of the instructions that only one model refuses.",
+    "McNemar's mid-p value of the instructions that only one model refuses.",
     counted="instructions",
     unchanged=1.0,
 )

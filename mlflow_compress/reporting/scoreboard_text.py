@@ -86,7 +86,7 @@ def legend(board: Scoreboard) -> list[str]:
     """Return what the signs of the table mean."""
     lines = ["* no other variant is both as small and as close to the baseline"] if board.pareto else []
     if any(row.accuracy_moved for row in board.rows):
-        lines.append("! accuracy differs from the baseline's (McNemar's exact test, Holm's correction over variants)")
+        lines.append("! accuracy differs from the baseline's (McNemar's mid-p test, Holm's correction over variants)")
     return [*lines, *_serving_fronts(board), *_not_timed(board)]
 
 

@@ -8,6 +8,7 @@ from mlflow_compress.config.policy import Requirements
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
+from mlflow_compress.metrics.stats.significance import smallest_detectable_change
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import only_generated
 from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
@@ -17,11 +18,11 @@ _SIGNIFICANCE = 0.05
 _REQUIRED = Requirements()
 # Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
 _TIMES, _POINTS = 2.0, 1.0
-_MATTERS = 2.0  # accuracy drop in points that a promotion accepts; a sample that cannot show it is too small
+_MATTERS = 2.0  # accuracy drop in points that a promotion accepts; a sample that is not likely to show it is too small
 
 
 def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
-    """Return whether an accuracy change is significant by McNemar's p (0.05) or its interval; None without both."""
+    """Return whether an accuracy change is significant by McNemar's mid-p (0.05) or its interval; None without both."""
     if p is not None:
         return p.value < _SIGNIFICANCE
     if delta.low is None or delta.high is None:
@@ -36,21 +37,23 @@ def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
     return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
 
 
-def _too_few(delta: MetricResult) -> str:
-    """Return a remark on the smallest change that the sample can show; empty if it is small enough."""
-    if delta.low is None or delta.high is None:
-        return ""
-    half_width = SHARE.factor * (delta.high - delta.low) / 2
-    if half_width <= _MATTERS:
+def _too_few(delta: MetricResult, flips: MetricResult | None) -> str:
+    """Return a remark on the smallest change that the sample is likely to show; empty if it is small enough."""
+    if flips is None:
         return ""
     items = "1 item" if delta.n == 1 else f"{delta.n:,} items"
-    return f": {items} cannot show less than {plain(half_width, 1)} pt"
+    change = smallest_detectable_change(delta.n, flips.value / 100)
+    if change is None:
+        return f": {items} cannot show a change"
+    points = SHARE.factor * change
+    return "" if points <= _MATTERS else f": {items} show a change of {plain(points, 1)} pt with 80 % power"
 
 
-def _accuracy(delta: MetricResult | None, significant: bool | None) -> str:
+def _accuracy(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> str:
     if delta is None:
         return "accuracy not measured"
-    words = {True: "significant", False: f"not significant{_too_few(delta)}", None: "significance unknown"}[significant]
+    not_significant = f"not significant{_too_few(delta, flips)}"
+    words = {True: "significant", False: not_significant, None: "significance unknown"}[significant]
     return f"accuracy {interval_text(delta, SHARE, difference=True)} ({words})"
 
 
@@ -115,4 +118,4 @@ def verdict(
         return f"{label}: {size}; answers identical and KL 0 on all {flips.n:,} items{remark}"
     significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
     link = ", but " if _hidden(delta, flips, significant) else ", "
-    return f"{label}: {size}; {_accuracy(delta, significant)}{link}{_flips(flips)}; {_kl(pooled)}{remark}"
+    return f"{label}: {size}; {_accuracy(delta, flips, significant)}{link}{_flips(flips)}; {_kl(pooled)}{remark}"

@@ -19,7 +19,13 @@ from statsmodels.stats.proportion import proportion_confint
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, first_column, ratio
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson, z_value
-from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, non_inferior
+from mlflow_compress.metrics.stats.significance import (
+    holm,
+    mcnemar_exact,
+    mcnemar_mid_p,
+    non_inferior,
+    smallest_detectable_change,
+)
 from tests.metric_records import QUICK
 
 
@@ -125,6 +131,64 @@ def test_mcnemar_by_hand():
     assert mcnemar_exact(1, 4) == 0.375
     with pytest.raises(DataError):
         mcnemar_exact(-1, 2)
+
+
+def test_mid_p_by_hand():
+    # Fagerland et al., table 1: 1 against 7 of 8: (2 (1 + 8) - 8)/256 = 0.0391, where the exact test gives 0.0703.
+    assert mcnemar_mid_p(1, 7) == mcnemar_mid_p(7, 1) == pytest.approx(10 / 256)
+    assert mcnemar_exact(1, 7) == pytest.approx(18 / 256)
+    assert mcnemar_mid_p(2, 2) == pytest.approx(1 - 6 / 32)  # equal counts: 1 - C(4, 2)/2^4/2
+    assert mcnemar_mid_p(0, 0) == 1.0
+
+
+@QUICK
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_mid_p_is_twice_the_tail_less_what_was_observed(c2w, w2c):
+    n, least = c2w + w2c, min(c2w, w2c)
+    tail, observed = sum(math.comb(n, heads) for heads in range(least + 1)), math.comb(n, least)
+    expected = Fraction(2 * tail - observed, 2**n) if c2w != w2c else 1 - Fraction(observed, 2 ** (n + 1))
+    assert mcnemar_mid_p(c2w, w2c) == pytest.approx(float(expected) if n else 1.0, rel=1e-9)
+
+
+def test_mid_p_agrees_with_the_interval_where_the_exact_test_does_not():
+    """All tables with c2w <= w2c < 60 at four n: 7,320. An interval without 0 and a p of 0.05 or more contradict."""
+    p_values = {(a, b): (mcnemar_exact(a, b), mcnemar_mid_p(a, b)) for b in range(60) for a in range(b + 1)}
+    exact, mid = [], []
+    for (lost, gained), (p_exact, p_mid) in p_values.items():
+        for n in (120, 200, 500, 1000):
+            excluded = paired_difference(gained, lost, n).low > 0
+            exact += [p_exact] * ((p_exact < 0.05) != excluded)
+            mid += [p_mid] * ((p_mid < 0.05) != excluded)
+    assert (4 * len(p_values), len(exact), len(mid)) == (7320, 184, 24)
+    assert min(mid) > 0.05 and max(mid) == pytest.approx(0.0625)  # 0 against 4
+
+
+@pytest.mark.parametrize(
+    ("n", "discordant", "low", "high"),
+    [(160, 0.07, 0.80, 0.90), (1320, 0.07, 0.79, 0.82), (500, 0.3, 0.79, 0.82), (200, 0.0, 0.80, 0.90)],
+)
+def test_the_smallest_detectable_change_is_found_in_four_of_five_samples(n, discordant, low, high):
+    """Of 20,000 samples, where a share has a standard error of 0.3 points; few discordant items find it more often."""
+    change = smallest_detectable_change(n, discordant)
+    share = max(discordant, change)
+    counts = np.random.default_rng(0).multinomial(
+        n, [(share + change) / 2, (share - change) / 2, 1 - share], size=20_000
+    )
+    tables, times = np.unique(counts[:, :2], axis=0, return_counts=True)
+    found = np.array([mcnemar_mid_p(int(a), int(b)) < 0.05 for a, b in tables])
+    power = float((found * times).sum() / 20_000)
+    assert low <= power <= high, f"{100 * change:.2f} points are found in {100 * power:.1f} % of the samples"
+
+
+def test_the_smallest_detectable_change_solves_its_definition():
+    d = smallest_detectable_change(1000, 0.09)
+    z, z_power = z_value(0.95), float(scipy.stats.norm.ppf(0.8))
+    assert ((z * 0.3 + z_power * math.sqrt(0.09 - d * d)) / d) ** 2 == pytest.approx(1000)
+    all_one_way = smallest_detectable_change(20, 0.0)
+    assert smallest_detectable_change(20, all_one_way) == pytest.approx(all_one_way)
+    assert smallest_detectable_change(3, 0.5) is None
+    with pytest.raises(DataError, match="share of discordant items"):
+        smallest_detectable_change(10, 5.0)
 
 
 def test_holm_is_that_of_statsmodels():

@@ -40,8 +40,8 @@ def pooled(n=1000, **values):
 
 
 def test_quiet_accuracy_with_many_flips_gets_a_but():
-    # 6.1 >= max(2 x 0.4, 0.4 + 1): accuracy alone would have hidden the change. Half-width 1.5: the sample is large enough.
-    results = pooled(delta=(-0.004, -0.019, 0.011), p=0.69, flips=(6.1, 4.8, 7.8), kl=(0.021, 0.019, 0.023))
+    # 6.1 >= max(2 x 0.4, 0.4 + 1): accuracy alone would have hidden the change. 3,000 items show 1.3 points: enough.
+    results = pooled(n=3000, delta=(-0.004, -0.019, 0.011), p=0.69, flips=(6.1, 4.8, 7.8), kl=(0.021, 0.019, 0.023))
     assert verdict("awq-4bit-g128", results, size_ratio=3.6) == (
         "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt [-1.9, 1.1] (not significant), "
         "but 6.1 % [4.8, 7.8] of answers flipped; KL 0.021 [0.019, 0.023]"
@@ -64,24 +64,32 @@ def test_unchanged_accuracy_with_flips_is_not_called_unchanged():
     # 46 right to wrong, 46 wrong to right of 975: 92/975 = 9.4 %, delta exactly 0.
     results = pooled(delta=(0.0, -0.0197, 0.0197), p=1.0, flips=(100 * 92 / 975, 7.8, 11.4), kl=0.05)
     text = verdict("x", results, size_ratio=2.0)
-    assert "accuracy +0.0 pt [-2.0, 2.0] (not significant), but 9.4 % [7.8, 11.4] of answers flipped" in text
+    assert (
+        "accuracy +0.0 pt [-2.0, 2.0] (not significant: 1,000 items show a change of 2.7 pt with 80 % power), but 9.4 % [7.8, 11.4] of answers flipped"
+        in text
+    )
     assert "unchanged" not in text
 
 
 def test_a_small_sample_says_what_it_cannot_show():
     # No flip in 20 items: the upper end of Wilson's interval, and of Tango's, is z²/(n + z²) = 3.84/23.84 = 16.1 %.
+    # All flips one way: K = (1.960 sqrt(20) + 0.842 sqrt(20 + 0.708 - 3.841))/20.708 = 0.5902, and K² = 34.8 %.
     results = pooled(n=20, delta=(0.0, -0.1611, 0.1611), p=1.0, flips=(0.0, 0.0, 16.11), kl=0.01)
     assert verdict("x", results, size_ratio=2.0) == (
-        "x: 2.0x smaller; accuracy +0.0 pt [-16.1, 16.1] (not significant: 20 items cannot show less than 16.1 pt), "
+        "x: 2.0x smaller; accuracy +0.0 pt [-16.1, 16.1] (not significant: 20 items show a change of 34.8 pt with 80 % power), "
         "no answer flipped (at most 16 %); KL 0.0100"
     )
-    # Half-width 2.0 is what a gate asks for by default, and is enough.
-    assert "cannot show" not in verdict("x", pooled(delta=(0.0, -0.02, 0.02), p=1.0), size_ratio=2.0)
+    # 2 points are what a gate accepts by default: K = (61.98 + 0.842 sqrt(996.9))/1000.7 = 0.0885, times sqrt(5.1 %).
+    for flips, said in ((5.1, False), (5.2, True)):
+        assert ("80 % power" in verdict("x", pooled(delta=0.0, p=1.0, flips=flips), size_ratio=2.0)) == said
+    assert "(not significant: 3 items cannot show a change)" in verdict(
+        "x", pooled(n=3, delta=0.0, p=1.0, flips=0.0), size_ratio=2.0
+    )
 
 
 def test_significance_falls_back_to_the_interval_then_to_unknown():
     assert "(significant)" in verdict("x", pooled(delta=(-0.05, -0.08, -0.02)), size_ratio=None)
-    assert "(not significant: 1,000 items" in verdict("x", pooled(delta=(-0.05, -0.11, 0.01)), size_ratio=None)
+    assert "(not significant)," in verdict("x", pooled(delta=(-0.05, -0.11, 0.01)), size_ratio=None)
     assert "(significance unknown)" in verdict("x", pooled(delta=-0.05), size_ratio=None)
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from mlflow_compress.metrics.stats.correlation import spearman
-from mlflow_compress.metrics.stats.significance import Flips, count_flips
+from mlflow_compress.metrics.stats.significance import Flips, count_flips, mcnemar_exact
 from paper_tables.source import Check, Claim, Row, agrees, broken, read, unit
 
 MMLU_ITEMS = 14042
@@ -241,7 +241,7 @@ def _significant(chat: list[Row]) -> Claim:
         if r["benchmark"] in ITEMS
         and (found := whole_items(r["flips_pct"], r["accuracy_change_pct_points"], ITEMS[r["benchmark"]]))
     ]
-    found = sum(all(c.mcnemar_p < 0.05 for c in cell) for cell in counts)
+    found = sum(all(mcnemar_exact(c.c2w, c.w2c) < 0.05 for c in cell) for cell in counts)
     return Claim(
         "5-11",
         "Cells with whole counts whose accuracy change an exact McNemar test finds (p below 0.05)",

@@ -14,7 +14,7 @@ from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
-from mlflow_compress.metrics.stats.significance import mcnemar_exact
+from mlflow_compress.metrics.stats.significance import mcnemar_mid_p
 from mlflow_compress.records import MetricResult
 
 Interval = tuple[float, float]
@@ -71,8 +71,8 @@ class PairedDifference:
 
     @property
     def p_value(self) -> Number:
-        """McNemar's exact p-value."""
-        return Number(mcnemar_exact(self.lost, self.gained), self.n)
+        """McNemar's mid-p value."""
+        return Number(mcnemar_mid_p(self.lost, self.gained), self.n)
 
 
 @dataclass(frozen=True)
