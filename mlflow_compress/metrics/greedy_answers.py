@@ -6,14 +6,11 @@ prune away LLM components - and optimize quantization", arXiv 2311.01544.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from scipy.stats import CensoredData, ecdf
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.estimates import Number, OverClusters, Proportion, pooled
@@ -21,8 +18,9 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, GREEDY_DISTANCES, GREEDY_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
-from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
 from mlflow_compress.metrics.stats.bootstrap import cluster_sums
+from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
 
 REQUIRES = (VARIANT, GREEDY_ANSWERS, GREEDY_SCORES, GREEDY_DISTANCES)
@@ -42,8 +40,8 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 class Forks:
     """Where the variant's greedy answers leave those of the baseline; every array has shape (n_answers,)."""
 
-    time: Int  # Number of the first token that differs, counted from 1. Of equal answers, the number of their tokens.
-    differs: Bool  # Whether the two answers differ. Of equal ones it is only known that they last beyond `time`.
+    time: Int  # Number of the first token that differs, counted from 1. Of equal answers, the number of their tokens
+    differs: Bool  # Whether the two answers differ
 
 
 def forks(inputs: MetricInputs) -> Forks:
@@ -126,58 +124,47 @@ def forced_tokens(inputs: MetricInputs) -> ForcedTokens:
 
 @dataclass(frozen=True)
 class Survival:
-    """A survival curve: a step function that falls at each of `times`; every array has shape (n_times,)."""
+    """The share of answers that are still the same; it falls at each of `times`. Every array has shape (n_times,)."""
 
-    times: Float  # The distinct times, of events and of censored observations, in ascending order
-    share: Float  # Probability to survive beyond each time
-    # Its interval; NaN before the first event and where the share is 0, because the formula has no value there
-    low: Float
+    times: Int  # The distinct numbers of the token at which answers part, in ascending order
+    share: Float  # Share of the answers that are the same up to this token and with it
+    low: Float  # Its Wilson interval
     high: Float
 
     @property
     def median(self) -> float | None:
-        """The first time at which at most half survive; None where more than half survive to the end."""
+        """The first token up to which at least half of the answers have parted; None where fewer ever do."""
         return self._first(self.share)
 
     @property
-    def median_interval(self) -> tuple[float, float] | None:
-        """The times at which the interval of the share contains a half; None where it has no upper end.
+    def median_interval(self) -> tuple[float | None, float | None]:
+        """The tokens at which the interval of the share contains a half; an end that no token reaches is None.
 
         Source: Brookmeyer and Crowley, "A confidence interval for the median survival time", Biometrics 1982.
         """
-        low, high = self._first(self.low), self._first(self.high)
-        return None if low is None or high is None else (low, high)
+        return self._first(self.low), self._first(self.high)
 
     def _first(self, curve: Float) -> float | None:
-        below = np.flatnonzero(curve <= 0.5 + 1e-12)  # a half up to rounding is; NaN is not
+        below = np.flatnonzero(curve <= 0.5)
         return float(self.times[below[0]]) if len(below) else None
 
 
-def kaplan_meier(times: npt.ArrayLike, events: npt.ArrayLike, *, level: float = 0.95) -> Survival:
-    """Return the Kaplan-Meier curve with Greenwood's log-log interval, by scipy.
+def still_equal(answers: Forks, *, level: float = 0.95) -> Survival:
+    """Return the share of the n answers that have not parted at token t: ``1 - #(parted at t or before)/n``.
 
-    ``S(t) = prod over t_i <= t of (1 - d_i / n_i)``, with d_i events among the n_i that are still observed at t_i.
-    An observation without the event, of the n `events`, is censored: its event would come later than its time.
-
-    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 1958.
+    Answers that end equal never part: they count as the same at every t. So do those that are cut at the token limit,
+    behind which nothing is asked. Nothing is censored, so that the curve is a share, with Wilson's interval.
 
     Examples
     --------
-    >>> curve = kaplan_meier([3, 5, 5, 8], [True, True, False, False])
-    >>> [round(float(s), 4) for s in curve.share]
-    [0.75, 0.5, 0.5]
+    >>> still_equal(Forks(np.array([3, 5, 2]), np.array([True, True, False]))).share.round(4).tolist()
+    [0.6667, 0.3333]
     """
-    at, had = finite("times", times), np.asarray(events, dtype=bool)
-    if same_length(times=at, events=had) == 0:
-        raise DataError("A survival curve needs at least one observation")
-    curve = ecdf(CensoredData.right_censored(at, ~had)).sf
-    with warnings.catch_warnings():  # scipy warns where the interval has no value
-        warnings.simplefilter("ignore", RuntimeWarning)
-        interval = curve.confidence_interval(level, method="log-log")
-    share = np.asarray(curve.probabilities, dtype=np.float64)
-    without: Bool = (share <= 0.0) | (share >= 1.0)
-    low, high = (np.where(without, np.nan, end.probabilities) for end in (interval.low, interval.high))
-    return Survival(np.asarray(curve.quantiles, dtype=np.float64), share, low, high)
+    n = len(answers.time)
+    times, parted = np.unique(answers.time[answers.differs], return_counts=True)
+    same = n - np.cumsum(parted)
+    ends = np.array([wilson(int(k), n, level=level) for k in same], dtype=np.float64).reshape(-1, 2)
+    return Survival(times, same / n, ends[:, 0], ends[:, 1])
 
 
 FDT = MetricKey(
@@ -197,20 +184,21 @@ FDT = MetricKey(
 @metric(
     keys=(FDT,),
     requires=(VARIANT, GREEDY_ANSWERS),
-    source=f"{SOURCE}; here tokens are counted from 1, both models decode freely, and the median is Kaplan-Meier's: "
-    "equal answers are censored at their length",
+    source=f"{SOURCE}; here tokens are counted from 1, both models decode freely, and answers that are "
+    "equal to their end never part",
 )
 def first_divergent_token(inputs: MetricInputs) -> list[MetricResult]:
     """``FDT = min {t : G_b(t) != G_q(t)}`` for the greedy answers G of both models to one prompt; its median.
 
     The end token counts: an answer that ends where the other goes on differs there. There is no result where so few
-    answers differ that the median lies beyond what was observed, and no interval where its upper end does.
+    answers differ that fewer than half ever part, and no upper end where the interval of that share holds a half.
     """
     found = forks(inputs)
-    curve = kaplan_meier(found.time, found.differs, level=inputs.settings.level)
+    curve = still_equal(found, level=inputs.settings.level)
     if curve.median is None:
         return []
-    return pooled(inputs, {FDT: Number(curve.median, len(found.time), interval=curve.median_interval)})
+    low, high = curve.median_interval
+    return [replace(r, low=low, high=high) for r in pooled(inputs, {FDT: Number(curve.median, len(found.time))})]
 
 
 IDENTICAL = MetricKey.percent(

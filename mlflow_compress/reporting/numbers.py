@@ -91,12 +91,19 @@ def value_text(result: MetricResult, scale: Scale) -> str:
 
 
 def interval_text(result: MetricResult, scale: Scale, *, difference: bool) -> str:
-    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]". Differences have a sign."""
+    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]", or "5 [3, -)" without an upper end.
+
+    Differences have a sign.
+    """
     value = scale.factor * result.value
     suffix = scale.difference_suffix if difference else scale.suffix
-    if result.low is None or result.high is None:
+    if result.low is None:
         return plain(value, decimals(value, None, None, fewest=scale.decimals), signed=difference) + suffix
-    low, high = scale.factor * result.low, scale.factor * result.high
+    low = scale.factor * result.low
+    if result.high is None:
+        digits = decimals(value, low, 2 * value - low, fewest=scale.decimals) if low < value else scale.decimals
+        return f"{plain(value, digits, signed=difference)}{suffix} [{plain(low, digits)}, -)"
+    high = scale.factor * result.high
     digits = decimals(value, low, high, fewest=scale.decimals)
     text = plain(value, digits, signed=difference) + suffix
     if low == high:

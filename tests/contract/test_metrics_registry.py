@@ -251,8 +251,8 @@ def test_values_lie_in_bounds_and_intervals_hold_them():
         assert declared.low <= r.value <= declared.high, r.name
         assert r.n > 0
         if r.low is not None:
-            assert r.high is not None
-            assert r.low - 1e-9 <= r.value <= r.high + 1e-9, r
+            assert r.high is not None or r.name == "judge/first_divergent_token"  # fewer than half may ever part
+            assert r.low - 1e-9 <= r.value <= (math.inf if r.high is None else r.high) + 1e-9, r
 
 
 @pytest.mark.parametrize(("name", "expected"), sorted(IDENTITY.items()))

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import poisson
 from statsmodels.duration.survfunc import SurvfuncRight
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
-from mlflow_compress.metrics.greedy_answers import first_difference, forced_tokens, forks, kaplan_meier
+from mlflow_compress.metrics.greedy_answers import Forks, Survival, first_difference, forced_tokens, forks, still_equal
 from mlflow_compress.metrics.kl_by_position import position_names
+from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import (
     GreedyAnswers,
     GreedyDistances,
@@ -25,6 +27,7 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
+from mlflow_compress.reporting.numbers import number_text
 from tests.metric_records import QUICK
 
 PROMPT = [7, 7]
@@ -142,33 +145,61 @@ def test_the_first_difference_is_the_end_of_the_longest_common_beginning(a: list
         assert a[:index] == b[:index] and a[index : index + 1] != b[index : index + 1]
 
 
-def test_a_survival_curve_derived_by_hand() -> None:
-    curve = kaplan_meier([3, 5, 5, 8], [True, True, False, False])
-    assert curve.times.tolist() == [3.0, 5.0, 8.0]
-    assert curve.share == pytest.approx([3 / 4, 3 / 4 * 2 / 3, 1 / 2])
-    # Greenwood at 3: var(ln S) = 1/(4 * 3); log-log: S^exp(-+ z sd / ln S).
-    width = 1.959964 * np.sqrt(1 / 12) / np.log(3 / 4)
-    assert [curve.low[0], curve.high[0]] == pytest.approx([0.75 ** np.exp(-width), 0.75 ** np.exp(width)], rel=1e-5)
-    assert curve.median == 5.0
-    assert curve.median_interval is None  # the upper end of the interval does not fall to a half
-    assert kaplan_meier([3, 4], [False, False]).median is None
-    ends = kaplan_meier([2, 2], [True, True])
-    assert ends.share.tolist() == [0.0] and np.isnan(ends.low).all() and ends.median == 2.0
+def curve_of(times: Sequence[int], differs: Sequence[bool]) -> Survival:
+    return still_equal(Forks(np.array(times), np.array(differs, dtype=bool)))
+
+
+def test_the_share_that_is_still_the_same_derived_by_hand() -> None:
+    # Parted at 3, 5 and 5; equal to the end after 1 and 8 tokens: those never part, however short they are.
+    curve = curve_of([3, 5, 5, 8, 1], [True, True, True, False, False])
+    assert curve.times.tolist() == [3, 5] and curve.share.tolist() == [4 / 5, 2 / 5]
+    assert (curve.low[0], curve.high[0]) == pytest.approx(wilson(4, 5))
+    # At token 3 the interval of 4 of 5 begins at 0.376, at token 5 that of 2 of 5 ends at 0.769.
+    assert (curve.median, curve.median_interval) == (5.0, (3.0, None))
+    none = curve_of([3, 4], [False, False])
+    assert none.median is None and len(none.times) == 0
+    every = curve_of([2] * 12, [True] * 12)
+    assert every.share.tolist() == [0.0] and (every.median, every.median_interval) == (2.0, (2.0, 2.0))
+
+
+def test_a_median_without_an_upper_end_says_so() -> None:
+    """Of six answers, three part at token 2 and one at 3: 3 of 6 [0.188, 0.812], then 2 of 6 [0.097, 0.700]."""
+    tokens = [[5, 5, 5, 2]] * 6
+    theirs = [[5, 1, 5, 2]] * 3 + [[5, 5, 1, 2]] + tokens[:2]
+    zero = [[0.0] * 4] * 6
+    found = headline(compute_all(compared(tokens, theirs, tokens, zero)))["judge/first_divergent_token"]
+    assert (found.value, found.low, found.high) == (2.0, 2.0, None)
+    assert number_text(found, "tokens") == "2 [2, -)"
+    assert number_text(replace(found, value=5.0), "tokens") == "5 [2, -)"
 
 
 @QUICK
-@given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=2, max_size=30))
-def test_the_survival_curve_is_that_of_statsmodels(observed: list[tuple[int, bool]]) -> None:
-    times, events = (list(column) for column in zip(*observed, strict=True))
-    if not any(events):
+@given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1, max_size=30))
+def test_the_curve_is_the_survival_curve_of_statsmodels_where_equal_answers_outlast_all(
+    observed: list[tuple[int, bool]],
+) -> None:
+    times, differs = (list(column) for column in zip(*observed, strict=True))
+    if not any(differs):
         return  # statsmodels has no curve then
-    ours, theirs = kaplan_meier(times, events), SurvfuncRight(times, [int(event) for event in events])
-    at = np.isin(ours.times, theirs.surv_times)
-    assert ours.share[at] == pytest.approx(theirs.surv_prob)
-    interval = ours.median_interval
-    assert interval is None or (ours.median is not None and interval[0] <= ours.median <= interval[1])
-    if not np.isclose(ours.share, 0.5).any():  # a tie: theirs is the first time behind which less than half survive
-        assert ours.median == (None if np.isnan(theirs.quantile(0.5)) else theirs.quantile(0.5))
+    ours = curve_of(times, differs)
+    theirs = SurvfuncRight([t if d else 99 for t, d in observed], [int(d) for d in differs])
+    assert ours.times.tolist() == theirs.surv_times.tolist()
+    assert ours.share == pytest.approx(theirs.surv_prob)
+    low, high = ours.median_interval
+    if ours.median is not None:
+        assert low is not None and low <= ours.median <= (np.inf if high is None else high)
+        assert np.mean([d and t <= ours.median for t, d in observed]) >= 0.5
+
+
+def test_the_medians_interval_covers_what_it_says() -> None:
+    """Answers part at token 1 + Poisson(5) with 70 %, else never: the true median is 7, by summing the distribution."""
+    rng, n, covered, draws = np.random.default_rng(0), 48, 0, 1000
+    parts = 0.7 * poisson.cdf(np.arange(20), 5)
+    truth = 1 + int(np.argmax(parts >= 0.5))
+    for _ in range(draws):
+        low, high = curve_of(1 + rng.poisson(5, n), rng.random(n) < 0.7).median_interval
+        covered += (low is None or low <= truth) and (high is None or truth <= high)
+    assert truth == 7 and 0.93 <= covered / draws <= 1.0, covered / draws
 
 
 def traced(**reasoning: Sequence[Any]) -> MetricInputs:

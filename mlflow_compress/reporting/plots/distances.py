@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from mlflow_compress.metrics.greedy_answers import Forks, kaplan_meier
+from mlflow_compress.metrics.greedy_answers import Forks, still_equal
 from mlflow_compress.metrics.kl_by_position import ANSWER, REASONING
 from mlflow_compress.metrics.margins import BinnedShare
 from mlflow_compress.metrics.stats.arrays import Float
@@ -291,15 +291,15 @@ def _category_finding(ordered: Sequence[CategoryFlips]) -> str:
 
 
 def draw_answers_part(found: Forks, *, level: float) -> Drawing:
-    """Return the Kaplan-Meier curve of the first divergent token, with its interval."""
-    curve = kaplan_meier(found.time, found.differs, level=level)
+    """Return the share of answers that are still the same after so many tokens, with its interval."""
+    curve = still_equal(found, level=level)
     n, n_same = len(found.time), int((~found.differs).sum())
     canvas = new_canvas(4.2)
     axes = canvas.subplots()
-    times = np.concatenate([[0.0], curve.times])
+    times = np.concatenate([[0], curve.times, [found.time.max()]])
     share, low, high = (
-        100 * np.concatenate([[first], values])
-        for first, values in ((1.0, curve.share), (np.nan, curve.low), (np.nan, curve.high))
+        np.concatenate([[100.0], 100 * values, 100 * values[-1:] if len(values) else [100.0]])
+        for values in (curve.share, curve.low, curve.high)
     )
     axes.fill_between(times, low, high, step="post", color=VARIANT, alpha=0.18, linewidth=0)
     axes.step(times, share, where="post", color=VARIANT, linewidth=1.8)
@@ -318,8 +318,8 @@ def draw_answers_part(found: Forks, *, level: float) -> Drawing:
     if curve.median is not None:
         title = f"Half of the greedy answers have parted by token {curve.median:.0f}; {title}"
     caption = (
-        f"Greedy answers of both models to {n:,} prompts, compared token by token: Kaplan-Meier curve of the first "
-        f"divergent token (arXiv 2311.01544) with its {100 * level:g} % interval. An answer that is the same to its "
-        "end is followed up to there."
+        f"Greedy answers of both models to {n:,} prompts, compared token by token: those without a divergent "
+        f"token (arXiv 2311.01544) so far, with Wilson's {100 * level:g} % interval. An answer that is the same to its "
+        "end stays the same."
     )
     return Drawing(canvas, title, caption)

@@ -169,14 +169,14 @@ const Figures = (data, alike) => {
     const narrow = width < 560; // names stand above their lines
     const lanes = lanesOf(groups.map((group) => group.map((name) => rank.get(name))));
     const place_ = (p) => p.name;
-    const text = (p) => `${p.x[0].toPrecision(3)}${p.x[1] === null ? "" : ` [${p.x[1].toPrecision(3)}, ${p.x[2].toPrecision(3)}]`}`;
+    const text = (p) => `${p.x[0].toPrecision(3)}${p.x[1] === null ? "" : ` [${p.x[1].toPrecision(3)}, ${p.x[2] === null ? "-)" : `${p.x[2].toPrecision(3)}]`}`}`;
     place("apart-plot", Libraries.plot({
       width, height: 58 + found.length * (narrow ? 40 : 26), marginTop: 8, marginBottom: 42, className: "figure", style: { fontSize: "12px" },
       marginLeft: narrow ? 12 : Math.min(300, 14 + 7 * longest), marginRight: 24 + 14 * Math.max(1, ...lanes.map((lane) => lane + 1)),
       x: { type: across.type, domain: across.domain, label: label(column) + " →", labelAnchor: "right", grid: true, ...ticks(across) },
       y: { domain: found.map(place_), label: null, type: "point", padding: 0.6, axis: narrow ? null : "left", tickSize: 0 },
       marks: [
-        Libraries.ruleY(found.filter((p) => p.x[1] !== null), { y: place_, x1: (p) => Math.max(p.x[1], across.low), x2: (p) => p.x[2], stroke: "var(--ink)", strokeWidth: 2 }),
+        Libraries.ruleY(found.filter((p) => p.x[1] !== null && p.x[2] !== null), { y: place_, x1: (p) => Math.max(p.x[1], across.low), x2: (p) => p.x[2], stroke: "var(--ink)", strokeWidth: 2 }),
         Libraries.dot(found, { y: place_, x: (p) => p.x[0], r: 4.5, fill: "var(--accent)" }),
         narrow ? Libraries.text(found, { y: place_, text: (p) => `${p.name}  ${text(p)}`, frameAnchor: "left", dy: -14, fill: "var(--ink)" }) : null,
         ...groups.map((group, i) => Libraries.link([group], { x1: across.domain[1], x2: across.domain[1], y1: (g) => g[0],
