@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import JUDGE_REPEATS, SEVERAL_JUDGES, is_of, rated_by
 from mlflow_compress.metrics.raters import rater_agreement
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
 from mlflow_compress.metrics.stats.bootstrap import Statistic
+from mlflow_compress.metrics.stats.intervals import Interval, wilson
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "mt_bench"
@@ -137,7 +139,7 @@ def judge_key(name: str, direction: Direction, low: float, meaning: str, **more:
     "counted as unscored, never as -1; repeated gradings of an answer are averaged first",
 )
 def judge_scores(inputs: MetricInputs) -> list[MetricResult]:
-    """Mean scores of all answers and by turn, by category too; bootstrap over questions, `n` counts scored answers.
+    """Mean scores of all answers and by turn, by category too; `n` counts scored answers. See `score_interval`.
 
     The difference is paired: over the answers that have a score of both models. Several judge models have results of
     their own, with the model as `task`, and no pooled one: `judge_panel` has their mean, under a name of its own.
@@ -172,6 +174,7 @@ def compared(
 
 def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_turns: bool = False) -> list[MetricResult]:
     s = inputs.settings
+    low_bound, high_bound = (-9.0, 9.0) if key.endswith("_delta") else (1.0, 10.0)
     has_second = bool(np.isfinite(scores.score[:, 1]).any())
     wanted: dict[str, tuple[Statistic, list[int]]] = {key: (_pooled, [0, 1])}
     if with_turns:
@@ -187,7 +190,7 @@ def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_tur
             value = float(statistic(columns.mean(axis=0)))
             if not np.isfinite(value):  # nothing readable here
                 continue
-            interval = s.interval(columns, statistic)
+            interval = score_interval(columns, statistic, s, bounds=Interval(low_bound, high_bound))
             low, high = (None, None) if interval is None else interval
             results.append(
                 MetricResult(
@@ -202,6 +205,39 @@ def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_tur
                 )
             )
     return results
+
+
+_FEWEST_QUESTIONS = 20  # for a bootstrap: of fewer its intervals are too narrow
+
+
+def score_interval(
+    columns: Float, statistic: Statistic, settings: MetricSettings, *, bounds: Interval
+) -> Interval | None:
+    """Return the interval of a mean grade over questions, within the `bounds` that a grade has.
+
+    The bootstrap from 20 questions on; of fewer, Student's with the jackknife's standard error, ``m -+ t(G-1)
+    sqrt((G-1)/G sum_g (m_(g) - m)^2)`` with m_(g) the mean without question g. Where all grades are equal neither has a
+    width: of the share of other grades it is then known that it is at most ``w = z^2/(G + z^2)``, the upper end of
+    Wilson's interval of 0 of G, so that the mean lies in ``[m - w (m - low), m + w (high - m)]``. None for a single
+    question.
+
+    Source: Tukey, "Bias and confidence in not-quite large samples", 1958; for equal grades this project's.
+    """
+    of_each = statistic(columns)
+    graded = columns[np.isfinite(of_each)]
+    count = len(graded)
+    if count < 2:
+        return None
+    mean = float(statistic(graded.mean(axis=0)))
+    if (np.abs(of_each[np.isfinite(of_each)] - mean) < 1e-12).all():
+        share = wilson(0, count, level=settings.level).high
+        return Interval(mean - share * (mean - bounds.low), mean + share * (bounds.high - mean))
+    if count >= _FEWEST_QUESTIONS:
+        return settings.interval(columns, statistic)
+    without = statistic((graded.sum(axis=0) - graded) / (count - 1))
+    error = float(np.sqrt((count - 1) / count * ((without - mean) ** 2).sum()))
+    width = float(t.ppf(0.5 + settings.level / 2, count - 1)) * error
+    return Interval(max(mean - width, bounds.low), min(mean + width, bounds.high))
 
 
 PANEL = "mt_bench_panel"

@@ -8,11 +8,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.bootstrap import ratio
-from mlflow_compress.metrics.stats.intervals import Interval
+from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, z_value
 from mlflow_compress.records import MetricResult
 
 
@@ -40,7 +40,7 @@ def won_and_lost(value: float) -> dict[str, float]:
 def preference_shares(
     preferences: Iterable[Preference], settings: MetricSettings, *, prefix: str
 ) -> list[MetricResult]:
-    """Return the share of each name over all comparisons, then by category; bootstrap over questions.
+    """Return the share of each name over all comparisons, then by category; see `preference_interval`.
 
     `prefix` is put before each name: "judge/".
     """
@@ -48,29 +48,67 @@ def preference_shares(
     questions = sorted({one.question for one in given})
     place = {question: i for i, question in enumerate(questions)}
     category = np.full(len(questions), "", dtype=object)
-    # Per question: sum and count of each share, and the number of comparisons without a verdict.
+    # Per question: how often each name is 1, how often 0, and its count; and the comparisons without a verdict.
     names = dict.fromkeys(name for one in given for name in one.adds or ())
-    sums = {name: np.zeros((len(questions), 2)) for name in names}
+    counts = {name: np.zeros((len(questions), 3)) for name in names}
     unscored = np.zeros(len(questions), dtype=np.int64)
     for one in given:
         row = place[one.question]
         category[row] = one.category
         unscored[row] += one.adds is None
         for name, value in (one.adds or {}).items():
-            sums[name][row] += (value, 1)
+            counts[name][row] += (value == 1.0, value == 0.0, 1)
     results = []
     s = settings
     for part in [None, *sorted({c for c in category if c})]:
         rows = np.arange(len(questions)) if part is None else np.flatnonzero(category == part)
-        for name, columns in sums.items():
-            total, n = columns[rows].sum(axis=0)
+        for name, columns in counts.items():
+            won, lost, n = columns[rows].sum(axis=0)
             if n == 0:
                 continue
-            interval = s.interval(columns[rows], ratio)
+            interval = preference_interval(columns[rows], level=s.level)
             low, high = (None, None) if interval is None else interval
             counted = {"level": s.level, "n": int(n), "n_unscored": int(unscored[rows].sum()), "category": part}
-            results.append(MetricResult(name=prefix + name, value=float(total / n), low=low, high=high, **counted))
+            results.append(
+                MetricResult(name=prefix + name, value=float((n + won - lost) / (2 * n)), low=low, high=high, **counted)
+            )
     return results
+
+
+def preference_interval(counts: Float, *, level: float = 0.95) -> Interval | None:
+    """Return the interval of a win rate, or of any share, over questions with one comparison or more.
+
+    ``(1 + d)/2`` for the ends d of Tango's score interval of ``(won - lost)/n``, which is Wilson's where nothing is a
+    tie. Where a question has several comparisons, the counts are divided by the design effect ``F = G/(G-1) sum_g
+    (won_g - lost_g - d n_g)^2 / sum_i (x_i - d)^2``, with x = 1, 0, -1, over G questions; at least 1, and n/G where all
+    comparisons came out alike, so that each question counts once. The quantile is then that of t(G - 1).
+
+    - `counts` (G, 3): Of each question how often the variant won, and lost, and the number of comparisons.
+
+    None for several comparisons of a single question.
+
+    Source: Tango 1998 (see `paired_difference`); Rao and Scott, "A simple method for the analysis of clustered binary
+    data", Biometrics 1992.
+
+    Examples
+    --------
+    >>> [round(end, 3) for end in preference_interval(np.array([[1, 0, 1]] * 12))]  # 12 wins of 12
+    [0.757, 1.0]
+    """
+    counts = counts[counts[:, 2] > 0]
+    won, lost, n = counts.sum(axis=0)
+    questions, effect = len(counts), 1.0
+    if n > questions:
+        if questions == 1:
+            return None
+        d = (won - lost) / n
+        square = won + lost - n * d * d
+        between = counts[:, 0] - counts[:, 1] - d * counts[:, 2]
+        scale = questions / (questions - 1)
+        effect = n / questions if square <= 1e-9 else max(scale * float(between @ between) / square, 1.0)
+        effect *= (float(t.ppf(0.5 + level / 2, questions - 1)) / z_value(level)) ** 2
+    low, high = paired_difference(won / effect, lost / effect, n / effect, level=level)
+    return Interval((1 + low) / 2, (1 + high) / 2)
 
 
 Ratings = Mapping[Hashable, float]

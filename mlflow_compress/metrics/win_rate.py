@@ -50,9 +50,10 @@ SECOND = _share("pairwise_second", "Share of compared answers in which the secon
 def win_rate(inputs: MetricInputs) -> list[MetricResult]:
     """Win rate, wins and losses of all answers; position bias of those that were compared; by category too.
 
-    Bootstrap over questions, whose two turns stay together. Several judge models have results of their own, with the
-    model as `task`. A pair with an unreadable verdict in either order counts as unscored. A judge that takes the same
-    place in every pair (of five or more), whichever answer stands there, says nothing: there is no win rate then.
+    Score intervals over questions, whose two turns stay together (`preference_interval`). Several judge models have
+    results of their own, with the model as `task`. A pair with an unreadable verdict in either order counts as
+    unscored. A judge that takes the same place in every pair (of five or more), whichever answer stands there, says
+    nothing: there is no win rate then.
     """
     assert inputs.variant is not None and inputs.variant.judgments is not None  # required
     judgments = inputs.variant.judgments

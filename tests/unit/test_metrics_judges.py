@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 from sklearn.metrics import cohen_kappa_score
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, unmet
-from mlflow_compress.metrics.raters import cohen_kappa, krippendorff_alpha, rater_agreement
+from mlflow_compress.metrics.judge_scores import score_interval
+from mlflow_compress.metrics.raters import cohen_kappa, krippendorff_alpha, preference_interval, rater_agreement
+from mlflow_compress.metrics.stats.bootstrap import first_column
+from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, wilson
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
 
 Grades = Mapping[str, Sequence[Sequence[float | None]]]
@@ -176,3 +180,68 @@ def compute_noise_only(baseline: Grades, variant: Grades) -> dict[str, float]:
     groups = [_grades(judgments(grades)) for grades in (variant, baseline)]
     means = [float(np.mean([np.mean(g) for g in part])) for part in groups]
     return {"difference": means[0] - means[1], "floor": _noise(groups[0], groups[0] + groups[1])[1].value}
+
+
+def test_the_interval_of_a_share_is_wilsons_and_of_a_win_rate_tangos() -> None:
+    # 12 wins of 12: Wilson's lower end is 12/(12 + z²) = 12/15.84, where the bootstrap has [1, 1].
+    assert preference_interval(np.array([[1, 0, 1]] * 12)) == pytest.approx((12 / (12 + 3.8415), 1.0), abs=1e-5)
+    share = np.array([[1, 0, 1]] * 3 + [[0, 1, 1]] * 17)
+    assert preference_interval(share) == pytest.approx(wilson(3, 20))
+    ties = np.array([[1, 0, 1]] * 3 + [[0, 1, 1]] + [[0, 0, 1]] * 16)
+    assert preference_interval(ties) == pytest.approx([(1 + d) / 2 for d in paired_difference(3, 1, 20)])
+
+
+def test_two_equal_turns_of_a_question_count_once() -> None:
+    """Both turns alike: the design effect is 2 G/(G - 1), and t(19) takes the place of z: 2.093/1.960."""
+    once = np.array([[1, 0, 1]] * 14 + [[0, 1, 1]] * 6)
+    n = 20 * 19 / 20 / (2.0930 / 1.959964) ** 2
+    expected = [(1 + d) / 2 for d in paired_difference(0.7 * n, 0.3 * n, n)]
+    assert preference_interval(2 * once) == pytest.approx(expected, abs=1e-5)
+    every = preference_interval(np.array([[2, 0, 2]] * 12))  # no spread: as 12 wins, with t(11) = 2.201
+    assert every == pytest.approx((12 / (12 + 2.2010**2), 1.0), abs=1e-4)
+    assert preference_interval(np.array([[2, 0, 2]])) is None
+
+
+@pytest.mark.parametrize("questions", [12, 80])
+@pytest.mark.parametrize(("wins", "losses"), [(0.05, 0.05), (0.02, 0.0), (0.9, 0.05), (0.3, 0.3)])
+@pytest.mark.parametrize("correlation", [0.3, 0.8])
+def test_win_rates_interval_covers_rare_wins_and_turns_that_depend(
+    questions: int, wins: float, losses: float, correlation: float
+) -> None:
+    """Two turns a question, 400 draws: a coverage of 95 % has a standard error of 1.1 points. The bootstrap: 38 to 95 %."""
+    rng, held, draws = np.random.default_rng(0), 0, 400
+    for _ in range(draws):
+        shared, own = rng.standard_normal((questions, 1)), rng.standard_normal((questions, 2))
+        u = norm.cdf(np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own)
+        counts = np.column_stack([(u > 1 - wins).sum(axis=1), (u < losses).sum(axis=1), np.full(questions, 2)])
+        low, high = preference_interval(counts)
+        held += low - 1e-9 <= 0.5 + (wins - losses) / 2 <= high + 1e-9
+    assert held / draws >= 0.92, held / draws
+
+
+GRADE = Interval(1.0, 10.0)
+
+
+def test_the_interval_of_few_grades_is_students() -> None:
+    """Grades 6, 8, 10: mean 8, standard error 2/sqrt(3), and t(2) = 4.3027: 8 -+ 4.97, cut at the grade's bounds."""
+    found = score_interval(np.array([[6.0], [8.0], [10.0]]), first_column, MetricSettings(), bounds=GRADE)
+    assert found == pytest.approx((8 - 4.3027 * 2 / np.sqrt(3), 10.0), abs=1e-4)
+
+
+def test_equal_grades_have_an_interval_with_a_width() -> None:
+    """At most 3.84/(12 + 3.84) = 24.25 % of the grades are others, and those are between 1 and 10."""
+    found = score_interval(np.full((12, 1), 9.0), first_column, MetricSettings(), bounds=GRADE)
+    assert found == pytest.approx((9 - 0.2425 * 8, 9 + 0.2425), abs=1e-3)
+    assert score_interval(np.full((1, 1), 9.0), first_column, MetricSettings(), bounds=GRADE) is None
+
+
+def test_few_grades_are_covered() -> None:
+    """Ten questions, 600 draws: even grades; grades that are 10 but for 4 % of 1. The bootstrap covers 91 and 43 %."""
+    rng, grades = np.random.default_rng(0), np.arange(1, 11)
+    for chances in (np.full(10, 0.1), np.array([0.04, *[0.0] * 8, 0.96])):
+        held = 0
+        for _ in range(600):
+            drawn = rng.choice(grades, size=(10, 1), p=chances).astype(float)
+            low, high = score_interval(drawn, first_column, MetricSettings(), bounds=GRADE)
+            held += low <= grades @ chances <= high
+        assert held / 600 >= 0.93, held / 600

@@ -256,7 +256,7 @@ def rating_results(
 
     `human/win_rate` is defined as `judge/win_rate`: the share of answers in which the variant's is preferred, and a tie
     counts half. "Both bad" is a tie, and `human/both_bad` its share. Identical answers are a tie of every rater. A row
-    that a rater has not rated counts as unscored. Every rating counts alike; bootstrap over questions.
+    that a rater has not rated counts as unscored. Every rating counts alike. Intervals: see `preference_interval`.
     """
     each = {rater: _preferences(key, given) for rater, given in ratings.items()}
     results = preference_shares([one for part in each.values() for one in part], settings, prefix=PREFIX)

@@ -52,7 +52,7 @@ def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
     return Interval(float(low), float(high))
 
 
-def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) -> Interval:
+def paired_difference(gained: float, lost: float, n: float, *, level: float = 0.95) -> Interval:
     """Tango's score interval of ``(gained - lost)/n``, the difference of two paired proportions.
 
     The set of `d` with ``|gained - lost - n d| <= z sqrt(n (2 q(d) + d (1 - d)))``, where `q(d)` is the
@@ -62,7 +62,7 @@ def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) ->
     Source: Tango, "Equivalence test and confidence interval for the difference in proportions for the paired-sample
     design", Statistics in Medicine 1998.
     """
-    if n < 1 or min(gained, lost) < 0 or gained + lost > n:
+    if n <= 0 or min(gained, lost) < 0 or gained + lost > n * (1 + 1e-12):
         raise DataError("Paired counts need gained, lost >= 0 and gained + lost <= n", got=f"{gained}, {lost}, {n}")
     z = z_value(level)
 
