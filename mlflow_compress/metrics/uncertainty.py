@@ -11,12 +11,21 @@ from scipy.special import softmax
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.item_table import ItemSubset
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, stratified_bootstrap
-from mlflow_compress.metrics.stats.conformal import SCORES, ConformalResult, conformal, split
+from mlflow_compress.metrics.stats.bootstrap import Statistic, resample_counts
+from mlflow_compress.metrics.stats.conformal import (
+    SCORES,
+    ConformalResult,
+    conformal,
+    conformity_scores,
+    resampled_quantiles,
+    sizes_and_coverage,
+    split,
+)
+from mlflow_compress.metrics.stats.intervals import Interval, wilson
 from mlflow_compress.records import MetricResult
 
 N_OPTIONS = 6
@@ -28,6 +37,8 @@ class _Model:
     results: list[ConformalResult]
     kept: list[ConformalResult]
     answer: Int
+    # Thresholds of each resample of the calibration items: the model's own by score, then the baseline's
+    thresholds: list[Float]
 
     def columns(self) -> Float:
         """Correct, then size and coverage by score, then E and F, one row per test item."""
@@ -36,6 +47,22 @@ class _Model:
         rates = [self.answer == DONT_KNOW, self.answer == NONE_OF_THESE]
         kept = [column for r in self.kept for column in (r.size, r.covered)]
         return np.column_stack([*first, *per_score, *rates, *kept]).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What the sets say on a task's test items."""
+
+    columns: Float  # One row per item; see `_Model.columns`
+    resampled: Float  # Their means in each resample of calibration and test items; shape (n_resamples, n_columns)
+
+    def beside(self, other: _Table) -> _Table:
+        """Return the columns of both, this one's first."""
+        return _Table(np.hstack([self.columns, other.columns]), np.hstack([self.resampled, other.resampled]))
+
+    def first(self, width: int) -> _Table:
+        """Return the first columns alone."""
+        return _Table(self.columns[:, :width], self.resampled[:, :width])
 
 
 def _uacc(means: Float) -> Float:
@@ -66,8 +93,22 @@ def _difference(statistic: Statistic, width: int) -> Statistic:
     return lambda means: statistic(means[..., width:]) - statistic(means[..., :width])
 
 
-def _mean_over_tasks(statistic: Statistic, tasks: list[Float]) -> float:
-    return float(np.mean([statistic(columns.mean(axis=0)) for columns in tasks]))
+def _mean_over_tasks(statistic: Statistic, tasks: list[_Table]) -> float:
+    return float(np.mean([statistic(task.columns.mean(axis=0)) for task in tasks]))
+
+
+def _interval(name: str, statistic: Statistic, tasks: list[_Table], level: float) -> Interval | None:
+    fewest = min(len(task.columns) for task in tasks)
+    if fewest < 2:
+        return None
+    scale = 100.0 if "_pct" in name else 1.0
+    share = _mean_over_tasks(statistic, tasks) / scale
+    if share in (0.0, 1.0) and ("_pct" in name or "coverage" in name):  # no resample has another value
+        low, high = wilson(round(share) * fewest, fewest, level=level)
+        return Interval(scale * low, scale * high)
+    thetas = np.mean([statistic(task.resampled) for task in tasks], axis=0)
+    low, high = np.quantile(thetas, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
 
 
 def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
@@ -120,22 +161,26 @@ _SHOWN: dict[str, dict[str, Any]] = {
     source="LLM-Uncertainty-Bench; textbook rank of the quantile, where the published script takes the next one",
 )
 def uncertainty(inputs: MetricInputs) -> list[MetricResult]:
-    """LAC and APS sets over six options, split by seed, both models on the same split; bootstrap over test items.
+    """LAC and APS sets over six options, split by seed, both models on the same split; bootstrap over items.
 
     Each task (dataset or prompt method) is calibrated by itself; the pooled value is the mean of the tasks' values, as
-    in [LUB], where UAcc is a mean of ratios. The thresholds are held fixed in the bootstrap.
+    in [LUB], where UAcc is a mean of ratios. The bootstrap draws calibration and test items, and takes the thresholds
+    anew in every resample (percentiles): one that is held fixed has the luck of its calibration items, and intervals
+    that cover 34 to 89 % in place of 93 to 98 %. Tasks of one size share their draws, which is right for tasks that
+    hold the same items in one order. A share of 0 or 1, such as the coverage where every set holds the gold option, has
+    Wilson's interval.
     """
     sides = models_of(inputs)
     results: list[MetricResult] = []
-    tables: dict[str, list[Float]] = {side: [] for side in sides}
+    tables: dict[str, list[_Table]] = {side: [] for side in sides}
     subsets: list[ItemSubset] = []
     n_unscored = 0
     for subset in inputs.subsets(("lettered_six",), categories=()):
         rows = scored_rows(inputs, subset)
         if len(rows) < 2:
             continue
-        for side, model in _judge(inputs, rows, sides).items():
-            tables[side].append(model.columns())
+        for side, table in _judge(inputs, rows, sides).items():
+            tables[side].append(table)
         subsets.append(subset)
         n_unscored += len(subset.rows) - len(rows)
         tasks = {side: [tables[side][-1]] for side in sides}
@@ -168,10 +213,11 @@ def six_probabilities(inputs: MetricInputs, side: str, rows: Int) -> Float:
     return np.asarray(softmax(inputs.grid(side).loglik[rows, 0, :N_OPTIONS], axis=-1), dtype=np.float64)
 
 
-def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Model]:
+def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Table]:
     s, gold = inputs.settings, inputs.view.gold[rows]
     calibration, test = split(len(rows), seed=s.split_seed, calibration_share=s.calibration_share)
     models: dict[str, _Model] = {}
+    tables: dict[str, _Table] = {}
     for side in sides:
         p = six_probabilities(inputs, side, rows)
         own = [conformal(p, gold, calibration=calibration, test=test, score=k, alpha=s.alpha) for k in SCORES]
@@ -182,28 +228,54 @@ def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Mode
                 conformal(p, gold, calibration=calibration, test=test, score=k, threshold=q)
                 for k, q in zip(SCORES, thresholds, strict=True)
             ]
-        models[side] = _Model(own, kept, np.asarray(p[test].argmax(axis=1), dtype=np.int64))
-    return models
+        drawn = [
+            np.concatenate(
+                [
+                    resampled_quantiles(conformity_scores(p[calibration], gold[calibration], k), counts, s.alpha)
+                    for counts in resample_counts(len(calibration), s.resamples, s.seed + 1)
+                ]
+            )
+            for k in SCORES
+        ]
+        drawn += models["baseline"].thresholds if kept else []
+        models[side] = _Model(own, kept, np.asarray(p[test].argmax(axis=1), dtype=np.int64), drawn)
+        columns = models[side].columns()
+        tables[side] = _Table(columns, _resampled(s, columns, p[test], gold[test], drawn))
+    return tables
+
+
+def _resampled(s: MetricSettings, columns: Float, p: Float, gold: Int, thresholds: list[Float]) -> Float:
+    """Return the columns' means in each resample, with the sets that its thresholds make."""
+    n = len(columns)
+    means = np.concatenate([counts @ columns / n for counts in resample_counts(n, s.resamples, s.seed)])
+    places = [*range(1, 1 + 2 * len(SCORES), 2), *range(_WIDTH, columns.shape[1], 2)]
+    for place, score, of_resample in zip(places, SCORES * 2, thresholds, strict=False):
+        distinct, at = np.unique(of_resample, return_inverse=True)
+        for column, table in enumerate(sizes_and_coverage(p, gold, distinct, score), start=place):
+            start = 0
+            for counts in resample_counts(n, s.resamples, s.seed):
+                rows = slice(start, start + len(counts))
+                means[rows, column] = np.einsum("rn,rn->r", counts, table[at[rows]]) / n
+                start += len(counts)
+    return means
 
 
 def _report(
-    inputs: MetricInputs, subset: ItemSubset, tables: dict[str, list[Float]], n_unscored: int
+    inputs: MetricInputs, subset: ItemSubset, tables: dict[str, list[_Table]], n_unscored: int
 ) -> list[MetricResult]:
     s = inputs.settings
     subject = tables["variant"] if "variant" in tables else tables["baseline"]
-    n = sum(len(t) for t in subject)
+    n = sum(len(t.columns) for t in subject)
 
-    def result(name: str, statistic: Statistic, tasks: list[Float]) -> MetricResult:
-        interval = stratified_bootstrap(
-            tasks, statistic, resamples=s.resamples, level=s.level, seed=s.seed, method=s.method
-        )
+    def result(name: str, statistic: Statistic, tasks: list[_Table]) -> MetricResult:
+        interval = _interval(name, statistic, tasks, s.level)
         value = _mean_over_tasks(statistic, tasks)
         return subset.result(f"uncertainty/{name}", value, interval, n=n, level=s.level, n_unscored=n_unscored)
 
     results = [result(name, statistic, subject) for name, statistic in _STATISTICS.items()]
     if "variant" in tables:
-        base = [t[:, :_WIDTH] for t in tables["baseline"]]
-        paired = [np.hstack([b, v]) for b, v in zip(base, subject, strict=True)]
+        base = [t.first(_WIDTH) for t in tables["baseline"]]
+        paired = [b.beside(v) for b, v in zip(base, subject, strict=True)]
         results += [result(f"{name}_baseline", statistic, base) for name, statistic in _STATISTICS.items()]
         results += [result(name, statistic, subject) for name, statistic in _KEPT.items()]
         results += [

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.special import softmax
 from statsmodels.stats.multitest import multipletests
 
-from mlflow_compress.metrics import MetricInputs, compute_all, headline
-from mlflow_compress.metrics.stats.bootstrap import bootstrap, stratified_bootstrap
-from mlflow_compress.metrics.stats.conformal import conformal, split
+from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, headline
+from mlflow_compress.metrics.stats.bootstrap import resample_counts
+from mlflow_compress.metrics.stats.conformal import SCORES, conformal, split
 from mlflow_compress.metrics.stats.significance import adjusted_mcnemar
+from mlflow_compress.metrics.uncertainty import scored_rows, six_probabilities
 from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.details import conformal_table, corpus_table, details, divergence_table
 from tests import metric_records
@@ -90,17 +92,58 @@ def test_a_tiny_calibration_set_has_no_finite_threshold():
     assert conformal_table(MetricInputs(*alone)) == []
 
 
-def test_strata_by_hand_and_by_simulation():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=200), rng.normal(size=300)
-    assert stratified_bootstrap([x]) == bootstrap(x)
-    # The mean of two means has the variance (1/200 + 1/300)/4.
-    low, high = stratified_bootstrap([x, y], method="percentile")
-    assert (high - low) == pytest.approx(2 * 1.96 * math.sqrt((x.var() / 200 + y.var() / 300) / 4), rel=0.1)
-    # The same items twice hold no more than once.
-    assert stratified_bootstrap([x, x]) == pytest.approx(bootstrap(x), abs=0.01)
-    assert stratified_bootstrap([x, [1.0]]) is None
-    assert stratified_bootstrap([[1.0, 1.0], [3.0, 3.0]]) == (2.0, 2.0)
+def test_the_same_items_under_two_prompts_hold_no_more_than_once():
+    def twice(table):
+        rows = table.where(task="mmlu_six").table.to_pylist()
+        return type(table).from_rows([*rows, *({**row, "task": "mmlu_six_shared"} for row in rows)])
+
+    once, both = (
+        {(r.name, r.task): (r.low, r.high) for r in compute_all(inputs) if r.name.startswith("uncertainty/")}
+        for inputs in (
+            FULL,
+            MetricInputs(
+                *(
+                    RunRecords(items=twice(r.items), option_scores=twice(r.option_scores))
+                    for r in (FULL.baseline, FULL.variant)
+                )
+            ),
+        )
+    )
+    for name, task in once:
+        if task is None:
+            assert once[name, None] == pytest.approx(both[name, None]), name
+            assert both[name, "mmlu_six"] == pytest.approx(both[name, None]), name
+
+
+def test_the_thresholds_are_taken_anew_in_every_resample():
+    """Each resample again, row for row: its calibration items set the thresholds, its test items are judged by them."""
+    settings = MetricSettings(resamples=200)
+    inputs = replace(FULL, settings=settings)
+    rows = scored_rows(inputs, next(iter(inputs.subsets(("lettered_six",), categories=()))))
+    gold = inputs.view.gold[rows]
+    calibration, test = split(len(rows))
+    values = {"uacc": [], "set_size": [], "coverage": [], "coverage_kept": []}
+    draws = zip(
+        *(np.concatenate([*resample_counts(len(part), 200, seed)]) for part, seed in ((calibration, 1), (test, 0))),
+        strict=True,
+    )
+    for of_calibration, of_test in draws:
+        drawn = {
+            "calibration": np.repeat(calibration, of_calibration.astype(int)),
+            "test": np.repeat(test, of_test.astype(int)),
+        }
+        base, variant = (six_probabilities(inputs, side, rows) for side in ("baseline", "variant"))
+        own = [conformal(variant, gold, score=score, **drawn) for score in SCORES]
+        for name in ("uacc", "set_size", "coverage"):
+            values[name].append(np.mean([getattr(found, name) for found in own]))
+        thresholds = [conformal(base, gold, score=score, **drawn).threshold for score in SCORES]
+        kept = [
+            conformal(variant, gold, score=k, threshold=q, **drawn) for k, q in zip(SCORES, thresholds, strict=True)
+        ]
+        values["coverage_kept"].append(np.mean([found.coverage for found in kept]))
+    found = {r.name: (r.low, r.high) for r in compute_all(inputs) if r.task is None}
+    for name, of_resamples in values.items():
+        assert found[f"uncertainty/{name}"] == pytest.approx(tuple(np.quantile(of_resamples, [0.025, 0.975]))), name
 
 
 def test_every_corpus_has_every_statistic():

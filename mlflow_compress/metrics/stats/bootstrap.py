@@ -7,7 +7,7 @@ row of sums per cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Literal
 
@@ -102,51 +102,23 @@ def bootstrap(
 
     Source: Efron, "Better bootstrap confidence intervals", JASA 1987.
     """
-    return stratified_bootstrap([columns], statistic, resamples=resamples, level=level, seed=seed, method=method)
-
-
-def stratified_bootstrap(
-    strata: Sequence[npt.ArrayLike],
-    statistic: Statistic = first_column,
-    *,
-    resamples: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-    method: Method = "bca",
-) -> Interval | None:
-    """Bootstrap interval of the mean over strata of ``statistic(mean over a stratum's units of columns)``.
-
-    Each stratum (a task) is resampled by itself. Strata of one size share their draws, so that row i of each is drawn
-    together: right for tasks that hold the same items in one order (prompt methods), and without effect in expectation
-    for unrelated ones. All else is as in `bootstrap`, which is the same for a single stratum.
-    """
     _check(resamples, level)
-    raw = [np.asarray(columns, dtype=np.float64) for columns in strata]
-    tables = [finite("bootstrap columns", r[:, None] if r.ndim == 1 else r, ndim=2) for r in raw]
-    if any(len(x) < 2 for x in tables):
+    raw = np.asarray(columns, dtype=np.float64)
+    x = finite("bootstrap columns", raw[:, None] if raw.ndim == 1 else raw, ndim=2)
+    if len(x) < 2:
         return None
-    estimates = [float(statistic(x.mean(axis=0))) for x in tables]
-    estimate = float(np.mean(estimates))
-    if all((x == x[0]).all() for x in tables):
+    estimate = float(statistic(x.mean(axis=0)))
+    if (x == x[0]).all():
         # Every resample is the sample; rounding in the weighted mean must not pretend otherwise.
         return Interval(estimate, estimate) if np.isfinite(estimate) else None
-    drawn = [
-        np.concatenate([statistic(w @ x / len(x)) for w in resample_counts(len(x), resamples, seed)]) for x in tables
-    ]
-    thetas = np.mean(drawn, axis=0)
+    thetas = np.concatenate([statistic(w @ x / len(x)) for w in resample_counts(len(x), resamples, seed)])
     usable = np.isfinite(thetas)
     if usable.sum() < (1 - _MAX_LOST) * len(thetas) or not np.isfinite(estimate):
         return None
     thetas = thetas[usable]
     tails = np.array([(1 - level) / 2, (1 + level) / 2])
     if method == "bca":
-        # Leaving a unit out moves its own stratum's value only.
-        left_out = np.concatenate(
-            [
-                estimate + (statistic((x.sum(axis=0) - x) / (len(x) - 1)) - value) / len(tables)
-                for x, value in zip(tables, estimates, strict=True)
-            ]
-        )
+        left_out = statistic((x.sum(axis=0) - x) / (len(x) - 1))
         tails = _bca_levels(thetas, estimate, left_out[np.isfinite(left_out)], tails)
     low, high = np.quantile(thetas, tails)
     return Interval(float(low), float(high))

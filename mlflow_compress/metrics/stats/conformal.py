@@ -87,6 +87,13 @@ def conformity_scores(
     return np.asarray(values[np.arange(len(p)), y], dtype=np.float64)
 
 
+def _rank(n: int, alpha: float) -> int:
+    if not 0.0 < alpha < 1.0:
+        raise ConfigError("alpha must lie strictly between 0 and 1", got=alpha)
+    # The float product (n + 1)(1 - alpha) may exceed an exact integer by rounding: 10 * 0.9 must give 9.
+    return math.ceil(round((n + 1) * (1.0 - alpha), 9))
+
+
 def conformal_quantile(scores: npt.ArrayLike, alpha: float = 0.1, *, mode: Mode = "textbook") -> float:
     """Return the threshold on n calibration scores, infinite where they are too few for `alpha`: sets hold all options.
 
@@ -95,16 +102,42 @@ def conformal_quantile(scores: npt.ArrayLike, alpha: float = 0.1, *, mode: Mode 
     (4,997 among them): slightly larger sets than asked for. The published script fails where the level exceeds 1.
     """
     s = finite("conformity scores", scores)
-    if not 0.0 < alpha < 1.0:
-        raise ConfigError("alpha must lie strictly between 0 and 1", got=alpha)
     n = len(s)
-    # The float product (n + 1)(1 - alpha) may exceed an exact integer by rounding: 10 * 0.9 must give 9.
-    k = math.ceil(round((n + 1) * (1.0 - alpha), 9))
+    k = _rank(n, alpha)
     if k > n:
         return math.inf
     if mode == "reference":
         return float(np.quantile(s, np.ceil((n + 1) * (1 - alpha)) / n, method="higher"))
     return float(np.partition(s, k - 1)[k - 1])
+
+
+def resampled_quantiles(scores: npt.ArrayLike, counts: Float, alpha: float = 0.1) -> Float:
+    """Return the textbook threshold of each resample, shape (n_resamples,); see `conformal_quantile`.
+
+    - `scores` (n,): The calibration scores.
+    - `counts` (n_resamples, n): How often each of them is drawn; each row sums to n.
+    """
+    s = finite("conformity scores", scores)
+    k, order = _rank(len(s), alpha), np.argsort(s)
+    if k > len(s):
+        return np.full(len(counts), np.inf)
+    # The score of rank k is the first up to which at least k are drawn.
+    return np.asarray(s[order][(counts[:, order].cumsum(axis=1) < k).sum(axis=1)], dtype=np.float64)
+
+
+def sizes_and_coverage(
+    probabilities: npt.ArrayLike, gold: npt.ArrayLike, thresholds: npt.ArrayLike, score: Score
+) -> tuple[Float, Float]:
+    """Return each textbook set's size, and whether it holds the gold option, at each threshold.
+
+    Both have shape (n_thresholds, n).
+    """
+    p, y = _checked(probabilities), np.asarray(gold, dtype=np.int64)
+    cumulative, rows = _cumulative(p, "textbook"), np.arange(len(p))
+    every = [_sets(p, cumulative, q, score) for q in np.asarray(thresholds, dtype=np.float64)]
+    return np.array([sets.sum(axis=1) for sets in every], dtype=np.float64), np.array(
+        [sets[rows, y] for sets in every], dtype=np.float64
+    )
 
 
 def prediction_sets(probabilities: npt.ArrayLike, threshold: float, score: Score, *, mode: Mode = "textbook") -> Bool:
@@ -113,7 +146,11 @@ def prediction_sets(probabilities: npt.ArrayLike, threshold: float, score: Score
     "lac": ``p >= 1 - q``. "aps": the options while the cumulative sorted probability is ``<= q``.
     """
     p = _checked(probabilities)
-    sets = p >= 1.0 - threshold if score == "lac" else _cumulative(p, mode) <= threshold
+    return _sets(p, _cumulative(p, mode), threshold, score)
+
+
+def _sets(p: Float, cumulative: Float, threshold: float, score: Score) -> Bool:
+    sets = p >= 1.0 - threshold if score == "lac" else cumulative <= threshold
     empty = ~sets.any(axis=1)
     sets[empty, p[empty].argmax(axis=1)] = True
     return np.asarray(sets, dtype=bool)
