@@ -55,7 +55,7 @@ TOP1 = _agreement(
 TOP10 = _agreement("distance/top10_agreement", "Share of the ten most probable tokens that both models have.")
 RBO10 = _agreement("distance/rbo10", "Rank-biased overlap (p = 0.9) of the ten most probable tokens.")
 
-_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", TOP10: "top10", RBO10: "rbo10"}
+ITEM_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", TOP10: "top10", RBO10: "rbo10"}
 
 
 @METRICS.register("divergence")
@@ -74,7 +74,7 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
     """
 
     def means(rows: Int) -> Estimates:
-        of_item = {key: inputs.distance(column)[rows] for key, column in _COLUMNS.items()}
+        of_item = {key: inputs.distance(column)[rows] for key, column in ITEM_COLUMNS.items()}
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
         return {key: Mean.of_scored(of_item[key], skewed=key.unit == "nats") for key in divergence.keys}
 

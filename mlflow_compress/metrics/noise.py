@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,12 +19,19 @@ from mlflow_compress.metrics.core.requirements import (
     NOISE,
     OPTION_BOUNDS,
     OPTION_DISTANCES,
+    PREDICTIONS,
     TOKEN_DISTANCES,
     VARIANT,
 )
+from mlflow_compress.metrics.divergence import ACCEPTANCE, ITEM_COLUMNS
+from mlflow_compress.metrics.flips import ALL_FLIPS, C2W, CHANGED_CORRECT, CHANGED_INCORRECT, FLIPS, W2C, W2W
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.significance import mcnemar_exact, paired_mean
 from mlflow_compress.records import MetricResult, Records, RunRecords
 
 R = TypeVar("R", bound=Records)
+_SIGNIFICANT = 0.05
 
 
 def floors() -> list[MetricKey]:
@@ -188,22 +196,77 @@ def _ends(result: MetricResult) -> tuple[float, float]:
     return result.low, result.high
 
 
+def paired_p_values(inputs: MetricInputs) -> dict[str, float]:
+    """Return p-values of "the variant is as far from the first run as the second run is", by the distance's name.
+
+    Both are compared on the headline's items that the second run covers: shares of items by McNemar's exact test, means
+    by Student's paired test. Two-sided, but 1 where the variant is the nearer one. Distances without a value per item,
+    such as a corpus's, have none.
+    """
+    if inputs.variant is None or inputs.noise is None or inputs.noise.items is None:
+        return {}
+    second, rows = MetricInputs(inputs.baseline, replace(inputs.noise, items=None)), inputs.headline_rows
+    found: dict[str, float] = {}
+    if inputs.missing(OPTION_DISTANCES) is None and inputs.noise.option_distances is not None:
+        for of_items, column in {**ITEM_COLUMNS, ACCEPTANCE: "tv"}.items():
+            sign = -1.0 if of_items.direction == "higher" and of_items is not ACCEPTANCE else 1.0
+            further = [sign * inputs.distance(column, noise=noise)[rows] for noise in (False, True)]
+            found |= _paired_mean(of_items.name, *further)
+        kl = [np.maximum(inputs.distance("kl", noise=noise)[rows], 0.0) for noise in (False, True)]
+        found |= _paired_mean(CLIPPED.name, *(np.minimum(values, CLIP) for values in kl))
+        both = np.isfinite(kl[0]) & np.isfinite(kl[1])
+        found[ABOVE_CLIP.name] = _mcnemar(kl[0][both] > CLIP, kl[1][both] > CLIP)
+    if inputs.missing(PREDICTIONS) is None and second.missing(PREDICTIONS) is None:
+        rows = rows[inputs.scored_by_both[rows] & second.scored_by_both[rows]]
+        sets = [_changes(each, rows) for each in (inputs, second)]
+        found |= {name: _mcnemar(sets[0][name], sets[1][name]) for name in sets[0]}
+    return found
+
+
+def _changes(inputs: MetricInputs, rows: Int) -> dict[str, Bool]:
+    """Return which items changed, in each of the ways that are counted."""
+    b, q = inputs.baseline_predictions, inputs.variant_predictions
+    right, other = b.correct[rows, 0], q.correct[rows, 0]
+    changes = {FLIPS.name: right != other, C2W.name: right & ~other, W2C.name: ~right & other}
+    changes[CHANGED_CORRECT.name] = changes[C2W.name]  # of the items that the baseline has right: the others differ not
+    if inputs.view.chooses[rows].all():
+        wrong = ~right & ~other & (b.content[rows, 0] != q.content[rows, 0])
+        changes |= {W2W.name: wrong, ALL_FLIPS.name: changes[FLIPS.name] | wrong}
+        changes[CHANGED_INCORRECT.name] = changes[W2C.name] | wrong
+    return changes
+
+
+def _mcnemar(variant: Bool, noise: Bool) -> float:
+    more, fewer = int((variant & ~noise).sum()), int((~variant & noise).sum())
+    return mcnemar_exact(more, fewer) if more > fewer else 1.0
+
+
+def _paired_mean(name: str, variant: Float, noise: Float) -> dict[str, float]:
+    difference = variant - noise
+    difference = difference[np.isfinite(difference)]
+    test = paired_mean(difference) if len(difference) else None
+    return {} if test is None else {name: test.p_value if test.value > 0.0 else 1.0}
+
+
 def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
     """Return one row per pooled distance: its value, its floor, and whether it can be told from noise.
 
-    The columns are `name, value, low, high, label, floor, floor_low, floor_high`; the label is "distinguishable" or
-    "not distinguishable from the noise floor". Both are None where the second run has no such distance.
+    The columns are `name, value, low, high, label, p, floor, floor_low, floor_high`; the label is "distinguishable" or
+    "not distinguishable from the noise floor". Both are None where the second run has no such distance. The paired test
+    decides (p below 0.05, see `paired_p_values`); the intervals do where there is none, and `p` is None.
     """
+    p_values = paired_p_values(inputs)
     floors = {r.name: r for r in noise_distances(inputs)}
     rows = []
     for r in results:
         if not r.name.startswith("distance/") or r.task is not None or r.category is not None:
             continue
-        floor, label = floors.get(r.name), None
+        floor, label, p = floors.get(r.name), None, None
         if floor is not None:
-            stands_out = distinguishable(r, floor, direction=key(r.name).direction)
+            p = p_values.get(r.name)
+            stands_out = distinguishable(r, floor, direction=key(r.name).direction) if p is None else p < _SIGNIFICANT
             label = "distinguishable" if stands_out else "not distinguishable from the noise floor"
-        row = {"name": r.name, "value": r.value, "low": r.low, "high": r.high, "label": label}
+        row = {"name": r.name, "value": r.value, "low": r.low, "high": r.high, "label": label, "p": p}
         ends = {"floor": floor and floor.value, "floor_low": floor and floor.low, "floor_high": floor and floor.high}
         rows.append({**row, **ends})
     return rows

@@ -14,6 +14,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
+from scipy.stats import ttest_rel
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs, compute_all, headline, unmet
@@ -98,6 +99,25 @@ def test_the_variant_stands_out_and_a_second_run_does_not():
     assert {row["floor"] for row in noise_table(alone, compute_all(alone))} == {None}
     floors = {row["name"]: row["floor"] for row in noise_table(FULL, results)}
     assert floors["distance/kl_mean"] == headline(results)["noise/kl_mean"].value
+
+
+def test_equal_values_get_equal_labels_and_a_second_run_without_flips_shows_a_variants():
+    """Nothing flips in the second run, but the variant flips three of 48 one way: p = 2/2^3, and 2/2^6 for six."""
+    p = {row["name"]: row["p"] for row in noise_table(FULL, compute_all(FULL))}
+    assert max(FULL.distance("kl")[FULL.headline_rows]) < 1.0  # no value is clipped
+    assert p["distance/kl_mean"] == p["distance/kl_clipped_mean"] < 0.05
+    kl = [FULL.distance("kl", noise=noise)[FULL.headline_rows] for noise in (False, True)]
+    assert p["distance/kl_mean"] == pytest.approx(ttest_rel(*kl).pvalue)
+    variant, noise = (MetricInputs(FULL.baseline, replace(run, items=None)) for run in (FULL.variant, FULL.noise))
+    flipped = [
+        (i.baseline_predictions.correct != i.variant_predictions.correct)[FULL.headline_rows, 0]
+        for i in (variant, noise)
+    ]
+    more, fewer = (flipped[0] & ~flipped[1]).sum(), (flipped[1] & ~flipped[0]).sum()
+    assert fewer == 0 and p["distance/flips_pct"] == 2 / 2**more
+    assert p["distance/corpus_kl_mean"] is None  # no value per item: the intervals decide
+    nearer = MetricInputs(FULL.baseline, FULL.noise, FULL.variant)
+    assert {row["p"] for row in noise_table(nearer, compute_all(nearer))} == {1.0, None}
 
 
 def test_the_second_run_may_cover_fewer_items():
