@@ -125,16 +125,14 @@ def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
         difference = ("x" if ratio else "") + interval_text(change, shown, difference=each and not ratio)
         either_way = each or declared.low < unchanged < declared.high  # such as a win rate
         distinguishable = separates(change, unchanged) if either_way else above_floor(change, floor, unchanged)
-
-    def value(result: MetricResult) -> str:  # with its interval where no difference has one
-        return value_text(result, scale) if declared.difference else interval_text(result, scale, difference=False)
-
+    elif variant is not None and not declared.difference:  # the interval has no other place
+        difference = f"variant {interval_text(variant, scale, difference=False)}"
     return HeadlineRow(
         label=declared.label,
         meaning=declared.meaning,
         n=_count(counted, declared.counted),
-        baseline=None if baseline is None else value(baseline),
-        variant=None if variant is None else value(variant),
+        baseline=None if baseline is None else value_text(baseline, scale),
+        variant=None if variant is None else value_text(variant, scale),
         difference=difference,
         noise=None if floor is None else interval_text(floor, scale, difference=False),
         distinguishable=distinguishable,

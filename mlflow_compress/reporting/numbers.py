@@ -101,8 +101,7 @@ def interval_text(result: MetricResult, scale: Scale, *, difference: bool) -> st
         return plain(value, decimals(value, None, None, fewest=scale.decimals), signed=difference) + suffix
     low = scale.factor * result.low
     if result.high is None:
-        digits = decimals(value, low, 2 * value - low, fewest=scale.decimals) if low < value else scale.decimals
-        return f"{plain(value, digits, signed=difference)}{suffix} [{plain(low, digits)}, -)"
+        return f"{plain(value, scale.decimals, signed=difference)}{suffix} [{plain(low, scale.decimals)}, -)"
     high = scale.factor * result.high
     digits = decimals(value, low, high, fewest=scale.decimals)
     text = plain(value, digits, signed=difference) + suffix
