@@ -17,6 +17,7 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # as the command line sets it
 
+import hypothesis
 import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
@@ -26,6 +27,10 @@ from mlflow_compress.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from mlflow_compress.models.loading import LoadedModel
+
+# The same examples everywhere; `pytest --hypothesis-profile=default` draws others, to look for more.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # What runs leave in the folder that they are started in. Tests have stores and folders of their own.

@@ -86,7 +86,7 @@ def _solved(costs: Float, sizes: Sizes, *, objective: Float, limited: Float, lim
         raise DataError(f"The solver of integer programmes found no solution: {solution.message}")
     choice = np.argmax(solution.x.reshape(costs.shape), axis=1)
     rows = np.arange(n_groups)
-    if float(limited[rows, choice].sum()) > limit * (1 + 1e-9):
+    if float(limited[rows, choice].sum()) > limit + 1e-9 * max(abs(limit), float(np.abs(limited).max())):
         raise DataError("The solver's solution breaks the limit", allowed=f"at most {limit}")
     return Allocation(
         choice=tuple(choice.tolist()),

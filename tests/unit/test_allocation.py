@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.decide.cost_table import closest_within, smallest_within
@@ -70,6 +70,7 @@ def tables(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 @given(table=tables(), share=st.floats(0, 1))
+@example(table=([[-1.0]], [[16]]), share=0.0)  # costs may be below 0, and so may their limit
 @settings(max_examples=60, deadline=None)
 def test_no_choice_is_better(table: tuple[Any, Any], share: float) -> None:
     costs, sizes = (np.array(part) for part in table)
