@@ -32,7 +32,7 @@ def test_counts_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (found["n"], found["c2w"], found["w2c"], found["w2w"]) == (6, 1, 1, 1)
     assert found["accuracy_baseline"] == found["accuracy_variant"] == 0.5 and found["accuracy_delta"] == 0
     assert found["flips_pct"] == pytest.approx(100 / 3) and found["all_flips_pct"] == pytest.approx(50)
-    assert found["mcnemar_p"] == 1
+    assert found["mcnemar_p"] == pytest.approx(0.75)  # 1 - P(X = 1)/2 with X ~ Binomial(2, 1/2)
 
 
 def test_readable_without_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
