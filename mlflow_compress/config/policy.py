@@ -15,6 +15,9 @@ OptionalNumber = Annotated[float | None, OrNone]
 OptionalCount = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
 """A number that is 0 or more, or none."""
 
+MARGIN = 1.0
+"""Points of accuracy that a variant may lose and still be called no worse, where no policy says otherwise."""
+
 
 class KlBounds(Group):
     """The gate on KL."""
@@ -152,6 +155,12 @@ class Policy(Group):
     margins: tuple[MarginGate, ...] = option(
         (MarginGate(metric="quality/accuracy_delta", margin=0.02),),
         "non-inferiority to the baseline: {metric, margin, task, category}; 0.02 of accuracy are 2 points",
+    )
+    margin: float = option(
+        MARGIN,
+        "points of accuracy that a variant may lose and be called 'no worse' in the verdict; a gate only in 'margins'",
+        ge=0,
+        le=100,
     )
     require: Requirements = option(Requirements(), "what must have been measured")
     objective: Objective = option(Objective(), "what ranks higher, among the variants that pass")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlflow_compress.config.policy import Requirements
+from mlflow_compress.config.policy import MARGIN, Requirements
+from mlflow_compress.decide.direction import harm_verdict
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
-from mlflow_compress.metrics.stats.significance import smallest_detectable_change
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import only_generated
-from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, plain, size_text
+from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, size_text
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
 _REQUIRED = Requirements()
 # Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
 _TIMES, _POINTS = 2.0, 1.0
-_MATTERS = 2.0  # accuracy drop in points that a promotion accepts; a sample that is not likely to show it is too small
 
 
 def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
@@ -37,24 +36,12 @@ def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
     return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
 
 
-def _too_few(delta: MetricResult, flips: MetricResult | None) -> str:
-    """Return a remark on the smallest change that the sample is likely to show; empty if it is small enough."""
-    if flips is None:
-        return ""
-    items = "1 item" if delta.n == 1 else f"{delta.n:,} items"
-    change = smallest_detectable_change(delta.n, flips.value / 100)
-    if change is None:
-        return f": {items} cannot show a change"
-    points = SHARE.factor * change
-    return "" if points <= _MATTERS else f": {items} show a change of {plain(points, 1)} pt with 80 % power"
-
-
-def _accuracy(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> str:
+def _harm(delta: MetricResult | None, flips: MetricResult | None, margin: float) -> str:
     if delta is None:
-        return "accuracy not measured"
-    not_significant = f"not significant{_too_few(delta, flips)}"
-    words = {True: "significant", False: not_significant, None: "significance unknown"}[significant]
-    return f"accuracy {interval_text(delta, SHARE, difference=True)} ({words})"
+        return "open (accuracy not measured)"
+    if delta.low is None or delta.high is None or flips is None:
+        return "open (no interval of the accuracy's change)"
+    return harm_verdict(delta.value, delta.low, delta.high, discordant=flips.value / 100, margin=margin).text
 
 
 def _flips(flips: MetricResult | None) -> str:
@@ -96,11 +83,12 @@ def verdict(
     size_ratio: float | None,
     sparsity: float | None = None,
     account: Account | None = None,
+    margin: float = MARGIN,
 ) -> str:
     """Return one sentence about a variant.
 
-    As in "awq-4bit-g128: 3.6x smaller; accuracy -0.4 pt [-1.9, 1.1] (not significant), but 6.1 % [4.8, 7.8] of answers
-    flipped; KL 0.021 [0.019, 0.023]".
+    As in "awq-4bit-g128: no worse than 2 points; accuracy -0.4 pt [-1.9, 1.1], but 6.1 % [4.8, 7.8] of answers flipped;
+    KL 0.021 [0.019, 0.023]; 3.6x smaller": the direction, by a `margin` in points, then the volume, then what it saves.
 
     The label "none" is the uncompressed control. The sentence says what was not measured, and by the `account` that
     there is no verdict where more items than the default policy accepts have no score, or what was read of the prompts
@@ -108,14 +96,16 @@ def verdict(
     """
     size = _size(label, size_ratio, sparsity)
     if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
-        return f"{label}: {size}; no verdict, because {account.lacking}"
+        return f"{label}: no verdict, because {account.lacking}; {size}"
     cut = account is not None and account.cut_pct > _REQUIRED.max_cut_pct
     remark = f"; {account.shortened}" if account is not None and cut else ""
     delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
     kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
+    harm = _harm(delta, flips, margin)
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
     if flips is not None and same_answers and kl is not None and kl.value == 0:
-        return f"{label}: {size}; answers identical and KL 0 on all {flips.n:,} items{remark}"
+        return f"{label}: {harm}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"
     significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
     link = ", but " if _hidden(delta, flips, significant) else ", "
-    return f"{label}: {size}; {_accuracy(delta, flips, significant)}{link}{_flips(flips)}; {_kl(pooled)}{remark}"
+    accuracy = "" if delta is None else f"accuracy {interval_text(delta, SHARE, difference=True)}{link}"
+    return f"{label}: {harm}; {accuracy}{_flips(flips)}; {_kl(pooled)}; {size}{remark}"

@@ -154,7 +154,7 @@ def test_no_verdict_where_too_few_items_have_a_score_and_cut_prompts_are_said():
     pooled = headline(compute_all(FULL))
     lacking = Account(asked=24, unscored={"the variant gave none": 11})
     assert verdict("v", pooled, size_ratio=2.0, account=lacking) == (
-        "v: 2.0x smaller; no verdict, because 11 of 24 items have no score (the variant gave none: 11)"
+        "v: no verdict, because 11 of 24 items have no score (the variant gave none: 11); 2.0x smaller"
     )
     plain = verdict("v", pooled, size_ratio=2.0)
     assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, unscored={"x": 2}, cut=2)) == plain

@@ -123,6 +123,8 @@ def test_equal_policies_have_one_hash(tmp_path: Path) -> None:
         ("gates: [{metric: distance/flips_pct, at_most: 1, bound: top}]", "'bound' has an unknown value"),
         ("gates: [{at_most: 1}]", "metric"),
         ("margins: [{metric: distance/flips_pct, margin: -1}]", "'margin' is too small"),
+        ("margin: -0.5", "'margin' is too small"),
+        ("margin: 101", "less than or equal to 100"),
         ("objective: {by: utility}", "has no terms"),
         ("require: {stages: [bake]}", "unknown value"),
         ("champion: {require: best}", "'require' has an unknown value"),

@@ -1,0 +1,93 @@
+"""The direction of a variant: whether its answers are worse than its baseline's, no worse than a margin, or open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.stats.intervals import z_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarmVerdict:
+    """What the paired change of accuracy shows."""
+
+    worse: bool  # Harm is shown: the interval lies below 0
+    within_margin: bool  # Harm above the margin is excluded: the interval lies above -margin
+    margin: float  # In points
+    items: int | None  # About how many items would settle what is open; None where nothing is, or none settles it
+
+    @property
+    def word(self) -> Literal["worse", "no worse", "open"]:
+        """The verdict in one word. Shown harm is "worse", however small it is."""
+        return "worse" if self.worse else "no worse" if self.within_margin else "open"
+
+    @property
+    def text(self) -> str:
+        """The verdict in words: "no worse than 1 point", "worse, by less than 1 point", "open (...)"."""
+        points = f"{self.margin:g} {'point' if self.margin == 1 else 'points'}"
+        if self.worse:
+            return f"worse, by less than {points}" if self.within_margin else "worse"
+        if self.within_margin:
+            return f"no worse than {points}"
+        if self.items is None:
+            return "open (no number of items would settle the change seen)"
+        return f"open (about {self.items:,} items would settle it)"
+
+
+def harm_verdict(change: float, low: float, high: float, *, discordant: float, margin: float) -> HarmVerdict:
+    """Return the verdict on a paired change of accuracy with its 95 % interval, all shares; the margin is in points.
+
+    "worse" where ``high < 0``, "no worse than the margin M" where ``low > -M``. Both can hold: shown harm that is
+    smaller than the margin. Each is wrong in at most about 2.5 %, as one end of a 95 % interval decides.
+
+    Where neither holds, `items` is the number that would show one of those that are true with 80 % power, if the true
+    change is the one seen, d, and the share of items that only one model has right stays D = `discordant`. An item's
+    difference is -1, 0 or 1, so that its variance is ``D - d^2``; at a change d0 that is to be excluded (0 for "worse",
+    -M for "no worse") it is ``max(D, |d0|) - d0^2``, as D is nowhere below the change. So n items exclude d0 with the
+    probability
+
+    ``P(d0) = Phi((|d - d0| sqrt(n) - z_0.975 sqrt(max(D, |d0|) - d0^2)) / sqrt(D - d^2))``
+
+    and n solves ``P = 0.8``. For d at or above 0, and at or below -M, one claim is true; for d0 = 0 this is Connor's
+    formula (Biometrics 1987), and without any discordant item it gives ``3.84 (1 - M)/M``, where Tango's interval ends
+    at -M. Between them both are true, and their probabilities add up to at most 1. No number settles a change of 0
+    with a margin of 0. With another margin one always does: at -M, harm is shown. It is rounded up to two digits.
+
+    Examples
+    --------
+    >>> harm_verdict(-0.004, -0.019, 0.011, discordant=0.061, margin=1.0).text
+    'open (about 7,000 items would settle it)'
+    """
+    if not 0 <= margin <= 100:
+        raise ConfigError("The margin is an accepted loss of accuracy in points", allowed="0 to 100", got=margin)
+    accepted = margin / 100
+    discordant = max(discordant, abs(change))  # a change needs as many; stored values may be rounded
+    worse, within = high < 0, low > -accepted
+    items = None
+    if not worse and not within:
+        # A change from 0 upwards is not worse, and one from -M downwards not better than the margin.
+        excluded = [0.0] * (change < 0) + [-accepted] * (change > -accepted)
+        items = _items(change, excluded, discordant) if excluded else None
+    return HarmVerdict(worse=worse, within_margin=within, margin=margin, items=items)
+
+
+def _items(change: float, excluded: Sequence[float], discordant: float) -> int:
+    """Return how many items exclude one of these changes with 80 % power, rounded up to two digits."""
+    spread = math.sqrt(max(discordant - change**2, 1e-18))
+    gaps = [(abs(change - at), z_value(0.95) * math.sqrt(max(discordant, abs(at)) - at**2)) for at in excluded]
+
+    def lacking(root: float) -> float:
+        return 0.8 - sum(float(norm.cdf((gap * root - needed) / spread)) for gap, needed in gaps)
+
+    # Enough for one of them alone, with a little more, as the solver wants a change of sign.
+    most = min((needed + 0.85 * spread) / gap for gap, needed in gaps)
+    n = float(brentq(lacking, 0.0, most)) ** 2
+    unit = 10 ** max(math.floor(math.log10(n)) - 1, 0) if n >= 1 else 1
+    return math.ceil(n / unit) * unit
