@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mlflow_compress.config.policy import MARGIN
+from mlflow_compress.decide.direction import HarmVerdict, harm_verdict
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -433,6 +435,7 @@ class ScoreRow:
     accuracy_p: float | None
     accuracy_p_holm: float | None
     on_front: bool  # Whether no other variant is both as small and as close to the baseline
+    harm: HarmVerdict | None = None  # Worse, no worse, or open; None where its accuracy has no interval, or items lack
     runtime: str = ""
     not_timed: str = ""
 
@@ -477,9 +480,16 @@ class Scoreboard:
 
 
 def scoreboard(
-    variants: Sequence[ScoredVariant], *, baseline: str, evaluation: str | None, level: float = 0.95
+    variants: Sequence[ScoredVariant],
+    *,
+    baseline: str,
+    evaluation: str | None,
+    level: float = 0.95,
+    margin: float = MARGIN,
 ) -> Scoreboard:
     """Return the scoreboard of the variants of one evaluation. It does not depend on their order.
+
+    The `margin` is the loss of accuracy in points up to which a variant is called no worse.
 
     Raises `DataError`: two variants have one name; `AlignmentError`: two variants were not evaluated on the same items.
     """
@@ -504,6 +514,7 @@ def scoreboard(
             accuracy_p=raw.get(v.name),
             accuracy_p_holm=corrected.get(v.name),
             on_front=v.name in front,
+            harm=_harm(v, margin),
             runtime=v.runtime,
             not_timed=v.not_timed,
         )
@@ -525,6 +536,13 @@ def scoreboard(
         groups=groups,
         warnings=tuple(_warnings(ordered, separations, groups[KL])),
     )
+
+
+def _harm(variant: ScoredVariant, margin: float) -> HarmVerdict | None:
+    delta, flips = variant.results.get(DELTA), variant.results.get(FLIPS)
+    if variant.lacking or delta is None or delta.low is None or delta.high is None or flips is None:
+        return None
+    return harm_verdict(delta.value, delta.low, delta.high, discordant=flips.value / 100, margin=margin)
 
 
 def _front(values: Mapping[str, Mapping[str, Cell]], cost: str) -> tuple[str, ...]:

@@ -87,7 +87,19 @@ def legend(board: Scoreboard) -> list[str]:
     lines = ["* no other variant is both as small and as close to the baseline"] if board.pareto else []
     if any(row.accuracy_moved for row in board.rows):
         lines.append("! accuracy differs from the baseline's (McNemar's mid-p test, Holm's correction over variants)")
-    return [*lines, *_serving_fronts(board), *_not_timed(board)]
+    return [*lines, *_harm(board), *_serving_fronts(board), *_not_timed(board)]
+
+
+def _harm(board: Scoreboard) -> list[str]:
+    """Return who is worse than the baseline, no worse than the margin, or open, with the items that would settle it."""
+    by_text: dict[str, list[str]] = {}
+    for row in board.rows:
+        if row.harm is not None:
+            open_ = row.harm.word == "open"
+            items = "no number" if row.harm.items is None else f"{row.harm.items:,}"
+            text = "open (items that would settle it)" if open_ else row.harm.text
+            by_text.setdefault(text, []).append(f"{row.name} ({items})" if open_ else row.name)
+    return [f"Accuracy {text}: {', '.join(names)}" for text, names in sorted(by_text.items())]
 
 
 def _serving_fronts(board: Scoreboard) -> list[str]:

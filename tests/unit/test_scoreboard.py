@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
+from mlflow_compress.decide.gates import DELTA
 from mlflow_compress.decide.scoreboard import (
     MAIN_METRICS,
     NO_SPEED_STAGE,
@@ -27,6 +28,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.stats.correlation import spearman_exact_p
+from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.variants_page import choice_sentence, render_page
 from mlflow_compress.reporting.scoreboard_text import (
     finding,
@@ -181,6 +183,29 @@ def test_a_variant_that_lacks_scores_gets_no_verdict_and_the_finding_says_so_fir
         "no verdict on few: 46 % of the items have no score > 1 %; 2 variants against base; "
         "closest is near with a KL of 0.100; on the Pareto front of size and KL: near"
     )
+
+
+def test_the_legend_says_who_is_worse_no_worse_or_open() -> None:
+    """Of 9 % discordant items and a change of 0, a margin of 2 points needs 1,760 items (see the verdict's own test)."""
+    ends = {"a": (-0.05, -0.08, -0.02), "b": (0.0, -0.009, 0.009), "c": (0.0, -0.03, 0.03), "d": (0.0, None, None)}
+    variants = [
+        replace(
+            variant(name, kl=0.1, size=5),
+            results={DELTA: MetricResult(DELTA, *change, n=100), FLIPS: MetricResult(FLIPS, 9.0, 5.0, 15.0, n=100)},
+        )
+        for name, change in ends.items()
+    ]
+    lacks = replace(variants[0], name="e", lacking=("46 % of the items have no score > 1 %",))
+    found = scoreboard([*variants, lacks], baseline="base", evaluation="e" * 16, margin=2.0)
+    assert [line for line in scoreboard_text(found).splitlines() if line.startswith("Accuracy ")] == [
+        "Accuracy no worse than 2 points: b",
+        "Accuracy open (items that would settle it): c (1,800)",
+        "Accuracy worse: a",
+    ]
+    assert {row.name: row.harm.word if row.harm else None for row in found.rows} == {
+        "a": "worse", "b": "no worse", "c": "open", "d": None, "e": None
+    }  # fmt: skip
+    assert found.to_dict()["rows"][2]["harm"]["items"] == 1_800
 
 
 def test_two_variants_of_one_name_are_refused() -> None:

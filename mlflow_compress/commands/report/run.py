@@ -255,7 +255,7 @@ def run_report(config: ReportConfig) -> VariantsReport:
     if not path.parent.is_dir():
         raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
     tracker = Tracker(config.experiment)
-    content = page_content(tracker, _scored(tracker, given), config.policy)
+    content = page_content(tracker, _scored(tracker, given, read_policy(config.policy).margin), config.policy)
     text = text_of(content)
     report = VariantsReport(board=content.board, decision=content.decision, path=path)
     if "MLFLOW_RUN_ID" not in os.environ:
@@ -288,7 +288,7 @@ def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
     return writers[chosen]
 
 
-def _scored(tracker: Tracker, given: Sequence[str]) -> Scoreboard:
+def _scored(tracker: Tracker, given: Sequence[str], margin: float) -> Scoreboard:
     """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
     runs: dict[str, None] = {}
     names: dict[str, str] = {}
@@ -311,7 +311,7 @@ def _scored(tracker: Tracker, given: Sequence[str]) -> Scoreboard:
             else:
                 runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
     _check_alike(tracker, list(runs))
-    return score_runs(tracker, list(runs), others=list(others.values()), names=names)
+    return score_runs(tracker, list(runs), others=list(others.values()), names=names, margin=margin)
 
 
 def _check_alike(tracker: Tracker, run_ids: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlflow_compress.commands.evaluate.stored import stored_results
 from mlflow_compress.commands.shared.past_runs import timed_in
-from mlflow_compress.config.policy import Requirements
+from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.promotion import lacking_shares
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
 from mlflow_compress.errors import ConfigError
@@ -90,11 +90,12 @@ def score_runs(
     others: Sequence[ScoredVariant] = (),
     baseline: str | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
+    margin: float = MARGIN,
 ) -> Scoreboard:
     """Return the scoreboard of main runs that share one evaluation, and of `others`, which have no run.
 
     A run that did not finish is a row without results, with its error. `baseline` is needed only where there is no
-    run; `names` has the names of runs that are not called as their variant is.
+    run; `names` has the names of runs that are not called as their variant is. `margin` is a policy's.
     """
     runs = [tracker.client.get_run(tracker.look_up(run_id).run_id) for run_id in dict.fromkeys(run_ids)]
     for run in runs:
@@ -121,6 +122,7 @@ def score_runs(
         _with_own_names([*variants, *others]),
         baseline=labels[0],
         evaluation=evaluations[0] if evaluations else None,
+        margin=margin,
     )
 
 

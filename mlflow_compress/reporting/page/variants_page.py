@@ -165,11 +165,12 @@ def choice_reason(content: PageContent) -> str:
 def _values(board: Scoreboard, name: str) -> str:
     row = next(row for row in board.rows if row.name == name)
     columns: dict[str, ScoreColumn] = {column.key: column for column in board.columns}
-    return ", ".join(
+    told = [
         words.format(score_text(row.cells[key], columns[key], interval=True))
         for key, words in _TOLD.items()
         if key in row.cells and key in columns
-    )
+    ]
+    return ", ".join([*([row.harm.text] if row.harm is not None else []), *told])
 
 
 def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
