@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from mlflow_compress.decide.gates import DELTA, FLIPS
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.intervals import z_value
+from mlflow_compress.records import MetricResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,14 @@ def harm_verdict(change: float, low: float, high: float, *, discordant: float, m
         excluded = [0.0] * (change < 0) + [-accepted] * (change > -accepted)
         items = _items(change, excluded, discordant) if excluded else None
     return HarmVerdict(worse=worse, within_margin=within, margin=margin, items=items)
+
+
+def harm_of(pooled: Mapping[str, MetricResult], margin: float) -> HarmVerdict | None:
+    """Return the verdict from headline results; None where the accuracy change was not measured or has no interval."""
+    delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
+    if delta is None or delta.low is None or delta.high is None or flips is None:
+        return None
+    return harm_verdict(delta.value, delta.low, delta.high, discordant=flips.value / 100, margin=margin)
 
 
 def _items(change: float, excluded: Sequence[float], discordant: float) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlflow_compress.config.policy import MARGIN
-from mlflow_compress.decide.direction import HarmVerdict, harm_verdict
+from mlflow_compress.decide.direction import HarmVerdict, harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -514,7 +514,7 @@ def scoreboard(
             accuracy_p=raw.get(v.name),
             accuracy_p_holm=corrected.get(v.name),
             on_front=v.name in front,
-            harm=_harm(v, margin),
+            harm=None if v.lacking else harm_of(v.results, margin),
             runtime=v.runtime,
             not_timed=v.not_timed,
         )
@@ -536,13 +536,6 @@ def scoreboard(
         groups=groups,
         warnings=tuple(_warnings(ordered, separations, groups[KL])),
     )
-
-
-def _harm(variant: ScoredVariant, margin: float) -> HarmVerdict | None:
-    delta, flips = variant.results.get(DELTA), variant.results.get(FLIPS)
-    if variant.lacking or delta is None or delta.low is None or delta.high is None or flips is None:
-        return None
-    return harm_verdict(delta.value, delta.low, delta.high, discordant=flips.value / 100, margin=margin)
 
 
 def _front(values: Mapping[str, Mapping[str, Cell]], cost: str) -> tuple[str, ...]:

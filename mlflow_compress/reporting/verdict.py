@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlflow_compress.config.policy import MARGIN, Requirements
-from mlflow_compress.decide.direction import harm_verdict
+from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
@@ -34,14 +34,6 @@ def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
         return "size not known"
     words = size_text(ratio, sparsity)
     return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
-
-
-def _harm(delta: MetricResult | None, flips: MetricResult | None, margin: float) -> str:
-    if delta is None:
-        return "open (accuracy not measured)"
-    if delta.low is None or delta.high is None or flips is None:
-        return "open (no interval of the accuracy's change)"
-    return harm_verdict(delta.value, delta.low, delta.high, discordant=flips.value / 100, margin=margin).text
 
 
 def _flips(flips: MetricResult | None) -> str:
@@ -101,7 +93,9 @@ def verdict(
     remark = f"; {account.shortened}" if account is not None and cut else ""
     delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
     kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
-    harm = _harm(delta, flips, margin)
+    found = harm_of(pooled, margin)
+    unknown = "accuracy not measured" if delta is None else "no interval of the accuracy's change"
+    harm = f"open ({unknown})" if found is None else found.text
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
     if flips is not None and same_answers and kl is not None and kl.value == 0:
         return f"{label}: {harm}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"

@@ -62,6 +62,8 @@ def test_a_near_variant_passes_early_and_a_far_one_fails_early(
     strict = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: distance/top1_agreement, at_least: 0.99}]\n")
     failed = gate(far, store, policy=strict)
     assert not failed.passed and failed.exit_code == 3 and failed.items_used < failed.items_available
+    # An interval of 95 % does not hold where a gate has stopped.
+    assert not any("Accuracy" in remark for remark in (*passed.remarks, *failed.remarks))
     # The files say the same, and the run has them.
     written = json.loads((tmp_path / "out" / "verdict.json").read_text())
     assert written["passed"] and written["items_used"] == passed.items_used and written["exit_code"] == 0
@@ -83,12 +85,15 @@ def test_after_all_items_the_fixed_n_rule_decides_as_a_promotion(near: Path, sto
     flips = whole["distance/flips_pct"]
     assert flips.high is not None
     for bound, passes in ((flips.high * 1.0001, True), (flips.high * 0.9999, False)):
-        rules = policy(tmp_path, f"kl: none\nmargins: []\ngates: [{{metric: distance/flips_pct, at_most: {bound}}}]\n")
+        rules = policy(
+            tmp_path, f"kl: none\nmargin: 99\nmargins: []\ngates: [{{metric: distance/flips_pct, at_most: {bound}}}]\n"
+        )
         found = gate(near, store, policy=rules, error=1e-6)  # no early verdict is that sure
         [row] = found.rows
         assert found.items_used == found.items_available == flips.n
         assert (row.by, row.verdict == "pass", found.passed) == ("all items", passes, passes), row
         assert "by the fixed-n rule after all items" in found.verdict
+        assert "Accuracy, of all items: no worse than 99 points." in found.remarks
 
 
 @pytest.mark.slow

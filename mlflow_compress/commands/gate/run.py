@@ -29,6 +29,7 @@ from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import as_text
 from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
+from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import SPEED, Check, Gate, gate_values, in_words, without_speed
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
 from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, lacking_shares, read_gates
@@ -41,7 +42,7 @@ from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.records import ItemKey, RunRecords
+from mlflow_compress.records import ItemKey, MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Table, escape_markdown
 from mlflow_compress.scoring.plan.encoding import Shortened
 from mlflow_compress.tracking import run_names
@@ -286,8 +287,11 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     failed = {row.gate for row in rows if row.verdict == "fail"}
     open_gates = [gate for gate, verdict in so_far.by_gate().items() if verdict == "undecided"]
     all_used = so_far.n_items == available
+    # An interval of 95 % holds for a number of items that was fixed before: not for where a gate has stopped.
+    results = compute_all(work.inputs(joined_records(so_far.parts))) if all_used and so_far.parts else []
+    harm = harm_of(headline(results), policy.margin)
     if all_used and open_gates and not failed:
-        decided = _fixed_n(work, so_far, open_gates)
+        decided = _fixed_n(work, results, open_gates, so_far.n_items)
         rows = [row for row in rows if row.gate - 1 not in open_gates] + decided
         failed = {row.gate for row in rows if row.verdict == "fail"}
     account = work.account(so_far)
@@ -321,6 +325,7 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
         remarks=(
             account.sentence,
             f"The baseline was {'evaluated now' if work.baseline.fresh else 'found in the store'}.",
+            *([f"Accuracy, of all items: {harm.text}."] if harm is not None else []),
             *anomalous,
             *([work.timed.remark] if work.timed.remark else []),
             *([undecided] if not passed and open_gates and not all_used else []),
@@ -336,9 +341,8 @@ def _all_zero(so_far: ChecksSoFar) -> bool:
     return bool(found) and max(found) <= 0.0
 
 
-def _fixed_n(work: GateWork, so_far: ChecksSoFar, open_gates: list[int]) -> list[GateRow]:
+def _fixed_n(work: GateWork, results: list[MetricResult], open_gates: list[int], n: int) -> list[GateRow]:
     """Return what a promotion would say of the gates that all items together have left open."""
-    results = compute_all(work.inputs(joined_records(so_far.parts)))
     pooled = headline(results)
     values = {
         **{name: result.value for name, result in pooled.items()},
@@ -348,7 +352,7 @@ def _fixed_n(work: GateWork, so_far: ChecksSoFar, open_gates: list[int]) -> list
     rows = []
     for number in open_gates:
         checks = work.wanted.gates[number].checks(values)
-        reason, verdict, n = "; ".join(check.reason for check in checks), _verdict(checks), so_far.n_items
+        reason, verdict = "; ".join(check.reason for check in checks), _verdict(checks)
         rows.append(GateRow(gate=number + 1, name=reason, verdict=verdict, by="all items", n=n, reason=reason))
     return rows
 
