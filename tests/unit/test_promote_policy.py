@@ -204,9 +204,11 @@ def test_a_challenger_is_compared_with_the_champion_item_by_item(
     kept = mc.promote(model="llama", policy=strict)
     assert kept.outcome == "unchanged" and kept.champion == "first"
     assert any("KL +0.25 nats [+0.25, +0.25]" in remark and "not shown" in remark for remark in kept.remarks)
-    loose = policy(champion={"require": "not_worse", "kl_margin": 0.26, "accuracy_margin": 1})
+    loose = policy(margin=99, champion={"require": "not_worse", "kl_margin": 0.26, "accuracy_margin": 1})
     moved = mc.promote(model="llama", policy=loose)
     assert moved.outcome == "promoted" and moved.champion == "worse" and moved.run is not None
+    [harm] = [remark for remark in moved.remarks if remark.startswith("Accuracy of ")]
+    assert harm.startswith("Accuracy of worse: ") and harm.endswith(" 99 points.")
     record = tracker.fetch_json(moved.run.run_id, "decision.json")
     assert record["against_champion"]["kl"] == pytest.approx(0.25)
     assert aliases(tracker) == {"champion": "2", "champion-previous": "1"}

@@ -10,12 +10,13 @@ from typing import Any
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.result import Promotion
 from mlflow_compress.commands.shared.inputs import model_label
-from mlflow_compress.commands.shared.past_runs import base_weights, candidates_of, records_of
+from mlflow_compress.commands.shared.past_runs import base_weights, candidates_of, headline_of, records_of
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
+from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
 from mlflow_compress.decide.promotion import (
     Candidate,
@@ -245,6 +246,12 @@ def _compare(tracker: Tracker, candidate: Candidate, incumbent: Incumbent | None
     return challenger if isinstance(challenger, str) else head_to_head(champion, challenger)
 
 
+def _harm(tracker: Tracker, winner: Candidate | None, margin: float) -> list[str]:
+    """Return a remark on whether the winner is worse than its baseline, no worse than the margin, or open."""
+    harm = None if winner is None else harm_of(headline_of(tracker, winner.run_id), margin)
+    return [] if winner is None or harm is None else [f"Accuracy of {winner.name}: {harm.text}."]
+
+
 def run_promote(config: PromoteConfig) -> Promotion:
     """Gate and rank the finished variants of one evaluation, and move the alias to the best one that passes.
 
@@ -277,6 +284,7 @@ def _promote(
 
     settlement = settle(decision, incumbent, policy.champion, evaluation.id, compare)
     remarks = remarks_of(competition, naming, settlement, decision, gates)
+    remarks += _harm(tracker, settlement.winner, policy.margin)
     found = Promotion(
         decision=decision,
         outcome=settlement.outcome,

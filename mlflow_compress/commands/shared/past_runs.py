@@ -15,6 +15,7 @@ from mlflow_compress.decide.promotion import Candidate, GateReading, PolicyGates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.kept import kept
+from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.records import MetricResult, RunRecords
@@ -149,6 +150,12 @@ def _read(tracker: Tracker, runs: Iterable[Any], readings: Collection[GateReadin
     for run in runs:
         results += results_from_json(tracker.json_of(run, "metrics.json"))
     return read_gates(results, readings)
+
+
+def headline_of(tracker: Tracker, main_run: str) -> dict[str, MetricResult]:
+    """Return the pooled results of a main run's evaluation by key; nothing where it has no evaluation."""
+    evaluate = tracker.child_ids(main_run).get("evaluate")
+    return {} if evaluate is None else headline(results_from_json(tracker.fetch_json(evaluate, "metrics.json")))
 
 
 def records_of(tracker: Tracker, main_run: str) -> RunRecords | str:
