@@ -116,7 +116,7 @@ def option_distances(table: OptionScores, rng: np.random.Generator, scale: float
 
 
 def tokens(
-    rng: np.random.Generator, *, windows: int = 12, per_window: int = 50, nll: np.ndarray[Any, Any] | None = None
+    rng: np.random.Generator, *, windows: int = 24, per_window: int = 25, nll: np.ndarray[Any, Any] | None = None
 ) -> TokenScores:
     """Token scores of two corpora; `nll` fixes the values."""
     n = windows * per_window
@@ -187,7 +187,7 @@ def embeddings(rng: np.random.Generator, *, n: int = 10, k: int = 5, d: int = 16
     return AnswerEmbeddings("instructions", tuple(f"i{i}" for i in range(n)), a, b, c)
 
 
-def inputs(n: int = 60, *, seed: int = 0, windows: int = 12, per_window: int = 50) -> MetricInputs:
+def inputs(n: int = 60, *, seed: int = 0, windows: int = 24, per_window: int = 25) -> MetricInputs:
     """Full inputs: baseline, a variant that moved, a noise run that moved less, and embeddings."""
     rng = np.random.default_rng(seed)
     table = items(n)

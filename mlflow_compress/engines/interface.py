@@ -91,11 +91,15 @@ class ModelScorer(Protocol):
         window: int = 512,
         stride: int | None = None,
         max_tokens: int | None = None,
+        starts: Sequence[int] = (),
         capture: Any = None,
         baseline: Any = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
-        """Return one row per scored token, and the distances where the engine has whole distributions."""
+        """Return one row per scored token, and the distances where the engine has whole distributions.
+
+        `starts` has the characters at which the documents of a running text begin; they name its windows.
+        """
 
 
 class EngineModel(IdentifiedModel, Protocol):

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from mlflow_compress.errors import ConfigError
@@ -95,8 +96,11 @@ class Task:
     harness_metrics: Callable[[RunRecords], list[HarnessMetric]] | None = field(default=None, repr=False)
 
     def content_hash(self) -> str:
-        """Return a SHA-256 over items, prompts, few-shot examples, options and gold answers."""
-        digest = hashlib.sha256(repr(self.items.table.to_pydict()).encode())
+        """Return a SHA-256 over items, their groups, prompts, few-shot examples, options and gold answers."""
+        table = self.items.table
+        if table.column("group_id").null_count == len(table):  # what no task has changes no task's hash
+            table = table.drop_columns(["group_id"])
+        digest = hashlib.sha256(repr(table.to_pydict()).encode())
         for request in self.requests:
             digest.update(repr(request).encode())
         if self.answering is not None:
@@ -115,10 +119,18 @@ class Corpus:
     name: str
     text: str = field(repr=False)
     max_tokens: int | None = None  # Tokens that are scored, from the beginning; None for all
+    starts: tuple[int, ...] = field(default=(), repr=False)  # Characters at which its documents begin; empty if unknown
+
+    @classmethod
+    def of(cls, name: str, documents: Sequence[str], *, between: str = "", max_tokens: int | None = None) -> Corpus:
+        """Return the corpus of documents that are joined to one text."""
+        ends = accumulate(len(document) + len(between) for document in documents)
+        return cls(name=name, text=between.join(documents), max_tokens=max_tokens, starts=(0, *ends)[:-1])
 
     def content_hash(self) -> str:
-        """Return a SHA-256 over the text and, if it is set, `max_tokens`."""
+        """Return a SHA-256 over the text and, if they are set, `max_tokens` and `starts`."""
         cut = "" if self.max_tokens is None else f"first {self.max_tokens} tokens of "
+        cut += f"documents from {self.starts}: " if self.starts else ""
         return hashlib.sha256((cut + self.text).encode()).hexdigest()
 
 
@@ -224,9 +236,15 @@ def limited(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]
     return [rows[index] for index in sorted(chosen)]
 
 
+def group_of(text: str | None) -> str | None:
+    """Return the `group_id` of items that share a text, such as a passage; None without one."""
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:16] if text and text.strip() else None
+
+
 def item_row(task: str, family: str, rule: str, row: Row, **columns: Any) -> dict[str, Any]:
     """Return one row of `Items` for a row of a question file; columns that the family does not have are null."""
     return {
+        "group_id": row.get("group_id"),
         "task": task,
         "item_id": row["id"],
         "family": family,

@@ -10,7 +10,6 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
-from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import MetricResult
 
 ACCURACY = MetricKey.share(
@@ -45,7 +44,7 @@ def accuracy(inputs: MetricInputs) -> list[MetricResult]:
 
 def _share_right(inputs: MetricInputs, model: Predictions, key: MetricKey) -> list[MetricResult]:
     def share(rows: Int) -> Estimates:
-        return {key: Proportion(int(model.correct[rows, 0].sum()), len(rows))}
+        return {key: Proportion.of(model.correct[rows, 0], inputs.view.group[rows])}
 
     return by_subset(inputs, share, scored=model.scored[:, 0] if inputs.variant is None else inputs.scored_by_both)
 
@@ -81,8 +80,8 @@ def accuracy_delta(inputs: MetricInputs) -> list[MetricResult]:
     """``(w2c - c2w)/N`` over items with a prediction of both models, with McNemar's mid-p value."""
 
     def change(rows: Int) -> Estimates:
-        found = count_flips(inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0])
-        difference = PairedDifference(found.w2c, found.c2w, found.n)
+        before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
+        difference = PairedDifference.of(before, after, inputs.view.group[rows])
         return {DELTA: difference, P_VALUE: difference.p_value}
 
     return by_subset(inputs, change, scored=inputs.scored_by_both)

@@ -76,6 +76,7 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
     def means(rows: Int) -> Estimates:
         of_item = {key: inputs.distance(column)[rows] for key, column in ITEM_COLUMNS.items()}
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
-        return {key: Mean.of_scored(of_item[key], skewed=key.unit == "nats") for key in divergence.keys}
+        groups = inputs.view.group[rows]
+        return {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
 
     return by_subset(inputs, means, families=inputs.view.scored)

@@ -7,7 +7,6 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
-from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import MetricResult
 
 FLIPS = MetricKey.percent(
@@ -58,19 +57,19 @@ def flips(inputs: MetricInputs) -> list[MetricResult]:
     b, q = inputs.baseline_predictions, inputs.variant_predictions
 
     def shares(rows: Int) -> Estimates:
-        answers = (b.content[rows, 0], q.content[rows, 0]) if inputs.view.chooses[rows].all() else (None, None)
-        found = count_flips(b.correct[rows, 0], q.correct[rows, 0], *answers)
-        c2w, w2c, w2w, n = found.c2w, found.w2c, found.w2w, found.n
+        right, other, groups = b.correct[rows, 0], q.correct[rows, 0], inputs.view.group[rows]
         values = {
-            FLIPS: Proportion(c2w + w2c, n),
-            C2W: Proportion(c2w, n),
-            W2C: Proportion(w2c, n),
-            CHANGED_CORRECT: Proportion(c2w, found.n_correct),
+            FLIPS: Proportion.of(right != other, groups),
+            C2W: Proportion.of(right & ~other, groups),
+            W2C: Proportion.of(~right & other, groups),
+            CHANGED_CORRECT: Proportion.of(~other[right], groups[right]),
         }
-        if w2w is not None:
-            values[ALL_FLIPS] = Proportion(c2w + w2c + w2w, n)
-            values[W2W] = Proportion(w2w, n)
-            values[CHANGED_INCORRECT] = Proportion(w2c + w2w, n - found.n_correct)
+        if inputs.view.chooses[rows].all():
+            changed = b.content[rows, 0] != q.content[rows, 0]
+            between_wrong = ~right & ~other & changed
+            values[ALL_FLIPS] = Proportion.of((right != other) | between_wrong, groups)
+            values[W2W] = Proportion.of(between_wrong, groups)
+            values[CHANGED_INCORRECT] = Proportion.of((other | changed)[~right], groups[~right])
         return values
 
     return by_subset(inputs, shares, scored=inputs.scored_by_both)

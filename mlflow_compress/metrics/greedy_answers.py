@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.estimates import Number, OverClusters, Proportion, pooled
+from mlflow_compress.metrics.core.estimates import Number, Proportion, Ratio, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, GREEDY_DISTANCES, GREEDY_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
-from mlflow_compress.metrics.stats.bootstrap import cluster_sums
+from mlflow_compress.metrics.stats.clusters import group_sums
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
 
@@ -241,23 +241,19 @@ SDT = MetricKey.percent(
 )
 
 
-def _percent(sums: Float) -> Float:
-    return np.asarray(100.0 * sums[..., 0] / sums[..., -1], dtype=np.float64)
-
-
 @METRICS.register("share_of_divergent_tokens")
 @metric(keys=(SDT, FLOOR), requires=REQUIRES, source=f"{SOURCE}; under teacher forcing on the baseline's answer")
 def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
     """``SDT = 100 #{t : argmax q(. | prompt, x_<t) != x_t} / T`` on the baseline's greedy answers x, T tokens in all.
 
     One forward pass and no decoding. The first such token of an answer is its first divergent token, up to rounding.
-    The interval is a bootstrap over answers.
+    The interval is the studentised bootstrap's over answers.
     """
     found = forced_tokens(inputs)
     columns = {SDT: found.divergent, FLOOR: found.divergent_baseline}
     return pooled(
         inputs,
-        {key: OverClusters(cluster_sums(of_key, found.places.answer), _percent) for key, of_key in columns.items()},
+        {key: Ratio(*group_sums(100.0 * of_key, found.places.answer)) for key, of_key in columns.items()},
     )
 
 
@@ -302,7 +298,7 @@ def kl_at_fork(inputs: MetricInputs) -> list[MetricResult]:
     return pooled(
         inputs,
         {
-            key: OverClusters(cluster_sums(found.kl[part], found.places.answer[part]), skewed=True)
+            key: Ratio(*group_sums(found.kl[part], found.places.answer[part]))
             for key, part in parts.items()
             if part.any()
         },

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mlflow_compress.metrics.core.estimates import OverClusters, of_subset
+from mlflow_compress.metrics.core.estimates import Ratio, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
@@ -14,7 +14,7 @@ from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCO
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.greedy_answers import AnswerPlaces, answer_places
 from mlflow_compress.metrics.stats.arrays import Bool, finite
-from mlflow_compress.metrics.stats.bootstrap import cluster_sums
+from mlflow_compress.metrics.stats.clusters import group_sums
 from mlflow_compress.records import MetricResult, Traces
 
 TRACES_KL = MetricKey(
@@ -82,7 +82,7 @@ def kl_by_position(inputs: MetricInputs) -> list[MetricResult]:
     results = []
     for name, rows in _parts(traces, places):
         if rows.any() and (name is None or not inputs.settings.pooled_only):
-            sums = cluster_sums(kl[rows], prompt[places.answer[rows]])
+            sums = Ratio(*group_sums(kl[rows], prompt[places.answer[rows]]))
             subset = ItemSubset(None if name is None else task, name, np.empty(0, dtype=np.int64))
-            results += of_subset(inputs, subset, {TRACES_KL: OverClusters(sums, skewed=True)})
+            results += of_subset(inputs, subset, {TRACES_KL: sums})
     return results

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_compress.metrics.core.estimates import Estimates, Interval, Number, Proportion, by_subset, pooled
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, Proportion, by_subset, pooled
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import (
     ITEM_DISTANCES,
@@ -19,8 +18,7 @@ from mlflow_compress.metrics.core.requirements import (
     PREDICTIONS,
     VARIANT,
 )
-from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.intervals import bounded_mean_interval
+from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.records import MetricResult
 
 CLIP = 1.0
@@ -93,27 +91,13 @@ KL_ITEMS = MetricKey(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class _ClippedMean:
-    """Mean of values that lie between 0 and `CLIP`, with the betting interval."""
-
-    values: Float
-    n_unscored: int | None = None
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the mean and its interval."""
-        return float(self.values.mean()), bounded_mean_interval(self.values, upper=CLIP, level=settings.level)
-
-
-def _by_subset(inputs: MetricInputs, formula: Callable[[Float], Estimates]) -> list[MetricResult]:
-    """Return the results of a formula of the items' KL, rounding below 0 removed."""
+def _by_subset(inputs: MetricInputs, formula: Callable[[Float, Int], Estimates]) -> list[MetricResult]:
+    """Return the results of a formula of the items' KL, rounding below 0 removed, and of their groups."""
     kl = np.maximum(inputs.distance("kl"), 0.0)
     scored = np.isfinite(kl)
-    return by_subset(inputs, lambda rows: formula(kl[rows]), scored=scored, families=inputs.view.scored)
+    return by_subset(
+        inputs, lambda rows: formula(kl[rows], inputs.view.group[rows]), scored=scored, families=inputs.view.scored
+    )
 
 
 @METRICS.register("kl_concentration")
@@ -125,7 +109,7 @@ def _by_subset(inputs: MetricInputs, formula: Callable[[Float], Estimates]) -> l
 def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     """``100 max(KL)/sum(KL)``, and the same of the ``ceil(n/100)`` largest; none where every KL is 0."""
 
-    def shares(kl: Float) -> Estimates:
+    def shares(kl: Float, groups: Int) -> Estimates:
         n = len(kl) if kl.sum() > 0.0 else 0
         counts = {TOP_ITEM: 1, TOP_PERCENT: math.ceil(n / 100)}
         return {key: Number(top_share_pct(kl, count), n) for key, count in counts.items()} if n else {}
@@ -143,9 +127,9 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
 def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
 
-    def bounded(kl: Float) -> Estimates:
-        above = Proportion(int((kl > CLIP).sum()), len(kl))
-        return {CLIPPED: _ClippedMean(np.minimum(kl, CLIP)), ABOVE_CLIP: above}
+    def bounded(kl: Float, groups: Int) -> Estimates:
+        clipped = Mean(np.minimum(kl, CLIP), groups=groups, upper=CLIP)
+        return {CLIPPED: clipped, ABOVE_CLIP: Proportion.of(kl > CLIP, groups)}
 
     return _by_subset(inputs, bounded)
 

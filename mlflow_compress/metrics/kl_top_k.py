@@ -72,10 +72,10 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
 
     def means(rows: Int) -> Estimates:
         scored = np.isfinite(kl[rows])
-        left = int((~scored).sum())
+        left, groups = int((~scored).sum()), inputs.view.group[rows]
         return {
-            key: Mean.of_scored(kl[rows], skewed=True),
-            KEPT: Mean.of_scored(np.minimum(kept[rows], 1.0)),
+            key: Mean.of_scored(kl[rows], groups, skewed=True),
+            KEPT: Mean.of_scored(np.minimum(kept[rows], 1.0), groups),
             CLIPPED_RESTS: Number(float((clipped[rows][scored] > 0).sum()), int(scored.sum()), left),
         }
 

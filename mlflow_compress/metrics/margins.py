@@ -140,8 +140,9 @@ def margins(inputs: MetricInputs) -> list[MetricResult]:
         estimates = {}
         for model, right, wrong in models:
             margin, correct = model.margin[rows, 0], model.correct[rows, 0]
-            estimates[right] = Mean(margin[correct])
-            estimates[wrong] = Mean(margin[~correct])
+            groups = inputs.view.group[rows]
+            estimates[right] = Mean(margin[correct], groups=groups[correct])
+            estimates[wrong] = Mean(margin[~correct], groups=groups[~correct])
         return estimates
 
     scored = np.logical_and.reduce([np.isfinite(model.margin[:, 0]) for model, *_ in models])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -162,14 +163,15 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
             suffix: letter_excess(p.letter[rows, :used], golds[rows, :used], letters, every)
             for suffix, p in models.items()
         }
-        found = {"shuffle_accuracy": Resampled(right[""], _second_column)}
-        found |= {f"shuffle_drop_pct{suffix}": Resampled(right[suffix], _drop) for suffix in models}
-        found |= {f"content_consistency{suffix}": Resampled(same[suffix], first_column) for suffix in models}
+        resampled = partial(Resampled, groups=inputs.view.group[rows])
+        found = {"shuffle_accuracy": resampled(right[""], _second_column)}
+        found |= {f"shuffle_drop_pct{suffix}": resampled(right[suffix], _drop) for suffix in models}
+        found |= {f"content_consistency{suffix}": resampled(same[suffix], first_column) for suffix in models}
         if "_baseline" in models:
             both = {name: np.hstack([of["_baseline"], of[""]]) for name, of in (("right", right), ("excess", excess))}
-            found["shuffle_drop_delta_pct"] = Resampled(both["right"], _drop_difference)
-            found["content_consistency_delta"] = Resampled(same[""] - same["_baseline"], first_column)
-            found["position_bias_delta"] = Resampled(both["excess"], bias_difference)
+            found["shuffle_drop_delta_pct"] = resampled(both["right"], _drop_difference)
+            found["content_consistency_delta"] = resampled(same[""] - same["_baseline"], first_column)
+            found["position_bias_delta"] = resampled(both["excess"], bias_difference)
         # No drop exists where the accuracy is 0. A bias is a distance, which resampling overestimates: no interval.
         exist = {name: estimate for name, estimate in found.items() if np.isfinite(estimate.value)}
         bias = {

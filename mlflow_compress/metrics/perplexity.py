@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mlflow_compress.metrics.core.estimates import Estimate, Number, OverClusters, of_subset
+from mlflow_compress.metrics.core.estimates import Estimate, Number, Ratio, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
-from mlflow_compress.metrics.stats.arrays import Float, finite
-from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums
+from mlflow_compress.metrics.stats.arrays import Float, Int, finite
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, group_sums
 from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, corpus_statistics
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
 
@@ -24,22 +26,30 @@ def _scores(run: RunRecords) -> TokenScores:
     return run.token_scores
 
 
-def _subsets(inputs: MetricInputs, tokens: TokenScores) -> Iterator[tuple[ItemSubset, Float]]:
+def _subsets(inputs: MetricInputs, tokens: TokenScores) -> Iterator[tuple[ItemSubset, Callable[..., Ratio]]]:
+    """Iterate over all tokens and those of each corpus, with what makes an estimate of values of all tokens.
+
+    Tokens of one document depend on each other, so that documents are drawn; of fewer than `FEWEST_GROUPS` there is no
+    interval.
+    """
     groups = token_groups(tokens)
-    yield ItemSubset(None, None, np.arange(len(tokens))), groups.window.astype(np.float64)
-    if inputs.settings.pooled_only:
-        return
-    for code in np.argsort(groups.tasks.astype(str)):
-        rows = np.flatnonzero(groups.task == code)
-        yield ItemSubset(str(groups.tasks[code]), None, rows), groups.window[rows].astype(np.float64)
+    subsets = [ItemSubset(None, None, np.arange(len(tokens)))]
+    if not inputs.settings.pooled_only:
+        subsets += [
+            ItemSubset(str(groups.tasks[code]), None, np.flatnonzero(groups.task == code))
+            for code in np.argsort(groups.tasks.astype(str))
+        ]
+    for subset in subsets:
+        documents = groups.document[subset.rows]
+        trusted = len(np.unique(documents)) >= FEWEST_GROUPS
+        yield subset, partial(_ratio, rows=subset.rows, documents=documents, trusted=trusted)
 
 
-def _perplexity(column: int) -> Statistic:
-    return lambda sums: np.asarray(np.exp(sums[..., column] / sums[..., -1]), dtype=np.float64)
-
-
-def _perplexity_ratio(sums: Float) -> Float:
-    return np.asarray(np.exp((sums[..., 1] - sums[..., 0]) / sums[..., -1]), dtype=np.float64)
+def _ratio(
+    values: Float, transform: Callable[[float], float] = float, *, rows: Int, documents: Int, trusted: bool
+) -> Ratio:
+    sums, sizes = group_sums(values[rows], documents)
+    return Ratio(sums, sizes, transform, trusted=trusted)
 
 
 RATIO = MetricKey(
@@ -73,24 +83,26 @@ BASELINE = MetricKey(
 @metric(
     keys=(PERPLEXITY, BASELINE, RATIO),
     requires=(TOKEN_SCORES,),
-    source="llama.cpp tools/perplexity; intervals from a bootstrap over windows, because tokens are not independent",
+    source="llama.cpp tools/perplexity; intervals from a bootstrap over documents, because tokens are not independent",
 )
 def perplexity(inputs: MetricInputs) -> list[MetricResult]:
-    """``exp(mean nll)`` pooled over all corpora's tokens and by corpus; no interval where there is one window only."""
+    """``exp(mean nll)`` pooled over all corpora's tokens and by corpus; no interval of fewer than 20 documents.
+
+    The studentised bootstrap draws documents, and its ends are those of the mean nll, transformed. Of a long text whose
+    documents are not known 20 stretches are drawn.
+    """
     ours = _scores(inputs.baseline)
     columns = [finite("the baseline's nll", ours.column("nll"))]
     if inputs.variant is not None:
         theirs = _scores(inputs.variant)
         check_same_targets(ours, theirs)
         columns.append(finite("the variant's nll", matched(ours, theirs, "nll")))
-    nll = np.column_stack(columns)
-    wanted = {PERPLEXITY: _perplexity(len(columns) - 1)}
-    if inputs.variant is not None:
-        wanted |= {BASELINE: _perplexity(0), RATIO: _perplexity_ratio}
     results = []
-    for subset, windows in _subsets(inputs, ours):
-        sums = cluster_sums(nll[subset.rows], windows)
-        results += of_subset(inputs, subset, {key: OverClusters(sums, of_key) for key, of_key in wanted.items()})
+    for subset, mean in _subsets(inputs, ours):
+        estimates: dict[MetricKey, Estimate] = {PERPLEXITY: mean(columns[-1], math.exp)}
+        if inputs.variant is not None:
+            estimates |= {BASELINE: mean(columns[0], math.exp), RATIO: mean(columns[1] - columns[0], math.exp)}
+        results += of_subset(inputs, subset, estimates)
     return results
 
 
@@ -117,18 +129,6 @@ def corpus_confidence(inputs: MetricInputs) -> tuple[Float, Float]:
     assert inputs.variant is not None and inputs.variant.token_distances is not None
     kl = matched(ours, inputs.variant.token_distances, "kl")
     return np.asarray(ours.column("p_target"), dtype=np.float64), kl
-
-
-def _mean_of(column: int) -> Statistic:
-    return lambda sums: np.asarray(sums[..., column] / sums[..., -1], dtype=np.float64)
-
-
-def _percent_mean(sums: Float) -> Float:
-    return np.asarray(100.0 * sums[..., 3] / sums[..., -1], dtype=np.float64)
-
-
-def _percent_rms(sums: Float) -> Float:
-    return np.asarray(100.0 * np.sqrt(sums[..., 4] / sums[..., -1]), dtype=np.float64)
 
 
 def _nats(name: str, meaning: str, **more: Any) -> MetricKey:
@@ -169,23 +169,13 @@ DP_RMS = MetricKey.percent(
     floor="noise/corpus_dp_rms_pct",
     counted="tokens",
 )
-# Columns: kl, tv complement, same_top, dp, dp², top10, rbo10; `cluster_sums` appends the token count as the last.
-_STATISTICS: dict[MetricKey, Statistic] = {
-    KL: _mean_of(0),
-    ACCEPTANCE: _mean_of(1),
-    TOP1: _mean_of(2),
-    DP_MEAN: _percent_mean,
-    DP_RMS: _percent_rms,
-    TOP10: _mean_of(5),
-    RBO10: _mean_of(6),
-}
 
 
 @METRICS.register("corpus_distance")
 @metric(
     keys=(KL, KL_P99, KL_MAX, ACCEPTANCE, TOP1, TOP10, RBO10, DP_MEAN, DP_RMS),
     requires=(VARIANT, TOKEN_SCORES, TOKEN_DISTANCES),
-    source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over windows",
+    source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over documents",
     noise=True,
 )
 def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
@@ -198,14 +188,20 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
     kl = finite("the corpus KL", matched(ours, distances, "kl"))
     accepted = 1.0 - matched(ours, distances, "tv")
     top, top10, rbo10 = (matched(ours, distances, name) for name in ("same_top", "top10", "rbo10"))
-    columns = np.column_stack([kl, accepted, top, dp, dp * dp, top10, rbo10])
     results = []
-    for subset, windows in _subsets(inputs, ours):
-        sums, n = cluster_sums(columns[subset.rows], windows), len(subset.rows)
+    for subset, mean in _subsets(inputs, ours):
+        n = len(subset.rows)
         p99, highest = np.quantile(kl[subset.rows], [0.99, 1.0])
         estimates: dict[MetricKey, Estimate] = {
-            key: OverClusters(sums, statistic, skewed=key is KL) for key, statistic in _STATISTICS.items()
+            KL: mean(kl),
+            ACCEPTANCE: mean(accepted),
+            TOP1: mean(top),
+            DP_MEAN: mean(100.0 * dp),
+            DP_RMS: mean(1e4 * dp * dp, math.sqrt),
+            TOP10: mean(top10),
+            RBO10: mean(rbo10),
+            KL_P99: Number(float(p99), n),
+            KL_MAX: Number(float(highest), n),
         }
-        estimates |= {KL_P99: Number(float(p99), n), KL_MAX: Number(float(highest), n)}
         results += of_subset(inputs, subset, estimates)
     return results

@@ -96,13 +96,16 @@ class Items(Records):
 
     `gold` is the index of the correct option in the original order (null for "exact_match"; 0 for "greedy"). `prompt`
     is the complete prompt for permutation 0, `question` only the question.
+
+    `group_id` names what several items of a task have in common (the passage that they ask about, the conversation they
+    are from): their answers are not independent. It is null where an item shares nothing.
     """
 
     KEY = ("task", "item_id")
     SCHEMA = pa.schema(
         [
             *_ITEM,
-            *_texts("family", "rule", "category", "question", "prompt"),
+            *_texts("family", "rule", "category", "group_id", "question", "prompt"),
             pa.field("options", pa.list_(pa.string())),
             *_ints("gold"),
             pa.field("answers", pa.list_(pa.string())),

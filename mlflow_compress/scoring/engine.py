@@ -341,6 +341,7 @@ class Scorer:
         window: int = 512,
         stride: int | None = None,
         max_tokens: int | None = None,
+        starts: Sequence[int] = (),
         capture: StateWriter | None = None,
         baseline: Baseline = None,
         resume: Path | None = None,
@@ -352,11 +353,14 @@ class Scorer:
         Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`). Of answers
         the tokens behind the prompt are scored, as they were written (see `corpus_windows.cut_answers`).
 
+        With `starts`, the characters at which a text's documents begin, the windows are named "7.41": the 41st, whose
+        first scored token is of document 7.
+
         Raises `DataError` when the text is too short; `ConfigError` when the window exceeds the model's context, or the
         stride the window.
         """
         began = time.monotonic()
-        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
+        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens, starts=starts)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"])
         work = self._work(plan, targets, limits, "plain", task, capture, baseline, resume, entropy=True)

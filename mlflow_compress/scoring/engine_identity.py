@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlflow_compress.models import architectures
 
-SCORING_VERSION = 1
+SCORING_VERSION = 2
 """Version of everything that decides a record: which tokens a model reads, what is computed, what is written down.
 
 Raise it by one in the commit that changes a number, a row or a column of the records beyond rounding; nothing else

@@ -62,7 +62,7 @@ def _generated(full: MetricInputs) -> MetricInputs:
 
 def cases() -> dict[str, MetricInputs]:
     """Return the inputs by what they are."""
-    full = inputs(24, windows=6, per_window=20)
+    full = inputs(24, windows=24, per_window=5)
     assert full.variant is not None
     found = {
         "full": full,

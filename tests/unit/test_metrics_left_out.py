@@ -138,14 +138,17 @@ def test_the_account_says_how_many_items_have_no_score_and_why():
     assert account.sentence == (
         "Account: 7 of 232 items have no score (an option is longer than the model's context: 1, the baseline gave "
         "none: 4, the variant gave none: 2); 2 of 232 prompts were cut to the model's context; 600 tokens of text "
-        "scored; 4 requests repeated (not a number: 4). Baseline demo, dtype float32."
+        "scored, in 24 windows of 24 texts; 4 requests repeated (not a number: 4). Baseline demo, dtype float32."
     )
     assert Account.from_dict(json.loads(json.dumps(account.to_dict()))) == account
     whole = take_account(FULL)
     assert (whole.unscored, whole.values()) == ({}, {"items/unscored_pct": 0.0, "items/cut_pct": 0.0})
-    assert whole.sentence == "Account: all 232 items scored; no prompt cut; 600 tokens of text scored."
+    assert (
+        whole.sentence
+        == "Account: all 232 items scored; no prompt cut; 600 tokens of text scored, in 24 windows of 24 texts."
+    )
     text_alone = MetricInputs(*(replace(run, items=None) for run in (FULL.baseline, FULL.variant)))
-    assert take_account(text_alone).sentence == "Account: 600 tokens of text scored."
+    assert take_account(text_alone).sentence == "Account: 600 tokens of text scored, in 24 windows of 24 texts."
     assert take_account(text_alone).values() == {}
     assert Account(asked=0).sentence == "Account: nothing was asked."
 
@@ -208,7 +211,7 @@ def test_the_second_run_may_be_a_sample(windows, with_items):
         by_item.setdefault((task, item), []).append(value)
     assert pooled["noise/kl_mean"].value == pytest.approx(np.mean([np.mean(v) for v in by_item.values()]))
     if windows:
-        assert pooled["noise/corpus_kl_mean"].n == 150
+        assert pooled["noise/corpus_kl_mean"].n == 75
         assert pooled["noise/corpus_kl_mean"].value == pytest.approx(noise.token_distances.column("kl").mean())
     else:
         assert "noise/corpus_kl_mean" not in pooled

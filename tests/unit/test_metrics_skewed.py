@@ -253,9 +253,9 @@ def test_item_kl_uses_the_studentised_interval():
     assert (result.low, result.high) == studentized_interval(kl)
 
 
-def test_corpus_kl_uses_the_studentised_interval_over_windows():
+def test_corpus_kl_uses_the_studentised_interval_over_documents():
     result = headline(compute_all(FULL))["distance/corpus_kl_mean"]
     kl = FULL.variant.token_distances.column("kl")
-    sums = cluster_sums(kl, np.repeat(np.arange(12), 50))
+    sums = cluster_sums(kl, np.repeat(np.arange(24), 25))
     assert (result.low, result.high) == pytest.approx(studentized_interval(sums[:, 0], sums[:, 1]))
     assert 0.0 < UPPER_TAIL <= 1.0

@@ -64,18 +64,18 @@ def _answers(
     return Generations.from_rows(rows) if rows else None, cut
 
 
-def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, int | None]]:
-    """Iterate over name, text and most tokens of everything whose every token is scored."""
+def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, int | None, tuple[int, ...]]]:
+    """Iterate over name, text, most tokens and beginnings of documents of everything whose every token is scored."""
     for corpus in suite.corpora:
         if isinstance(corpus, Corpus):
-            yield corpus.name, corpus.text, corpus.max_tokens
+            yield corpus.name, corpus.text, corpus.max_tokens, corpus.starts
         elif corpus.answers is not None:
-            yield corpus.name, corpus.answers, None
+            yield corpus.name, corpus.answers, None, ()
         else:
             raise ValueError("traces must be written before a model reads them")
     for task in suite.tasks:
         if task.documents:
-            yield task.name, task.documents, None
+            yield task.name, task.documents, None, ()
 
 
 def run_model(
@@ -103,9 +103,16 @@ def run_model(
     again = Counter(report.asked_again if report is not None else {})
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
-    for name, text, most in _texts(suite):
+    for name, text, most, starts in _texts(suite):
         found, moved = scorer.score_corpus(
-            name, text, window=WINDOW, max_tokens=most, capture=capture, baseline=baseline, resume=resume
+            name,
+            text,
+            window=WINDOW,
+            max_tokens=most,
+            starts=starts,
+            capture=capture,
+            baseline=baseline,
+            resume=resume,
         )
         again.update(scorer.report.asked_again if scorer.report is not report and scorer.report is not None else {})
         tokens.append(found)

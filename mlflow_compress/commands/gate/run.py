@@ -38,9 +38,10 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.account import Account, take_account
-from mlflow_compress.metrics.core.item_table import row_keys
+from mlflow_compress.metrics.core.item_table import ItemTable, row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
-from mlflow_compress.metrics.stats.sequential import Verdict, decide_checks, random_order
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.sequential import ItemGroups, Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import ItemKey, MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Table, escape_markdown
@@ -121,16 +122,51 @@ def part_of(suite: Suite, keys: Keys) -> Suite:
     return replace(suite, tasks=tuple(tasks), corpora=(), averages=())
 
 
-def blocks(order: Keys, size: int) -> Iterator[tuple[int, Keys]]:
-    """Iterate over the blocks of an order, numbered; the last one may be smaller."""
-    for number, start in enumerate(range(0, len(order), size)):
-        yield number, order[start : start + size]
+def blocks(order: Keys, group: Mapping[ItemKey, int], size: int) -> Iterator[tuple[int, Keys]]:
+    """Iterate over the blocks of an order, numbered; the last one may be smaller. Groups of items stay whole."""
+    start = number = 0
+    while start < len(order):
+        end = min(start + size, len(order))
+        while end < len(order) and group[order[end]] == group[order[end - 1]]:
+            end += 1
+        yield number, order[start:end]
+        start, number = end, number + 1
 
 
-def in_order(values: np.ndarray[tuple[int], np.dtype[np.float64]], found: Keys, order: Keys) -> list[float]:
+def shuffled(keys: Sequence[ItemKey], group: Mapping[ItemKey, int], seed: int) -> list[ItemKey]:
+    """Return the items in the order in which they are looked at: groups in random order, each one's items together."""
+    members: dict[int, list[ItemKey]] = {}
+    for key in sorted(keys):
+        members.setdefault(group[key], []).append(key)
+    groups = list(members.values())
+    if not groups:
+        return []
+    return [key for place in random_order([first for first, *_ in groups], seed=seed) for key in groups[place]]
+
+
+def in_order(values: Float, found: Keys, order: Keys) -> list[float]:
     """Return one value per item of `order`; `found` names the items of the values."""
     by_key = dict(zip(found, values.tolist(), strict=True))
     return [by_key[key] for key in order if key in by_key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemsInGroups:
+    """Which items belong together because they share something, such as a passage."""
+
+    of: Mapping[ItemKey, int]  # Code of each item's group
+    largest: Mapping[str, int]  # By check: most items of one group that it is about
+
+    @classmethod
+    def find(cls, checks: Sequence[ItemCheck], view: ItemTable, headline: Sequence[str]) -> ItemsInGroups:
+        """Return the groups of the items, of which some checks are about some."""
+        names = zip(view.task.tolist(), view.item_id.tolist(), strict=True)
+        largest = {
+            check.claim.name: int(np.bincount(view.group[rows]).max()) if len(rows) else 1
+            for check in checks
+            for rows in [check.rows(view, headline)]
+        }
+        return cls(of=dict(zip(names, view.group.tolist(), strict=True)), largest=largest)
 
 
 @dataclass(kw_only=True)
@@ -140,7 +176,9 @@ class ChecksSoFar:
     policy: ItemPolicy
     headline: tuple[str, ...]  # Families that pooled checks are about
     error: float  # Level of all verdicts together
+    in_groups: ItemsInGroups
     values: dict[str, list[float]] = field(default_factory=dict)  # By check: one value per item that has one
+    groups: dict[str, list[int]] = field(default_factory=dict)  # By check: the group of each of these items
     # Verdict of every decided check, with the number of items that the gate had looked at
     decided_at: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
     n_items: int = 0  # Items looked at
@@ -157,9 +195,15 @@ class ChecksSoFar:
             there = np.isfinite(found)
             items = [names[row] for row in rows[there]]
             self.values.setdefault(check.claim.name, []).extend(in_order(found[there], items, order))
+            groups = np.array([self.in_groups.of[item] for item in items], dtype=np.float64)
+            self.groups.setdefault(check.claim.name, []).extend(map(int, in_order(groups, items, order)))
         self.n_items += len(order)
         claims = [check.claim for check in self.policy.checks]
-        for name, verdict in decide_checks(claims, self.values, error=self.error).items():
+        together = {
+            name: ItemGroups(np.array(self.groups[name], dtype=np.int64), largest) if largest > 1 else None
+            for name, largest in self.in_groups.largest.items()
+        }
+        for name, verdict in decide_checks(claims, self.values, together, error=self.error).items():
             if verdict != "undecided":
                 self.decided_at.setdefault(name, (verdict, self.n_items))
 
@@ -220,6 +264,7 @@ class GateWork:
     baseline: Baseline
     families: tuple[str, ...]  # Families that pooled checks are about
     order: Keys  # The items in the order in which they are looked at
+    groups: ItemsInGroups
     n_unanswered: int  # Items that the baseline has not answered, and that no gate looks at
     conditions: Mapping[str, str]  # Under which the variant is compared
 
@@ -462,7 +507,8 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
         if not set(families) & set(inputs.view.scored):
             wanted = _without_kl(wanted)
         keys, n_unanswered = needed_items(wanted.checks, inputs, families)
-        order = [keys[row] for row in random_order(keys, seed=config.source.seed)] if keys else []
+        groups = ItemsInGroups.find(wanted.checks, inputs.view, families)
+        order = shuffled(keys, groups.of, config.source.seed)
         _check_counts(policy, order)
         work = GateWork(
             config=config,
@@ -473,6 +519,7 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
             baseline=baseline,
             families=families,
             order=order,
+            groups=groups,
             n_unanswered=n_unanswered,
             conditions=conditions(evaluation, variant),
         )
@@ -532,10 +579,10 @@ def _check_counts(policy: Policy, order: Keys) -> None:
 
 def _look(work: GateWork, scorer: BlockScorer, progress: Say) -> ChecksSoFar:
     """Look at block after block until the verdict is sure; return what is known."""
-    so_far = ChecksSoFar(policy=work.wanted, headline=work.families, error=work.config.error)
+    so_far = ChecksSoFar(policy=work.wanted, headline=work.families, error=work.config.error, in_groups=work.groups)
     if any(row.verdict == "fail" for row in at_once(work)):
         return so_far
-    for number, keys in blocks(work.order, work.config.block):
+    for number, keys in blocks(work.order, work.groups.of, work.config.block):
         records, short = scorer.records(number, keys)
         so_far.parts.append(records)
         so_far.shortened = Shortened(so_far.shortened.cut | short.cut, so_far.shortened.too_long | short.too_long)

@@ -263,6 +263,7 @@ class EndpointScorer:
         window: int = 512,
         stride: int | None = None,
         max_tokens: int | None = None,
+        starts: Sequence[int] = (),
         capture: ListWriter | None = None,
         baseline: TopLists | None = None,
         resume: Path | None = None,
@@ -272,7 +273,7 @@ class EndpointScorer:
         A server that reads no window of this length is an `UnsupportedError`.
         """
         began = time.monotonic()
-        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens)
+        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens, starts=starts)
         plan, targets = windows.plan(_BATCH)
         inputs = [ids[:-1] for ids in windows.ids]
         predicted = [ids[places] for ids, places in zip(windows.ids, windows.scored, strict=True)]

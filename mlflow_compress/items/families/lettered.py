@@ -16,6 +16,7 @@ from mlflow_compress.items.task import (
     Row,
     Task,
     TaskSettings,
+    group_of,
     item_row,
     limited,
     register_family,
@@ -159,6 +160,7 @@ def _task(
             if permutation == 0:
                 asked = "\n".join([*([row["context"]] if row.get("context") else []), row["question"]])
                 columns = {"question": asked, "prompt": context, "options": shown, "gold": row["answer"]}
+                columns["group_id"] = row.get("group_id") or group_of(row.get("context"))
                 items.append(item_row(variation.name, variation.family, "loglik", row, **columns))
     return Task(
         name=variation.name,

@@ -8,6 +8,9 @@ windows have 512 tokens, as in llama.cpp, so the perplexity differs. `pile_slice
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.data_dir import load_split, read_data_file, register_corpus
@@ -20,14 +23,14 @@ DOCUMENTS = 1_100
 TOKENS = 256 * 2_048
 
 
-def c4_slice(data_dir: str) -> str:
-    """Return the documents, joined with spaces."""
-    return " ".join(read_data_file(C4, C4_FILE, data_dir=data_dir, task="c4_slice")[:DOCUMENTS]["text"])
+def c4_slice(data_dir: str) -> Sequence[str]:
+    """Return the documents."""
+    return list(read_data_file(C4, C4_FILE, data_dir=data_dir, task="c4_slice")[:DOCUMENTS]["text"])
 
 
-def pile_slice(data_dir: str) -> str:
-    """Return the documents, joined with spaces."""
-    return " ".join(load_split(PILE, None, "validation", data_dir=data_dir, task="pile_slice")[:DOCUMENTS]["text"])
+def pile_slice(data_dir: str) -> Sequence[str]:
+    """Return the documents."""
+    return list(load_split(PILE, None, "validation", data_dir=data_dir, task="pile_slice")[:DOCUMENTS]["text"])
 
 
 register_corpus(
@@ -37,6 +40,7 @@ register_corpus(
     licence="ODC-BY",
     items=f"first {DOCUMENTS:,} documents, {TOKENS:,} tokens",
     definition=f"{C4} {C4_FILE} first {DOCUMENTS} documents, blanks, {TOKENS} tokens",
+    between=" ",
     max_tokens=TOKENS,
 )
 register_corpus(
@@ -46,6 +50,7 @@ register_corpus(
     licence="not stated",
     items=f"first {DOCUMENTS:,} documents of validation, {TOKENS:,} tokens",
     definition=f"{PILE} validation first {DOCUMENTS} documents, blanks, {TOKENS} tokens",
+    between=" ",
     max_tokens=TOKENS,
 )
 
@@ -56,9 +61,12 @@ def read_wikitext2(data_dir: str, split: str = "test", task: str = "wikitext2") 
     return "".join(line or " \n" for line in lines)
 
 
+ARTICLE = re.compile(r"(?m)^(?= = [^=\n].*[^=\n] = $)")
+"""Matches before the title of an article of WikiText; the titles of its sections have more equals signs."""
+
 register_corpus(
     "wikitext2",
-    read_wikitext2,
+    lambda data_dir: ARTICLE.split(read_wikitext2(data_dir)),
     source=f"{WIKITEXT}, {CONFIG}",
     licence="CC BY-SA 3.0",
     items="test text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow_compress import demo
@@ -9,7 +10,7 @@ from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.question_files import load_file
-from mlflow_compress.items.task import Parts, TaskSettings
+from mlflow_compress.items.task import Corpus, Parts, TaskSettings
 
 FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus.txt")
 
@@ -19,8 +20,10 @@ def _build(settings: TaskSettings, shots: int | None) -> Parts:
         raise ConfigError(
             "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give num_fewshot=N"
         )
-    parts = [load_file(demo.DATA_DIR / name, settings, name=f"demo_{Path(name).stem}") for name in FILES]
-    return Parts.join(parts)
+    parts = Parts.join([load_file(demo.DATA_DIR / name, settings, name=f"demo_{Path(name).stem}") for name in FILES])
+    # Every paragraph of the corpus is a text of its own.
+    corpora = [Corpus.of(c.name, c.text.split("\n\n"), between="\n\n") for c in parts.corpora if isinstance(c, Corpus)]
+    return replace(parts, corpora=tuple(corpora))
 
 
 def _definition() -> bytes:

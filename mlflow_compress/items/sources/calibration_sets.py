@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any, TypeGuard
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
-from mlflow_compress.items.named.corpora import read_wikitext2
+from mlflow_compress.items.named.corpora import ARTICLE, read_wikitext2
 from mlflow_compress.items.sources.data_dir import check_data_dir, load_split, read_data_file
 from mlflow_compress.items.sources.question_files import read_jsonl, read_text
 
 Conversation = list[dict[str, str]]  # messages with "role" and "content"
 
-_ARTICLE = re.compile(r"(?m)^(?= = [^=\n].*[^=\n] = $)")  # matches before the title of an article of WikiText
 _DOCUMENTS = 2_500  # of C4 or the Pile: over a million tokens, 512 samples of 2,048
 _CONVERSATIONS = 2_500
 
@@ -60,7 +58,7 @@ def _in_template(tokenizer: Any, conversation: Conversation) -> str:
 
 def _wikitext2(data_dir: str) -> CalibrationSet:
     """Return the training text, one text per article."""
-    articles = _ARTICLE.split(read_wikitext2(data_dir, "train", "calibration=wikitext2"))
+    articles = ARTICLE.split(read_wikitext2(data_dir, "train", "calibration=wikitext2"))
     return CalibrationSet(name="wikitext2", texts=tuple(text for text in articles if text.strip()))
 
 

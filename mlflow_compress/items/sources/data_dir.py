@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,23 +153,26 @@ def quiet_bars() -> Iterator[None]:
 
 def register_corpus(
     name: str,
-    read: Callable[[str], str],
+    read: Callable[[str], Sequence[str]],
     *,
     source: str,
     licence: str,
     items: str,
     definition: str,
+    between: str = "",
     max_tokens: int | None = None,
 ) -> None:
     """Register a corpus under a name.
 
-    `definition` is everything that decides the text, see `NamedTask`. `max_tokens` are scored, from the beginning.
+    `read` returns its documents, from a data folder; they are joined with `between`. `definition` is everything that
+    decides the text, see `NamedTask`. `max_tokens` are scored, from the beginning.
     """
 
     def build(settings: TaskSettings, shots: int | None) -> Parts:
         if shots is not None:
             raise ConfigError("A corpus has no few-shot examples", got=f"{name}@{shots}")
-        return Parts(corpora=(Corpus(name=name, text=read(settings.data_dir), max_tokens=max_tokens),))
+        documents = read(settings.data_dir)
+        return Parts(corpora=(Corpus.of(name, documents, between=between, max_tokens=max_tokens),))
 
     TASKS.register(name)(
         NamedTask(

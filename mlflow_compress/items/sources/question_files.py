@@ -102,7 +102,7 @@ def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) 
     place = f"{path}, line {row['line']}: "
     _check_lengths(place, row)
     _answer_index(place, row)
-    optional = {name: kind for name, kind in family.optional.items() if name in row}
+    optional = {name: kind for name, kind in {"group_id": str, **family.optional}.items() if name in row}
     for name, kind in {"id": str, "category": str, **family.fields, **optional}.items():
         if name not in row:
             raise DataError(f"{place}the field '{name}' is missing")

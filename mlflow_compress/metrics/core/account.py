@@ -13,7 +13,9 @@ from mlflow_compress.metrics.core.item_table import ItemTable, Predictions, is_n
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import TOO_LONG
 from mlflow_compress.metrics.core.requirements import ITEMS
+from mlflow_compress.metrics.core.token_groups import token_groups
 from mlflow_compress.metrics.stats.arrays import Bool
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
 from mlflow_compress.records import ItemKey, RunRecords
 
 UNSCORED_PCT, CUT_PCT = "items/unscored_pct", "items/cut_pct"
@@ -25,8 +27,11 @@ class Account:
     """What one evaluation was asked, and what became of it."""
 
     asked: int  # Items
+    groups: int | None = None  # Groups of items that share something; None where every item stands alone
     unscored: Mapping[str, int] = field(default_factory=dict)  # Items without an answer of both models, by reason
     tokens: int = 0  # Tokens of running text that have a log-probability
+    windows: int = 0  # Their windows, and the texts that these are from: documents, or stretches of one long text
+    texts: int = 0
     cut: int = 0  # Items whose prompt was longer than the context, and lost its beginning
     asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests to a server that were repeated, by fault
     # Under what conditions: baseline, engine, dtype, threads, processor
@@ -65,9 +70,14 @@ class Account:
         parts = []
         if self.asked:
             parts.append(self.lacking if self.unscored else f"all {self.asked:,} items scored")
+            if self.groups is not None:
+                few = f" (no intervals: fewer than {FEWEST_GROUPS})" if self.groups < FEWEST_GROUPS else ""
+                parts.append(f"they are in {self.groups:,} groups that share a text or source{few}")
             parts.append(self.shortened if self.cut else "no prompt cut")
         if self.tokens:
-            parts.append(f"{self.tokens:,} tokens of text scored")
+            texts = "1 text" if self.texts == 1 else f"{self.texts:,} texts"
+            few = f" (no intervals: fewer than {FEWEST_GROUPS})" if self.texts < FEWEST_GROUPS else ""
+            parts.append(f"{self.tokens:,} tokens of text scored, in {self.windows:,} windows of {texts}{few}")
         if self.asked_again:
             parts.append(f"{sum(self.asked_again.values()):,} requests repeated ({_listed(self.asked_again)})")
         setting = ", ".join(f"{name} {value}" for name, value in self.setting.items())
@@ -120,8 +130,11 @@ def take_account(
     - `cut`, `too_long`: Items whose prompt lost its beginning, or of which an option alone is longer than the context.
     """
     subject = inputs.subject
-    tokens = 0 if subject.token_scores is None else len(subject.token_scores)
-    empty = Account(asked=0, tokens=tokens, asked_again=dict(asked_again or {}), setting=dict(setting or {}))
+    empty = Account(asked=0, asked_again=dict(asked_again or {}), setting=dict(setting or {}))
+    if subject.token_scores is not None and len(subject.token_scores):
+        text = token_groups(subject.token_scores)
+        windows, texts = (len(np.unique(codes)) for codes in (text.window, text.document))
+        empty = replace(empty, tokens=len(subject.token_scores), windows=windows, texts=texts)
     if ITEMS.missing(inputs) is not None:
         return empty
     view = inputs.view
@@ -133,4 +146,6 @@ def take_account(
     for row in np.flatnonzero(np.logical_or.reduce(list(without.values()))):
         lacking = [side for side, missing in without.items() if missing[row]]
         reasons[TOO_LONG if names[row] in too_long else f"the {' and the '.join(lacking)} gave none"] += 1
+    groups = len(np.unique(view.group))
+    empty = replace(empty, groups=groups if groups < len(view) else None)
     return replace(empty, asked=len(view), unscored=dict(reasons), cut=len(set(names) & set(cut)))

@@ -12,9 +12,10 @@ from mlflow_compress.metrics.core.item_table import EVERYTHING, ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic
-from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
-from mlflow_compress.metrics.stats.significance import mcnemar_mid_p
+from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, DesignEffect, are_grouped, design_effect, group_sums
+from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson
+from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
 from mlflow_compress.records import MetricResult
 
 Interval = tuple[float, float]
@@ -38,41 +39,72 @@ class Estimate(Protocol):
         """
 
 
+def _effect(values: Bool | Int, groups: Int | None) -> DesignEffect | None:
+    """Return the design effect of items in groups; None where every item is a group of its own."""
+    return design_effect(values, groups) if groups is not None and are_grouped(groups) else None
+
+
 Estimates = Mapping[MetricKey, Estimate]
 
 
 @dataclass(frozen=True)
 class Proportion:
-    """`count` of `n` items, with Wilson's score interval."""
+    """`count` of `n` items, with Wilson's score interval; none for items of fewer than `FEWEST_GROUPS` groups."""
 
     count: int
     n: int
     n_unscored: int | None = None
+    effect: DesignEffect | None = None  # Of items that come in groups
+
+    @classmethod
+    def of(cls, hits: Bool, groups: Int | None = None) -> Proportion:
+        """Return the share of hits among items, both arrays of shape (n,)."""
+        return cls(int(hits.sum()), len(hits), effect=_effect(hits, groups) if len(hits) else None)
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return ``count/n`` and its interval."""
-        low, high = wilson(self.count, self.n, level=settings.level)
-        return factor * self.count / self.n, (factor * low, factor * high)
+        value = factor * self.count / self.n
+        if self.effect is not None and self.effect.n_groups < FEWEST_GROUPS:
+            return value, None
+        low, high = wilson(self.count, self.n, level=settings.level, effect=self.effect)
+        return value, (factor * low, factor * high)
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Difference of two proportions of the same `n` items, with Tango's score interval."""
+    """Difference of two proportions of the same `n` items, with Tango's score interval.
+
+    There is no interval for items of fewer than `FEWEST_GROUPS` groups.
+    """
 
     gained: int  # Items that only the second, and only the first model has
     lost: int
     n: int
     n_unscored: int | None = None
+    effect: DesignEffect | None = None  # Of items that come in groups
+    p: float | None = None  # The p-value of items that come in groups
+
+    @classmethod
+    def of(cls, first: Bool, second: Bool, groups: Int | None = None) -> PairedDifference:
+        """Return the difference of what two models have, both arrays of shape (n,)."""
+        gained, lost = second & ~first, first & ~second
+        change = gained.astype(np.int64) - lost
+        effect = _effect(change, groups) if len(change) else None
+        p = None if effect is None or groups is None else grouped_mcnemar_mid_p(change, groups)
+        return cls(int(gained.sum()), int(lost.sum()), len(change), effect=effect, p=p)
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return ``(gained - lost)/n`` and its interval."""
-        low, high = paired_difference(self.gained, self.lost, self.n, level=settings.level)
-        return factor * (self.gained - self.lost) / self.n, (factor * low, factor * high)
+        value = factor * (self.gained - self.lost) / self.n
+        if self.effect is not None and self.effect.n_groups < FEWEST_GROUPS:
+            return value, None
+        low, high = paired_difference(self.gained, self.lost, self.n, level=settings.level, effect=self.effect)
+        return value, (factor * low, factor * high)
 
     @property
     def p_value(self) -> Number:
         """McNemar's mid-p value."""
-        return Number(mcnemar_mid_p(self.lost, self.gained), self.n)
+        return Number(mcnemar_mid_p(self.lost, self.gained) if self.p is None else self.p, self.n)
 
 
 @dataclass(frozen=True)
@@ -91,17 +123,22 @@ class Number:
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """Mean of one value per item in the key's unit, with a bootstrap interval over items."""
+    """Mean of one value per item in the key's unit, with a bootstrap interval over items, or over groups of items.
+
+    There is no interval for items of fewer than `FEWEST_GROUPS` groups.
+    """
 
     values: Float  # shape (n,)
     n_unscored: int | None = None
     skewed: bool = False  # Whether the interval is the studentised bootstrap's, as for means of divergences
+    groups: Int | None = None  # Code of each item's group; shape (n,)
+    upper: float | None = None  # Bound of values from 0 on, which have the betting interval
 
     @classmethod
-    def of_scored(cls, values: Float, *, skewed: bool = False) -> Mean:
+    def of_scored(cls, values: Float, groups: Int | None = None, *, skewed: bool = False) -> Mean:
         """Return the mean of the values that are not NaN; the others count as unscored."""
         scored = np.isfinite(values)
-        return cls(values[scored], int((~scored).sum()), skewed)
+        return cls(values[scored], int((~scored).sum()), skewed, None if groups is None else groups[scored])
 
     @property
     def n(self) -> int:
@@ -110,17 +147,29 @@ class Mean:
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the mean and its interval."""
-        interval = settings.skewed_interval if self.skewed else settings.interval
-        return float(self.values.mean()), interval(self.values)
+        value, sizes, values = float(self.values.mean()), None, self.values
+        if self.groups is not None and are_grouped(self.groups):
+            values, sizes = group_sums(values, self.groups)
+            if len(values) < FEWEST_GROUPS:
+                return value, None
+        if self.upper is not None:
+            return value, bounded_mean_interval(values, sizes, upper=self.upper, level=settings.level)
+        if self.skewed or sizes is not None:  # of groups, whose sizes differ, BCa's does not cover what it promises
+            return value, settings.skewed_interval(values, sizes)
+        return value, settings.interval(values)
 
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """A statistic of column means in the key's unit, with a bootstrap interval over items."""
+    """A statistic of column means in the key's unit, with a bootstrap interval over items, or over groups of items.
+
+    There is no interval for items of fewer than `FEWEST_GROUPS` groups.
+    """
 
     columns: Float  # One row per item; shape (n, n_columns)
     statistic: Statistic  # From column means, shape (..., n_columns), to values, shape (...)
     n_unscored: int | None = None
+    groups: Int | None = None  # Code of each item's group; shape (n,)
 
     @property
     def n(self) -> int:
@@ -134,34 +183,44 @@ class Resampled:
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the value and its interval."""
-        return self.value, settings.interval(self.columns, self.statistic)
+        if self.groups is None or not are_grouped(self.groups):
+            return self.value, settings.interval(self.columns, self.statistic)
+        sums = cluster_sums(self.columns, self.groups)
+        if len(sums) < FEWEST_GROUPS:
+            return self.value, None
+        return self.value, settings.interval(sums, lambda means: self.statistic(means[..., :-1] / means[..., -1:]))
 
 
-def mean_of_sums(sums: Float) -> Float:
-    """Return the first sum over the last, which counts the values: the statistic of a mean over clusters."""
-    return np.asarray(sums[..., 0] / sums[..., -1], dtype=np.float64)
+def _unchanged(value: float) -> float:
+    return value
 
 
 @dataclass(frozen=True, eq=False)
-class OverClusters:
-    """A statistic of sums over clusters in the key's unit, with a bootstrap interval that draws whole clusters."""
+class Ratio:
+    """A mean over values that come in groups, in the key's unit, with the studentised bootstrap's interval over groups.
 
-    sums: Float  # Sums of each cluster, its number of values last, as `cluster_sums` returns them
-    statistic: Statistic = mean_of_sums
-    skewed: bool = False  # Whether it is the mean of the first column, with the studentised bootstrap's interval
+    Or a function of it that rises or falls throughout, as a perplexity is of a mean negative log-likelihood.
+    """
+
+    sums: Float  # Sum of each group's values, and their number; shape (n_groups,)
+    sizes: Float
+    transform: Callable[[float], float] = _unchanged
     n_unscored: int | None = None
+    trusted: bool = True  # Whether there are enough groups for an interval
 
     @property
     def n(self) -> int:
         """Number of values."""
-        return int(self.sums[:, -1].sum())
+        return int(self.sizes.sum())
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the value and its interval."""
-        value = float(self.statistic(self.sums.sum(axis=0)))
-        if self.skewed:
-            return value, settings.skewed_interval(self.sums[:, 0], self.sums[:, -1])
-        return value, settings.interval(self.sums, self.statistic)
+        value = self.transform(float(self.sums.sum() / self.sizes.sum()))
+        interval = settings.skewed_interval(self.sums, self.sizes) if self.trusted else None
+        if interval is None:
+            return value, None
+        low, high = sorted(map(self.transform, interval))
+        return value, (low, high)
 
 
 def by_subset(
@@ -205,6 +264,8 @@ def of_subset(
     for key, estimate in estimates.items():
         if estimate.n:
             value, interval = estimate.at(inputs.settings, 100.0 if key.unit == "percent" else 1.0)
+            if interval is not None:  # the bootstrap of a share may pass the end of its range
+                interval = max(interval[0], key.low), min(interval[1], key.high)
             unscored = n_unscored if estimate.n_unscored is None else estimate.n_unscored
             results.append(subset.result(key.name, value, interval, n=estimate.n, level=level, n_unscored=unscored))
     return results

@@ -108,6 +108,19 @@ class ItemTable:
         return self.items.column("category")
 
     @cached_property
+    def group(self) -> Int:
+        """Code of the group in which an item is: those of one task with one `group_id`, else the item alone.
+
+        Of shape (n_items,).
+        """
+        table = self.items.table
+        named = table.column("group_id").is_valid().to_numpy()
+        # The separator stands in no task's name, so that no group is taken for a single item.
+        names = np.where(named, self.items.column("group_id"), self.item_id)
+        keys = [f"{task}{_JOIN}{own:d}{_JOIN}{name}" for task, own, name in zip(self.task, named, names, strict=True)]
+        return np.asarray(np.unique(keys, return_inverse=True)[1], dtype=np.int64)
+
+    @cached_property
     def rule(self) -> Objects:
         """Prediction rules, shape (n_items,)."""
         return self.items.column("rule")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
 from mlflow_compress.records import TokenDistances, TokenScores, align
 
 
@@ -18,8 +20,11 @@ class TokenGroups:
     """Which corpus and which window each token belongs to."""
 
     tasks: Objects  # Corpora; shape (n_tasks,)
-    task: Int  # Code of the corpus, and of the window (unique over all corpora); shape (n_tokens,)
+    # Codes of the corpus, the window, and the document that the window is from (unique over all corpora); shape
+    # (n_tokens,)
+    task: Int
     window: Int
+    document: Int
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[Objects, Int]:
@@ -40,7 +45,39 @@ def token_groups(scores: TokenScores) -> TokenGroups:
     # Records in reading order increase; only others need the sort.
     if not (np.diff(cell) > 0).all() and len(np.unique(cell)) != len(cell):
         raise AlignmentError("Duplicate keys in the token_scores records", fix="Every key must be unique")
-    return TokenGroups(tasks, task, window)
+    whole, codes = np.unique(window, return_inverse=True)
+    of_task = whole // len(windows)
+    names = windows[whole % len(windows)].astype(str)
+    documents = np.empty(len(whole), dtype=np.int64)
+    for number in range(len(tasks)):
+        rows = np.flatnonzero(of_task == number)
+        documents[rows] = number * len(whole) + np.unique(_documents(names[rows]), return_inverse=True)[1]
+    return TokenGroups(tasks, task, window, documents[codes])
+
+
+FEWEST_WINDOWS = 200
+"""Windows of a text with unknown documents from which on stretches of it count as groups, at least 10 windows each."""
+
+
+def _documents(windows: Objects) -> Int:
+    """Return the number of the document of each window of one corpus, from the windows' names.
+
+    "7.41" is a window of document 7 (or the document in which it begins), "q3/0" an answer to the prompt "q3", and "41"
+    a window of a text whose documents are not known. That text is one document; where it is long its windows are cut
+    into `FEWEST_GROUPS` stretches, so that what neighbours share is within a stretch (batch means).
+
+    Source: Law and Carson, "A sequential procedure for determining the length of a steady-state simulation", Operations
+    Research 1979, for batch means.
+    """
+    if all(re.fullmatch(r"\d+", name) for name in windows):
+        if len(windows) < FEWEST_WINDOWS:
+            return np.zeros(len(windows), dtype=np.int64)
+        rank = np.argsort(np.argsort(windows.astype(np.int64)))
+        return np.asarray(rank * FEWEST_GROUPS // len(windows), dtype=np.int64)
+    if all(re.fullmatch(r"\d+\.\d+", name) for name in windows):
+        return np.array([int(name.partition(".")[0]) for name in windows], dtype=np.int64)
+    names = [name.rpartition("/")[0] or name for name in windows]
+    return np.asarray(np.unique(names, return_inverse=True)[1], dtype=np.int64)
 
 
 def _matching(ours: TokenScores, theirs: TokenScores | TokenDistances) -> Int | None:

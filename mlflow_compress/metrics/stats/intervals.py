@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.stats import binomtest, norm
+from scipy.stats import binomtest, norm, t
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite
+from mlflow_compress.metrics.stats.clusters import DesignEffect
 
 
 class Interval(NamedTuple):
@@ -33,12 +34,21 @@ def z_value(level: float) -> float:
     return float(norm.ppf(0.5 + level / 2.0))
 
 
-def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
-    """Wilson score interval of a proportion, by scipy.
+def _t_value(level: float, df: float) -> float:
+    """Return the two-sided quantile of Student's t."""
+    check_level(level)
+    return float(t.ppf(0.5 + level / 2.0, df))
 
-    ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` with ``p = successes/n``; never empty at p = 0 or 1.
 
-    Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
+def wilson(successes: int, n: int, *, level: float = 0.95, effect: DesignEffect | None = None) -> Interval:
+    """Wilson score interval of a proportion, by scipy where the items are independent.
+
+    ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` with ``p = successes/n``; never empty at p = 0 or 1. Of
+    items in groups, n is divided by the design effect `effect`, and z is the quantile of Student's t with its degrees
+    of freedom.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927; Rao and Scott,
+    "A simple method for the analysis of clustered binary data", Biometrics 1992.
 
     Examples
     --------
@@ -47,17 +57,25 @@ def wilson(successes: int, n: int, *, level: float = 0.95) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise DataError("A proportion needs 0 <= successes <= n and n >= 1", got=f"{successes} of {n}")
+    if effect is not None:
+        z, count, share = _t_value(level, effect.df), n / effect.effect, successes / n
+        middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+        half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / (1 + z * z / count)
+        return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
     check_level(level)
     low, high = binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
     return Interval(float(low), float(high))
 
 
-def paired_difference(gained: float, lost: float, n: float, *, level: float = 0.95) -> Interval:
+def paired_difference(
+    gained: float, lost: float, n: float, *, level: float = 0.95, effect: DesignEffect | None = None
+) -> Interval:
     """Tango's score interval of ``(gained - lost)/n``, the difference of two paired proportions.
 
     The set of `d` with ``|gained - lost - n d| <= z sqrt(n (2 q(d) + d (1 - d)))``, where `q(d)` is the
     maximum-likelihood estimate of the lost share given `d`. Unlike the bootstrap it does not collapse to a point when
-    nothing changed. Only the second model has the `gained` items right, only the first the `lost` ones.
+    nothing changed. Only the second model has the `gained` items right, only the first the `lost` ones. Of items in
+    groups all three counts are divided by the design effect of the differences, and z is Student's t (see `wilson`).
 
     Source: Tango, "Equivalence test and confidence interval for the difference in proportions for the paired-sample
     design", Statistics in Medicine 1998.
@@ -65,6 +83,8 @@ def paired_difference(gained: float, lost: float, n: float, *, level: float = 0.
     if n <= 0 or min(gained, lost) < 0 or gained + lost > n * (1 + 1e-12):
         raise DataError("Paired counts need gained, lost >= 0 and gained + lost <= n", got=f"{gained}, {lost}, {n}")
     z = z_value(level)
+    if effect is not None:
+        z, gained, lost, n = _t_value(level, effect.df), *(count / effect.effect for count in (gained, lost, n))
 
     def spread(d: float) -> float:
         b = (2 * n - gained + lost) * d - gained - lost
@@ -91,8 +111,13 @@ _RATIO = 1.5  # of neighbouring stakes
 _STEPS = 40  # bisections: 1e-12 of the range
 
 
-def bounded_mean_interval(values: npt.ArrayLike, *, upper: float = 1.0, level: float = 0.95) -> Interval:
+def bounded_mean_interval(
+    values: npt.ArrayLike, sizes: npt.ArrayLike | None = None, *, upper: float = 1.0, level: float = 0.95
+) -> Interval:
     """Return an interval for the mean of n independent values in ``[0, upper]``, by betting.
+
+    With `sizes`, shape (n,), the values are sums over groups of so many items, and the mean is that of the items; the
+    groups are independent.
 
     Against "the mean is at most m" somebody stakes the share ``c`` of his capital on every value, which becomes
     ``K_c(m) = prod(1 - c + c x_i/m)``. If the mean IS at most m, the expected capital is at most 1, also on average
@@ -106,16 +131,19 @@ def bounded_mean_interval(values: npt.ArrayLike, *, upper: float = 1.0, level: f
     if not upper > 0.0 or not math.isfinite(upper):
         raise ConfigError("The upper bound must be positive and finite", got=upper)
     check_level(level)
-    x = finite("values", values) / upper
-    if x.min() < 0.0 or x.max() > 1.0:
+    counts = np.ones(len(finite("values", values))) if sizes is None else finite("sizes", sizes)
+    x, share = finite("values", values) / (upper * counts.max()), counts / counts.max()
+    if x.min() < 0.0 or (x > share * (1 + 1e-12)).any():
+        means = x / share * upper
         raise DataError(
-            f"Values must lie in [0, {upper}]", got=f"{x.min() * upper} to {x.max() * upper}", fix="Clip them first"
+            f"Values must lie in [0, {upper}]", got=f"{means.min()} to {means.max()}", fix="Clip them first"
         )
+    x = np.minimum(x, share)
     n, goal = len(x), math.log(2.0 / (1.0 - level))
     # A small mean is bounded from below by small stakes, from above by large ones; of the values' variance, at most
     # 1/4, the best stake against the complement is sqrt(2 goal/(n variance)).
-    low = _lower_end(x, _stakes(1.0 / n), goal)
-    high = 1.0 - _lower_end(1.0 - x, _stakes(math.sqrt(8.0 * goal / n)), goal)
+    low = _lower_end(x, share, _stakes(1.0 / n), goal)
+    high = 1.0 - _lower_end(share - x, share, _stakes(math.sqrt(8.0 * goal / n)), goal)
     return Interval(upper * low, upper * high)
 
 
@@ -125,15 +153,18 @@ def _stakes(smallest: float) -> Float:
     return np.asarray(_RATIO ** -np.arange(count, dtype=np.float64), dtype=np.float64)
 
 
-def _lower_end(x: Float, stakes: Float, goal: float) -> float:
-    """Return the largest m whose average log-capital is at least `goal`; the capital falls with m for every stake."""
-    low, high = 0.0, float(x.mean())
+def _lower_end(x: Float, share: Float, stakes: Float, goal: float) -> float:
+    """Return the largest m whose average log-capital is at least `goal`; the capital falls with m for every stake.
+
+    A value is at most its `share`, its group's size over the largest one's.
+    """
+    low, high = 0.0, float(x.sum() / share.sum())
     for _ in range(_STEPS):
         m = (low + high) / 2.0
         if m <= 0.0:
             break
         with np.errstate(divide="ignore"):  # all staked on a value of 0: that bettor has nothing left
-            logs = np.log1p(stakes[:, None] * (x[None, :] / m - 1.0)).sum(axis=1)
+            logs = np.log1p(stakes[:, None] * (x[None, :] / m - share[None, :])).sum(axis=1)
         if np.logaddexp.reduce(logs) - math.log(len(stakes)) >= goal:
             low = m
         else:

@@ -121,14 +121,30 @@ class BoundedCheck:
         return np.asarray((x - self.low) / (self.high - self.low), dtype=np.float64)
 
 
-def p_values(check: BoundedCheck, values: npt.ArrayLike, *, error: float, n_checks: int) -> tuple[Float, Float]:
+@dataclass(frozen=True, eq=False)
+class ItemGroups:
+    """Which values of a check belong together, because their items share something."""
+
+    codes: Int  # Group of each value, in the order of the values; a group's values follow each other; shape (n,)
+    largest: int  # Most values that a group of this check can have, those included that were not looked at
+
+
+def p_values(
+    check: BoundedCheck, values: npt.ArrayLike, groups: ItemGroups | None = None, *, error: float, n_checks: int
+) -> tuple[Float, Float]:
     """Return p-values of "the claim is wrong" and of "the claim is right", after each value; they hold at all times.
 
     A p-value is 1/(largest capital so far) of who bets against the statement. It never rises. The values are in random
-    order. The bets aim at the level `error` of all checks together.
+    order, those of a group together, and the bets are on groups: with the sum s and the size w of a group's values,
+    both over `groups.largest`, on ``m + s - m w``, which lies in [0, 1] and whose mean is at most the limit m if that
+    of the items is. For items that stand alone it is the value. The bets aim at the level `error` of all checks
+    together.
     """
     x = check.as_shares(values)
     m = (check.limit - check.low) / (check.high - check.low)
+    if groups is not None and len(x):
+        codes = np.cumsum(np.concatenate([[0], np.diff(groups.codes) != 0]))
+        x = m + (np.bincount(codes, weights=x) - m * np.bincount(codes)) / groups.largest
     if check.at_least:  # "above m" is "below 1 - m" of the mirrored values
         x, m = 1.0 - x, 1.0 - m
     levels: dict[Side, float] = {"below": PASS_SHARE * error, "above": (1.0 - PASS_SHARE) * error / n_checks}
@@ -154,7 +170,11 @@ def verdicts(wrong: npt.ArrayLike, right: npt.ArrayLike, *, error: float) -> lis
 
 
 def decide_checks(
-    checks: Sequence[BoundedCheck], values: Mapping[str, npt.ArrayLike], *, error: float = 0.05
+    checks: Sequence[BoundedCheck],
+    values: Mapping[str, npt.ArrayLike],
+    groups: Mapping[str, ItemGroups | None] | None = None,
+    *,
+    error: float = 0.05,
 ) -> dict[str, Verdict]:
     """Return "pass", "fail" or "undecided" for every check, from the items so far. Look as often as you like.
 
@@ -164,7 +184,7 @@ def decide_checks(
     applied at any time, because ``1/max(capital)`` is a p-value that holds at every time at once (Ville).
 
     `values` has each check's values, in the random order in which items are looked at; a longer look begins with the
-    values of a shorter one.
+    values of a shorter one. `groups` has the groups of each check's items where they come in groups; groups are whole.
     """
     if not 0.0 < error < 1.0:
         raise ConfigError("The error level must lie strictly between 0 and 1", got=error)
@@ -172,7 +192,8 @@ def decide_checks(
         return {}
     last = []
     for check in checks:
-        paths = p_values(check, values[check.name], error=error, n_checks=len(checks))
+        of_check = None if groups is None else groups[check.name]
+        paths = p_values(check, values[check.name], of_check, error=error, n_checks=len(checks))
         last.append([float(p[-1]) if len(p) else 1.0 for p in paths])
     wrong, right = zip(*last, strict=True)
     return {check.name: verdict for check, verdict in zip(checks, verdicts(wrong, right, error=error), strict=True)}

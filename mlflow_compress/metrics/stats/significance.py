@@ -13,6 +13,7 @@ from scipy.stats import binom, binomtest, norm, ttest_1samp
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
+from mlflow_compress.metrics.stats.clusters import group_sums
 from mlflow_compress.metrics.stats.intervals import Interval, z_value
 from mlflow_compress.records import MetricResult
 
@@ -56,6 +57,33 @@ def mcnemar_mid_p(c2w: int, w2c: int) -> float:
         return exact
     observed = float(binom.pmf(min(c2w, w2c), c2w + w2c, 0.5))
     return exact - (observed / 2 if c2w == w2c else observed)
+
+
+def grouped_mcnemar_mid_p(differences: npt.ArrayLike, groups: npt.ArrayLike) -> float:
+    """Two-sided mid-p value of McNemar's test for items in groups: whole groups change sides.
+
+    Under the hypothesis that neither model is the better one, the two can be exchanged in every group. So the sum S of
+    the differences has the distribution of ``sum(±s_g)`` over the groups' sums s_g, each sign with a probability of
+    1/2, and ``p = P(|S| > |s|) + P(|S| = |s|)/2``, counted exactly. Where every item is a group of its own it is
+    `mcnemar_mid_p`. Both arrays have shape (n,); a difference is 1 for wrong to right, -1 for right to wrong, else 0.
+
+    Source: Fisher, "The Design of Experiments", 1935, section 21; the mid-p value as in `mcnemar_mid_p`.
+
+    Examples
+    --------
+    >>> grouped_mcnemar_mid_p([1, 1, 1, 1], [0, 0, 1, 1])
+    0.25
+    """
+    sums = np.rint(group_sums(differences, groups)[0]).astype(np.int64)
+    shares = np.ones(1)  # Of the sums -width, ..., width
+    for size in np.abs(sums[sums != 0]):
+        shares = np.concatenate([shares, np.zeros(2 * size)]) / 2
+        shares = shares + np.roll(shares, 2 * size)
+    sizes = np.abs(np.arange(len(shares)) - len(shares) // 2)
+    observed = abs(int(sums.sum()))
+    if len(shares) == 1:
+        return 1.0  # nothing changed, as in `mcnemar_mid_p`
+    return float(min(shares[sizes > observed].sum() + shares[sizes == observed].sum() / 2, 1.0))
 
 
 def smallest_detectable_change(n: int, discordant: float, *, level: float = 0.95, power: float = 0.8) -> float | None:

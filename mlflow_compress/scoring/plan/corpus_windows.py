@@ -6,7 +6,7 @@ Answers that a model wrote are one window each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ def cut(
     window: int,
     stride: int | None = None,
     max_tokens: int | None = None,
+    starts: Sequence[int] = (),
 ) -> Windows:
     """Return the windows of a running text, of documents or of answers; see `Scorer.score_corpus`."""
     if isinstance(corpus, TokenAnswers):
@@ -73,8 +74,14 @@ def cut(
     if not isinstance(corpus, str):
         return cut_documents(encoder, corpus)
     if stride is None:
-        return cut_windows(encoder, corpus, window, max_tokens)
-    return cut_strided(encoder, corpus, window, stride)
+        windows = cut_windows(encoder, corpus, window, max_tokens)
+    else:
+        windows = cut_strided(encoder, corpus, window, stride)
+    documents = encoder.documents(corpus, starts) if starts else None
+    if documents is None:
+        return windows
+    firsts = [number * (stride or window) + int(places[0]) for number, places in enumerate(windows.scored)]
+    return replace(windows, names=[f"{documents[first]}.{number}" for number, first in enumerate(firsts)])
 
 
 def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None = None) -> Windows:

@@ -90,6 +90,26 @@ class Encoder:
                 out |= {i: np.asarray(ids[: len(ids) - cut], np.int32) for i, ids in zip(chunk, batch, strict=True)}
         return [out[i] for i in range(len(strings))]
 
+    def documents(self, text: str, starts: Sequence[int]) -> npt.NDArray[np.int64] | None:
+        """Return the number of the document in which each token of `ids([text])` begins.
+
+        `starts` has the characters at which the documents begin. None where the tokenizer does not tell which
+        characters a token stands for.
+        """
+        if not self.tokenizer.is_fast:
+            return None
+        prefix = self._prefix_text
+        encoded = self.tokenizer(
+            text,
+            add_special_tokens=not (prefix and text.startswith(prefix)),
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        begins = np.array([begin for begin, _ in encoded["offset_mapping"]], dtype=np.int64)
+        return np.maximum(np.searchsorted(np.asarray(starts), begins, side="right") - 1, 0)
+
     def ids_of(self, strings: Iterable[str], *, special: bool = True) -> dict[str, npt.NDArray[np.int32]]:
         """Return the token ids of each distinct string, as `ids` does."""
         distinct = list(dict.fromkeys(strings))
