@@ -108,7 +108,7 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
         "model_id": model.model_id,
         "tags": {
             **{k: tags[k] for k in _TAGS if k in tags},
-            **{k: f"{run.data.metrics[k]:g}" for k in VALUES if k in run.data.metrics},
+            **{k: f"{run.data.metrics[k]:.4g}" for k in VALUES if k in run.data.metrics},
         },
         "description": "\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
         "await_creation_for": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -66,23 +65,6 @@ def _has_run(database: Path, run_id: str) -> bool:
         return True
 
 
-def rounded(result: MetricResult) -> float:
-    """Return the value with two digits of its interval's half-width, or six significant digits where it has none.
-
-    A value whose interval excludes 0 keeps one digit of its own: 3 within [0.03, 391] is not 0. The run's
-    `metrics.json` has the exact values. Tables should not show digits that the data do not support.
-    """
-    if result.value == 0:
-        return 0.0
-    if result.low is not None and result.high is not None and result.high > result.low:
-        digits = 1 - math.floor(math.log10((result.high - result.low) / 2))
-        if result.low > 0 or result.high < 0:
-            digits = max(digits, -math.floor(math.log10(abs(result.value))))
-    else:
-        digits = 5 - math.floor(math.log10(abs(result.value)))
-    return round(result.value, digits)
-
-
 def new_parameters(there: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters to log so that a run shows `values`: new names, and resolved values under `RESOLVED`."""
     new: dict[str, str] = {}
@@ -140,8 +122,8 @@ class OpenRun(Protocol):
         """Log plain numbers."""
 
     def log_results(self, results: Sequence[MetricResult]) -> None:
-        """Log results, rounded to what their intervals support; a task's result gets its name appended."""
-        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): rounded(r) for r in results})
+        """Log results, exact: who shows them rounds them. A task's result gets its name appended."""
+        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): r.value for r in results})
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """Store one file."""
