@@ -24,7 +24,6 @@ from mlflow_compress.metrics.stats.significance import (
     mcnemar_exact,
     mcnemar_mid_p,
     non_inferior,
-    smallest_detectable_change,
 )
 from tests.metric_records import QUICK
 
@@ -161,34 +160,6 @@ def test_mid_p_agrees_with_the_interval_where_the_exact_test_does_not():
             mid += [p_mid] * ((p_mid < 0.05) != excluded)
     assert (4 * len(p_values), len(exact), len(mid)) == (7320, 184, 24)
     assert min(mid) > 0.05 and max(mid) == pytest.approx(0.0625)  # 0 against 4
-
-
-@pytest.mark.parametrize(
-    ("n", "discordant", "low", "high"),
-    [(160, 0.07, 0.80, 0.90), (1320, 0.07, 0.79, 0.82), (500, 0.3, 0.79, 0.82), (200, 0.0, 0.80, 0.90)],
-)
-def test_the_smallest_detectable_change_is_found_in_four_of_five_samples(n, discordant, low, high):
-    """Of 20,000 samples, where a share has a standard error of 0.3 points; few discordant items find it more often."""
-    change = smallest_detectable_change(n, discordant)
-    share = max(discordant, change)
-    counts = np.random.default_rng(0).multinomial(
-        n, [(share + change) / 2, (share - change) / 2, 1 - share], size=20_000
-    )
-    tables, times = np.unique(counts[:, :2], axis=0, return_counts=True)
-    found = np.array([mcnemar_mid_p(int(a), int(b)) < 0.05 for a, b in tables])
-    power = float((found * times).sum() / 20_000)
-    assert low <= power <= high, f"{100 * change:.2f} points are found in {100 * power:.1f} % of the samples"
-
-
-def test_the_smallest_detectable_change_solves_its_definition():
-    d = smallest_detectable_change(1000, 0.09)
-    z, z_power = z_value(0.95), float(scipy.stats.norm.ppf(0.8))
-    assert ((z * 0.3 + z_power * math.sqrt(0.09 - d * d)) / d) ** 2 == pytest.approx(1000)
-    all_one_way = smallest_detectable_change(20, 0.0)
-    assert smallest_detectable_change(20, all_one_way) == pytest.approx(all_one_way)
-    assert smallest_detectable_change(3, 0.5) is None
-    with pytest.raises(DataError, match="share of discordant items"):
-        smallest_detectable_change(10, 5.0)
 
 
 def test_holm_is_that_of_statsmodels():

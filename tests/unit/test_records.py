@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.records import MetricResult, OptionScores, RunRecords, align
+from mlflow_compress.records import OptionScores, RunRecords, align
 from mlflow_compress.registry import Registry
-from mlflow_compress.tracking.store import rounded
 
 
 def scores(ids: list[str]) -> OptionScores:
@@ -78,16 +77,3 @@ def test_registry_names_the_nearest_and_refuses_doubles() -> None:
 
 
 # 0.0213 +- 0.002: two digits of the half-width are 0.0020, so four decimals; without an interval six digits.
-@pytest.mark.parametrize(
-    ("result", "expected"),
-    [
-        (MetricResult("a/b", 0.021312, 0.0193, 0.0233), 0.0213),
-        (MetricResult("a/b", 71.2345678), 71.2346),
-        (MetricResult("a/b", 0.0, 0.0, 0.1), 0.0),
-        (MetricResult("a/b", 12345.678, 12000.0, 13000.0), 12350.0),
-        (MetricResult("a/b", 3.13, 0.03, 391.0), 3.0),  # not 0, which its interval excludes
-        (MetricResult("a/b", 0.0004, -0.1, 0.1), 0.0),
-    ],
-)
-def test_logged_values_carry_only_the_digits_their_interval_supports(result: MetricResult, expected: float) -> None:
-    assert rounded(result) == pytest.approx(expected, rel=1e-12)

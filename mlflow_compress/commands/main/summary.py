@@ -36,7 +36,6 @@ from mlflow_compress.tracking.logged_model import (
     log_variant_model,
 )
 from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
-from mlflow_compress.tracking.store import rounded
 from mlflow_compress.tracking.views import save_leaderboard
 
 WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
@@ -106,14 +105,14 @@ def log_model(stages: Stages) -> None:
     model = log_variant_model(tracker, run.run_id, entry)
     by_task, complete = _data_sets(stages)
     log_data_sets(tracker, run.run_id, [*by_task.values(), complete])
-    every = {r.name: rounded(r) for r in stages.pooled.values()} | gate_values(stages.pooled) | stages.sizes
+    every = {r.name: r.value for r in stages.pooled.values()} | gate_values(stages.pooled) | stages.sizes
     values = run_names.on_main_run(every)
     itemless = {name for name in values if name.startswith(WITHOUT_ITEMS)}
     log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete)
     log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in itemless})
     # Values per task are on the evaluate run. They are logged there a second time, linked to the model.
     for name, data_set in by_task.items():
-        values = {f"{r.name}/{name}": rounded(r) for r in logged(stages.results) if r.task == name}
+        values = {f"{r.name}/{name}": r.value for r in logged(stages.results) if r.task == name}
         if values:
             log_model_values(tracker, stages.evaluate, model, values, data_set)
 
@@ -157,7 +156,7 @@ def _variants(stages: Stages) -> tuple[list[dict[str, Any]], str]:
 
 
 def _values(stages: Stages) -> dict[str, float]:
-    """Return the main run's metrics, not rounded: pooled values, sizes and gate values."""
+    """Return the main run's metrics: pooled values, sizes and gate values."""
     pooled = {name: result.value for name, result in stages.pooled.items()}
     return {**pooled, **stages.sizes, **gate_values(stages.pooled)}
 

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom, binomtest, norm, ttest_1samp
+from scipy.stats import binom, binomtest, ttest_1samp
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
 from mlflow_compress.metrics.stats.clusters import group_sums
-from mlflow_compress.metrics.stats.intervals import Interval, z_value
+from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import MetricResult
 
 
@@ -84,34 +84,6 @@ def grouped_mcnemar_mid_p(differences: npt.ArrayLike, groups: npt.ArrayLike) -> 
     if len(shares) == 1:
         return 1.0  # nothing changed, as in `mcnemar_mid_p`
     return float(min(shares[sizes > observed].sum() + shares[sizes == observed].sum() / 2, 1.0))
-
-
-def smallest_detectable_change(n: int, discordant: float, *, level: float = 0.95, power: float = 0.8) -> float | None:
-    """Return the smallest change of accuracy, a share, that McNemar's test finds in n items with the wanted power.
-
-    ``n = (z_level sqrt(D) + z_power sqrt(D - d^2))^2 / d^2`` solved for the change d, with D = `discordant`, the share
-    of items that only one model has right: ``d = K sqrt(D)``, where ``K = (z_level sqrt(n) + z_power sqrt(n + z_power^2
-    - z_level^2)) / (n + z_power^2)``. A change cannot exceed D, so that where D is below ``K^2`` all discordant items
-    go one way and ``d = D = K^2``. With few discordant items the power is above the wanted one (0.89 for 0.8).
-
-    None where n is so small that no change is found.
-
-    Source: Connor, "Sample size for testing differences in proportions for the paired-sample design", Biometrics 1987.
-
-    Examples
-    --------
-    >>> round(smallest_detectable_change(1000, 0.09), 4)
-    0.0265
-    """
-    if n < 1 or not 0.0 <= discordant <= 1.0:
-        raise DataError("Needs n >= 1 and a share of discordant items in [0, 1]", got=f"{n}, {discordant}")
-    z, z_power = z_value(level), float(norm.ppf(power))
-    rest = n + z_power**2 - z**2
-    if rest < 0:
-        return None
-    k = (z * math.sqrt(n) + z_power * math.sqrt(rest)) / (n + z_power**2)
-    change = k * max(math.sqrt(discordant), k)
-    return change if change <= 1.0 else None
 
 
 def holm(p_values: npt.ArrayLike) -> Float:
