@@ -27,11 +27,13 @@ from mlflow_compress.metrics.divergence import ACCEPTANCE, ITEM_COLUMNS
 from mlflow_compress.metrics.flips import ALL_FLIPS, C2W, CHANGED_CORRECT, CHANGED_INCORRECT, FLIPS, W2C, W2W
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.significance import mcnemar_exact, paired_mean
+from mlflow_compress.metrics.stats.clusters import are_grouped, group_sums
+from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_exact, paired_mean
 from mlflow_compress.records import MetricResult, Records, RunRecords
 
 R = TypeVar("R", bound=Records)
-_SIGNIFICANT = 0.05
+SIGNIFICANT = 0.05
+"""P-value below which a distance stands out from its noise floor."""
 
 
 def floors() -> list[MetricKey]:
@@ -72,8 +74,13 @@ def _renamed(prefix: str, keys: list[MetricKey], results: list[MetricResult]) ->
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
 def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
-    """The pooled distances between two runs of the baseline that differ in batch composition only."""
-    return _renamed("noise/", floors(), noise_distances(inputs))
+    """The pooled distances between two runs of the baseline that differ in batch composition only.
+
+    Each has the p-value by which the variant's distance is told from it, where there is one (`paired_p_values`).
+    """
+    p_values = paired_p_values(inputs)
+    results = [replace(result, p=p_values.get(result.name)) for result in noise_distances(inputs)]
+    return _renamed("noise/", floors(), results)
 
 
 def _of_both_engines() -> list[MetricKey]:
@@ -200,26 +207,27 @@ def paired_p_values(inputs: MetricInputs) -> dict[str, float]:
     """Return p-values of "the variant is as far from the first run as the second run is", by the distance's name.
 
     Both are compared on the headline's items that the second run covers: shares of items by McNemar's exact test, means
-    by Student's paired test. Two-sided, but 1 where the variant is the nearer one. Distances without a value per item,
-    such as a corpus's, have none.
+    by Student's paired test. Of items in groups whole groups are compared. Two-sided, but 1 where the variant is the
+    nearer one. Distances without a value per item, such as a corpus's, have none.
     """
     if inputs.variant is None or inputs.noise is None or inputs.noise.items is None:
         return {}
     second, rows = MetricInputs(inputs.baseline, replace(inputs.noise, items=None)), inputs.headline_rows
     found: dict[str, float] = {}
+    group = inputs.view.group
     if inputs.missing(OPTION_DISTANCES) is None and inputs.noise.option_distances is not None:
         for of_items, column in {**ITEM_COLUMNS, ACCEPTANCE: "tv"}.items():
             sign = -1.0 if of_items.direction == "higher" and of_items is not ACCEPTANCE else 1.0
             further = [sign * inputs.distance(column, noise=noise)[rows] for noise in (False, True)]
-            found |= _paired_mean(of_items.name, *further)
+            found |= _paired_mean(of_items.name, group[rows], *further)
         kl = [np.maximum(inputs.distance("kl", noise=noise)[rows], 0.0) for noise in (False, True)]
-        found |= _paired_mean(CLIPPED.name, *(np.minimum(values, CLIP) for values in kl))
+        found |= _paired_mean(CLIPPED.name, group[rows], *(np.minimum(values, CLIP) for values in kl))
         both = np.isfinite(kl[0]) & np.isfinite(kl[1])
-        found[ABOVE_CLIP.name] = _mcnemar(kl[0][both] > CLIP, kl[1][both] > CLIP)
+        found[ABOVE_CLIP.name] = _mcnemar(kl[0][both] > CLIP, kl[1][both] > CLIP, group[rows][both])
     if inputs.missing(PREDICTIONS) is None and second.missing(PREDICTIONS) is None:
         rows = rows[inputs.scored_by_both[rows] & second.scored_by_both[rows]]
         sets = [_changes(each, rows) for each in (inputs, second)]
-        found |= {name: _mcnemar(sets[0][name], sets[1][name]) for name in sets[0]}
+        found |= {name: _mcnemar(sets[0][name], sets[1][name], group[rows]) for name in sets[0]}
     return found
 
 
@@ -236,14 +244,21 @@ def _changes(inputs: MetricInputs, rows: Int) -> dict[str, Bool]:
     return changes
 
 
-def _mcnemar(variant: Bool, noise: Bool) -> float:
-    more, fewer = int((variant & ~noise).sum()), int((~variant & noise).sum())
-    return mcnemar_exact(more, fewer) if more > fewer else 1.0
+def _mcnemar(variant: Bool, noise: Bool, groups: Int) -> float:
+    more, fewer = variant & ~noise, ~variant & noise
+    if more.sum() <= fewer.sum():
+        return 1.0
+    if are_grouped(groups):
+        return grouped_mcnemar_mid_p(more.astype(np.int64) - fewer, groups)
+    return mcnemar_exact(int(more.sum()), int(fewer.sum()))
 
 
-def _paired_mean(name: str, variant: Float, noise: Float) -> dict[str, float]:
+def _paired_mean(name: str, groups: Int, variant: Float, noise: Float) -> dict[str, float]:
     difference = variant - noise
-    difference = difference[np.isfinite(difference)]
+    there = np.isfinite(difference)
+    difference = difference[there]
+    if are_grouped(groups[there]):
+        difference = group_sums(difference, groups[there])[0]
     test = paired_mean(difference) if len(difference) else None
     return {} if test is None else {name: test.p_value if test.value > 0.0 else 1.0}
 
@@ -264,7 +279,7 @@ def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[d
         floor, label, p = floors.get(r.name), None, None
         if floor is not None:
             p = p_values.get(r.name)
-            stands_out = distinguishable(r, floor, direction=key(r.name).direction) if p is None else p < _SIGNIFICANT
+            stands_out = distinguishable(r, floor, direction=key(r.name).direction) if p is None else p < SIGNIFICANT
             label = "distinguishable" if stands_out else "not distinguishable from the noise floor"
         row = {"name": r.name, "value": r.value, "low": r.low, "high": r.high, "label": label, "p": p}
         ends = {"floor": floor and floor.value, "floor_low": floor and floor.low, "floor_high": floor and floor.high}

@@ -41,6 +41,8 @@ class MetricResult:
     n_unscored: int = 0  # Items left out because they have no prediction; never counted as wrong
     task: str | None = None  # The task and category it was computed on; None means pooled
     category: str | None = None
+    # Of a noise floor: the paired test's p-value of "the variant is no farther than this"; None where there is no test
+    p: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL, gate_values
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, KL_ITEMS, TOP_ITEM, TOP_PERCENT
+from mlflow_compress.metrics.noise import SIGNIFICANT
 from mlflow_compress.metrics.win_rate import is_biased
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import (
@@ -51,7 +52,10 @@ def separates(result: MetricResult, unchanged: float) -> Words | None:
 
 
 def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
-    """Return whether a distance exceeds its noise floor. `unchanged` is the distance of equal models."""
+    """Return whether a distance exceeds its noise floor. `unchanged` is the distance of equal models.
+
+    The floor's paired test decides, as in `details.json`; the intervals do where there is none, as for corpora.
+    """
     if result.value == unchanged:
         counted = (
             result.low is not None and result.low != result.high
@@ -63,6 +67,8 @@ def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: flo
         near = result.value if near is None else near
         far = (near > unchanged) == grows and near != unchanged
         return Words("yes, no noise floor measured") if far else _no()
+    if floor.p is not None:
+        return Words("yes") if floor.p < SIGNIFICANT else _no("within the noise floor")
     if grows:
         exceeds = (result.value if result.low is None else result.low) > (
             floor.value if floor.high is None else floor.high

@@ -119,6 +119,8 @@ def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
     assert second.data.tags[run_names.SKIPPED] == f"evaluation: found in run {first.info.run_id}"
     assert run_names.SKIPPED not in first.data.tags
     assert second.data.metrics == first.data.metrics and first.data.metrics["distance/kl_mean"] > 0
+    exact = {r["name"]: r["value"] for r in tracker.fetch_json(first.info.run_id, "metrics.json") if not r["task"]}
+    assert {name: first.data.metrics[name] for name in exact} == exact  # nothing is rounded on the way to the store
     same = (run_names.VERDICT, run_names.VARIANT, run_names.EVALUATION, run_names.BASELINE_RUN, run_names.FINGERPRINT)
     assert [second.data.tags[tag] for tag in same] == [first.data.tags[tag] for tag in same]
     ours, theirs = (tracker.fetch(run.info.run_id, "records") for run in (first, second))

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import sacrebleu
 import scipy.stats
@@ -18,6 +19,7 @@ from scipy.stats import ttest_rel
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs, compute_all, headline, unmet
+from mlflow_compress.metrics.core.metric_registry import headline_keys
 from mlflow_compress.metrics.margins import kl_by_confidence, mean_by_bin, token_kl_by_confidence
 from mlflow_compress.metrics.noise import distinguishable, noise_table
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape
@@ -25,7 +27,7 @@ from mlflow_compress.metrics.stats.correlation import correlate, pearson, spearm
 from mlflow_compress.metrics.stats.intervals import fewest_without_event, items_for_flips_gate, wilson
 from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
-from mlflow_compress.reporting.headline import footnotes
+from mlflow_compress.reporting.headline import footnotes, headline_rows
 from tests import metric_records
 from tests.metric_records import QUICK
 
@@ -118,6 +120,29 @@ def test_equal_values_get_equal_labels_and_a_second_run_without_flips_shows_a_va
     assert p["distance/corpus_kl_mean"] is None  # no value per item: the intervals decide
     nearer = MetricInputs(FULL.baseline, FULL.noise, FULL.variant)
     assert {row["p"] for row in noise_table(nearer, compute_all(nearer))} == {1.0, None}
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 1.2])
+def test_the_report_and_the_details_give_one_answer(scale):
+    """The second run as far from the first as the variant, times a scale."""
+    moved = FULL.variant.option_distances
+    names = ["kl", "kl_reverse", "js", "tv"]
+    columns = {name: pc.multiply(moved.table.column(name), scale) for name in names}
+    table = moved.table
+    for name, column in columns.items():
+        table = table.set_column(table.column_names.index(name), name, column)
+    inputs = replace(FULL, noise=replace(FULL.noise, option_distances=type(moved)(table)))
+    results = compute_all(inputs)
+    details = {row["name"]: row for row in noise_table(inputs, results)}
+    shown = {row.label: row.distinguishable for row in headline_rows(headline(results))}
+    compared = 0
+    for key in headline_keys():
+        row = details.get(key.name)
+        if key.label in shown and row is not None and row["p"] is not None and row["value"] != key.unchanged:
+            compared += 1
+            assert str(shown[key.label]).startswith("yes") == (row["label"] == "distinguishable"), (key.name, row)
+    assert compared >= 4
+    assert details["distance/kl_mean"]["label"].startswith("dist" if scale < 1 else "not")
 
 
 def test_the_second_run_may_cover_fewer_items():

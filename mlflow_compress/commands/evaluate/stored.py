@@ -21,7 +21,7 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import Store
 
-_FIELDS = ("name", "value", "low", "high", "level", "n", "n_unscored", "task", "category")
+_FIELDS = ("name", "value", "low", "high", "level", "n", "n_unscored", "task", "category", "p")
 
 
 def results_json(results: Iterable[MetricResult]) -> list[dict[str, Any]]:

@@ -105,8 +105,7 @@ def log_model(stages: Stages) -> None:
     model = log_variant_model(tracker, run.run_id, entry)
     by_task, complete = _data_sets(stages)
     log_data_sets(tracker, run.run_id, [*by_task.values(), complete])
-    every = {r.name: r.value for r in stages.pooled.values()} | gate_values(stages.pooled) | stages.sizes
-    values = run_names.on_main_run(every)
+    values = run_names.on_main_run(_values(stages))
     itemless = {name for name in values if name.startswith(WITHOUT_ITEMS)}
     log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete)
     log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in itemless})
