@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from mlflow_compress.decide.gates import DELTA, FLIPS
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.stats.intervals import z_value
+from mlflow_compress.metrics.stats.intervals import paired_difference, z_value
 from mlflow_compress.records import MetricResult
 
 
@@ -43,7 +43,9 @@ class HarmVerdict:
         return f"open (about {self.items:,} items would settle it)"
 
 
-def harm_verdict(change: float, low: float, high: float, *, discordant: float, margin: float) -> HarmVerdict:
+def harm_verdict(
+    change: float, low: float, high: float, *, discordant: float, margin: float, effect: float = 1.0
+) -> HarmVerdict:
     """Return the verdict on a paired change of accuracy with its 95 % interval, all shares; the margin is in points.
 
     "worse" where ``high < 0``, "no worse than the margin M" where ``low > -M``. Both can hold: shown harm that is
@@ -60,7 +62,8 @@ def harm_verdict(change: float, low: float, high: float, *, discordant: float, m
     and n solves ``P = 0.8``. For d at or above 0, and at or below -M, one claim is true; for d0 = 0 this is Connor's
     formula (Biometrics 1987), and without any discordant item it gives ``3.84 (1 - M)/M``, where Tango's interval ends
     at -M. Between them both are true, and their probabilities add up to at most 1. No number settles a change of 0
-    with a margin of 0. With another margin one always does: at -M, harm is shown. It is rounded up to two digits.
+    with a margin of 0. With another margin one always does: at -M, harm is shown. Of items in groups as many times more
+    are needed as the design effect says, `effect`. The number is rounded up to two digits.
 
     Examples
     --------
@@ -76,7 +79,7 @@ def harm_verdict(change: float, low: float, high: float, *, discordant: float, m
     if not worse and not within:
         # A change from 0 upwards is not worse, and one from -M downwards not better than the margin.
         excluded = [0.0] * (change < 0) + [-accepted] * (change > -accepted)
-        items = _items(change, excluded, discordant) if excluded else None
+        items = _items(change, excluded, discordant, effect) if excluded else None
     return HarmVerdict(worse=worse, within_margin=within, margin=margin, items=items)
 
 
@@ -85,10 +88,15 @@ def harm_of(pooled: Mapping[str, MetricResult], margin: float) -> HarmVerdict | 
     delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
     if delta is None or delta.low is None or delta.high is None or flips is None:
         return None
-    return harm_verdict(delta.value, delta.low, delta.high, discordant=flips.value / 100, margin=margin)
+    change, discordant = delta.value, max(flips.value / 100, abs(delta.value))
+    gained, lost = ((discordant + sign * change) / 2 * delta.n for sign in (1, -1))
+    # Items in groups make the interval as much wider as the root of their design effect.
+    alone = paired_difference(gained, lost, delta.n, level=delta.level)
+    effect = max(1.0, round(((delta.high - delta.low) / (alone.high - alone.low)) ** 2, 3))
+    return harm_verdict(change, delta.low, delta.high, discordant=discordant, margin=margin, effect=effect)
 
 
-def _items(change: float, excluded: Sequence[float], discordant: float) -> int:
+def _items(change: float, excluded: Sequence[float], discordant: float, effect: float) -> int:
     """Return how many items exclude one of these changes with 80 % power, rounded up to two digits."""
     spread = math.sqrt(max(discordant - change**2, 1e-18))
     gaps = [(abs(change - at), z_value(0.95) * math.sqrt(max(discordant, abs(at)) - at**2)) for at in excluded]
@@ -98,6 +106,6 @@ def _items(change: float, excluded: Sequence[float], discordant: float) -> int:
 
     # Enough for one of them alone, with a little more, as the solver wants a change of sign.
     most = min((needed + 0.85 * spread) / gap for gap, needed in gaps)
-    n = float(brentq(lacking, 0.0, most)) ** 2
+    n = effect * float(brentq(lacking, 0.0, most)) ** 2
     unit = 10 ** max(math.floor(math.log10(n)) - 1, 0) if n >= 1 else 1
     return math.ceil(n / unit) * unit

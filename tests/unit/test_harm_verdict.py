@@ -7,9 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from mlflow_compress.decide.direction import harm_verdict
+from mlflow_compress.decide.direction import harm_of, harm_verdict
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics import MetricSettings
+from mlflow_compress.metrics.core.estimates import PairedDifference
 from mlflow_compress.metrics.stats.intervals import paired_difference
+from mlflow_compress.records import MetricResult
 
 
 def found(c2w, w2c, n, margin=1.0):
@@ -49,6 +52,23 @@ def test_items_by_hand():
     assert harm_verdict(-0.01, -0.02, 0.001, discordant=0.09, margin=1.0).items == 7_100
     # d = 0 and M = 2: (1.95996 x sqrt(0.0896) + 0.84162 x 0.3)² / 0.0004 = (0.58668 + 0.25249)² x 2,500 = 1,760.5.
     assert harm_verdict(0.0, -0.03, 0.03, discordant=0.09, margin=2.0).items == 1_800
+
+
+def test_items_in_groups_need_as_many_more_as_their_design_effect():
+    """Copies of every item in groups of four: four times the items settle what the items without copies would."""
+    rng = np.random.default_rng(0)
+    change = rng.choice([-1, 0, 1], 1000, p=[0.05, 0.91, 0.04])
+
+    def of(values, groups):
+        difference = PairedDifference.of(values < 0, values > 0, groups)
+        value, (low, high) = difference.at(MetricSettings(), 1.0)
+        flips = MetricResult("distance/flips_pct", 100 * float((values != 0).mean()), n=len(values))
+        delta = MetricResult("quality/accuracy_delta", value, low, high, n=len(values))
+        return harm_of({r.name: r for r in (flips, delta)}, margin=0.5)
+
+    alone, copied = of(change, None), of(np.repeat(change, 4), np.repeat(np.arange(1000), 4))
+    assert alone.word == copied.word == "open"
+    assert copied.items == pytest.approx(4 * alone.items, rel=0.12)  # each is rounded up to two digits; t for z
 
 
 @pytest.mark.parametrize("margin", [-1.0, 101.0, math.nan])
