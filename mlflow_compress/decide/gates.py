@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
+from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.stats.intervals import fewest_without_event
 from mlflow_compress.records import MetricResult
 
 SIZE = "size/bytes"
 RATIO = "size/ratio"
 KL = "distance/kl_mean"
+KL_REVERSE = "distance/kl_reverse_mean"
 FLIPS = "distance/flips_pct"
 DELTA = "quality/accuracy_delta"
 
@@ -63,7 +65,10 @@ class Gate:
         """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
         value = metrics.get(self.metric)
         if value is None:
-            return (Check(passed=False, reason=f"{self.label}: {self.metric} is missing", missing=self.metric),)
+            why = f"{self.label}: {self.metric} is missing"
+            if self.metric.startswith((KL, KL_REVERSE)) and "(upper end)" in self.metric:
+                why += f", or cannot be trusted (fewer than {TRUSTED_ITEMS} items, or one holds {TRUSTED_TOP_PCT:g} %)"
+            return (Check(passed=False, reason=why, missing=self.metric),)
         passed = value >= self.bound if self.at_least else value <= self.bound
         signs = (">=", "<") if self.at_least else ("<=", ">")
         sign = signs[0] if passed else signs[1]
@@ -72,7 +77,10 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceGate:
-    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values."""
+    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values.
+
+    Then the mean itself must keep to the limit too.
+    """
 
     # Largest accepted mean KL in nats; if the interval cannot be trusted, of the mean of KL clipped per item
     max_kl: float
@@ -101,7 +109,10 @@ class DivergenceGate:
         if not above.passed and not above.missing and n_items < needed < math.inf:
             fix = f"even with none above it, at least {needed:,} items are needed: raise limit, or name more tasks"
             above = replace(above, reason=f"{above.reason} ({fix}; there are {n_items:,.0f})")
-        return (*clipped.checks(metrics), above)
+        # Clipping only lowers a mean: one that breaks the limit as it is does not pass without its largest values.
+        mean = Gate(metric=KL, bound=self.max_kl, label="KL (mean)").checks(metrics)
+        broken = mean if metrics.get(KL, 0.0) > self.max_kl else ()
+        return (*broken, *clipped.checks(metrics), above)
 
 
 def upper_end_label(metric: str) -> str:

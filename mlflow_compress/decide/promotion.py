@@ -13,6 +13,7 @@ from mlflow_compress.decide.gates import (
     GATE_DROP,
     GATE_KL_ITEMS,
     KL,
+    KL_REVERSE,
     RATIO,
     SIZE,
     SPEED,
@@ -25,6 +26,7 @@ from mlflow_compress.decide.gates import (
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
+from mlflow_compress.metrics.kl_tail import TOP_ITEM, mean_is_trusted
 from mlflow_compress.records import MetricResult
 
 NO_KL_OF_SERVED = (
@@ -211,12 +213,18 @@ class GateReading:
 
 
 def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
-    """Return those of the wanted numbers that an evaluation has, by name."""
+    """Return those of the wanted numbers that an evaluation has, by name.
+
+    The upper end of a mean KL, of items in either direction, is left out where its interval cannot be trusted: a few
+    items without an outlier look harmless.
+    """
     by_place = {(r.name, r.task or "", r.category or ""): r for r in results}
     values: dict[str, float] = {}
     for reading in readings:
         result = by_place.get((reading.metric, reading.task, reading.category))
-        if result is not None:
+        top_item = by_place.get((TOP_ITEM.name, reading.task, reading.category))
+        unbounded = reading.end == "upper" and reading.metric in (KL, KL_REVERSE)
+        if result is not None and not (unbounded and not mean_is_trusted(result, top_item)):
             ends = {"upper": result.high, "lower": result.low, "value": result.value, "n": float(result.n)}
             value = ends[reading.end]
             if value is not None:

@@ -19,6 +19,7 @@ from mlflow_compress.metrics.core.requirements import (
     VARIANT,
 )
 from mlflow_compress.metrics.stats.arrays import Float, Int
+from mlflow_compress.metrics.stats.clusters import are_grouped, group_sums
 from mlflow_compress.records import MetricResult
 
 CLIP = 1.0
@@ -38,9 +39,10 @@ one is in 11 %, because a sample that missed the largest item looks harmless; wi
 
 
 def mean_is_trusted(kl: MetricResult, top_item: MetricResult | None) -> bool:
-    """Return whether a gate may read the interval of a mean KL.
+    """Return whether a gate may read the interval of a mean KL, in either direction.
 
-    - `top_item`: `distance/kl_share_top_item_pct`; where every KL is 0 there is none, and nothing is known of the tail.
+    - `top_item`: `distance/kl_share_top_item_pct` of the same items; where every KL is 0 there is none, and nothing is
+      known of the tail.
     """
     return kl.n >= TRUSTED_ITEMS and top_item is not None and top_item.value < TRUSTED_TOP_PCT
 
@@ -57,7 +59,10 @@ def top_share_pct(kl: Float, count: int) -> float:
 
 
 TOP_ITEM = MetricKey.percent(
-    "distance/kl_share_top_item_pct", "neither", "Share of the mean KL that one item holds.", by_category=False
+    "distance/kl_share_top_item_pct",
+    "neither",
+    "Share of the mean KL that one item, or one group of items, holds.",
+    by_category=False,
 )
 TOP_PERCENT = MetricKey.percent(
     "distance/kl_share_top_percent_pct",
@@ -107,12 +112,19 @@ def _by_subset(inputs: MetricInputs, formula: Callable[[Float, Int], Estimates])
     source="ours; no interval of a mean can be trusted where one item holds much of it",
 )
 def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
-    """``100 max(KL)/sum(KL)``, and the same of the ``ceil(n/100)`` largest; none where every KL is 0."""
+    """``100 max(KL)/sum(KL)``, and the same of the ``ceil(n/100)`` largest; none where every KL is 0.
+
+    Of items in groups the first is the largest sum of a group, as groups are what the mean's interval draws.
+    """
 
     def shares(kl: Float, groups: Int) -> Estimates:
-        n = len(kl) if kl.sum() > 0.0 else 0
-        counts = {TOP_ITEM: 1, TOP_PERCENT: math.ceil(n / 100)}
-        return {key: Number(top_share_pct(kl, count), n) for key, count in counts.items()} if n else {}
+        if kl.sum() <= 0.0:
+            return {}
+        n, sums = len(kl), group_sums(kl, groups)[0] if are_grouped(groups) else kl
+        return {
+            TOP_ITEM: Number(top_share_pct(sums, 1), n),
+            TOP_PERCENT: Number(top_share_pct(kl, math.ceil(n / 100)), n),
+        }
 
     return _by_subset(inputs, shares)
 

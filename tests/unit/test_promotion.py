@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from mlflow_compress.decide import gates as declared
 from mlflow_compress.decide.gates import DivergenceGate, Gate
-from mlflow_compress.decide.promotion import Candidate, decide
+from mlflow_compress.decide.promotion import Candidate, GateReading, decide, read_gates
 from mlflow_compress.metrics import all_keys
+from mlflow_compress.records import MetricResult
 
 GATES = [Gate(metric="gate/kl_upper", bound=0.05, label="KL"), Gate(metric="gate/flips", bound=5.0, label="flips")]
 
@@ -115,6 +116,33 @@ def test_two_bounded_numbers_decide_where_kl_has_no_interval(clipped: float, out
     assert outcome.passed == passes
     assert "the interval of the mean cannot be trusted" in outcome.reasons[0]
     assert "items above the clip limit in %" in outcome.reasons[1]
+
+
+def test_a_mean_above_the_limit_does_not_pass_by_its_clipped_values() -> None:
+    """Three items of 300 with 7.9 nats: the mean is 0.079, clipped it is 0.01, and 1 % of the items are above."""
+    one = divergent(kl_items=300, kl_clipped_upper=0.04, kl_above_clip_pct_upper=0.9)
+    [outcome] = decide([replace(one, metrics={**one.metrics, "distance/kl_mean": 0.079})], KL_GATE).outcomes
+    assert not outcome.passed and outcome.reasons[0] == "KL (mean): 0.079 > 0.05"
+    assert decide([replace(one, metrics={**one.metrics, "distance/kl_mean": 0.05})], KL_GATE).outcomes[0].passed
+
+
+@pytest.mark.parametrize("metric", ["distance/kl_mean", "distance/kl_reverse_mean"])
+@pytest.mark.parametrize(
+    ("n", "top", "read"), [(20, 1.0, False), (300, 2.4, True), (300, 2.6, False), (300, None, False)]
+)
+def test_the_upper_end_of_a_mean_kl_is_read_only_where_it_can_be_trusted(
+    metric: str, n: int, top: float | None, read: bool
+) -> None:
+    results = [MetricResult(metric, 0.01, 0.005, 0.02, n=n, task="mmlu")]
+    if top is not None:
+        results.append(MetricResult("distance/kl_share_top_item_pct", top, n=n, task="mmlu"))
+    reading = GateReading(metric=metric, end="upper", task="mmlu")
+    found = read_gates(results, [reading])
+    assert found == ({reading.name: 0.02} if read else {})
+    assert read_gates(results, [replace(reading, end="value")]) != {}
+    if not read:
+        [check] = Gate(metric=reading.name, bound=0.05, label="x").checks(found)
+        assert not check.passed and "cannot be trusted (fewer than 200 items, or one holds 2.5 %)" in check.reason
 
 
 @pytest.mark.parametrize("present", [{"kl_clipped_upper": 0.01}, {"kl_above_clip_pct_upper": 0.1}, {}])
