@@ -217,8 +217,8 @@ def _tokens(names: list[str], rng: np.random.Generator) -> TokenScores:
     [
         (["0.0", "0.1", "7.2", "7.10"], [0, 0, 1, 1]),  # document and window
         (["q/1/0", "q/1/1", "q/2/0"], [0, 0, 1]),  # prompt and sample
-        ([str(n) for n in range(199)], [0] * 199),  # one text
-        ([str(n) for n in range(200)], [n // 10 for n in range(200)]),  # 20 stretches of a long one
+        ([str(n) for n in range(499)], [0] * 499),  # one text
+        ([str(n) for n in range(500)], [n // 25 for n in range(500)]),  # 20 stretches of a long one
     ],
 )
 def test_documents_of_windows(names: list[str], expected: list[int]) -> None:

@@ -45,18 +45,16 @@ def token_groups(scores: TokenScores) -> TokenGroups:
     # Records in reading order increase; only others need the sort.
     if not (np.diff(cell) > 0).all() and len(np.unique(cell)) != len(cell):
         raise AlignmentError("Duplicate keys in the token_scores records", fix="Every key must be unique")
-    whole, codes = np.unique(window, return_inverse=True)
-    of_task = whole // len(windows)
-    names = windows[whole % len(windows)].astype(str)
-    documents = np.empty(len(whole), dtype=np.int64)
-    for number in range(len(tasks)):
-        rows = np.flatnonzero(of_task == number)
-        documents[rows] = number * len(whole) + np.unique(_documents(names[rows]), return_inverse=True)[1]
-    return TokenGroups(tasks, task, window, documents[codes])
+    there = np.bincount(window, minlength=len(tasks) * len(windows)).reshape(len(tasks), -1) > 0
+    document = np.zeros(there.shape, dtype=np.int64)
+    for number, used in enumerate(there):
+        codes = np.unique(_documents(windows[used].astype(str)), return_inverse=True)[1]
+        document[number, used] = number * len(windows) + codes
+    return TokenGroups(tasks, task, window, document.ravel()[window])
 
 
-FEWEST_WINDOWS = 200
-"""Windows of a text with unknown documents from which on stretches of it count as groups, at least 10 windows each."""
+FEWEST_WINDOWS = 500
+"""Windows of a text with unknown documents from which on stretches of it count as groups, at least 25 windows each."""
 
 
 def _documents(windows: Objects) -> Int:
@@ -66,8 +64,8 @@ def _documents(windows: Objects) -> Int:
     a window of a text whose documents are not known. That text is one document; where it is long its windows are cut
     into `FEWEST_GROUPS` stretches, so that what neighbours share is within a stretch (batch means).
 
-    Source: Law and Carson, "A sequential procedure for determining the length of a steady-state simulation", Operations
-    Research 1979, for batch means.
+    Source: Flegal and Jones, "Batch means and spectral variance estimators in Markov chain Monte Carlo", Annals of
+    Statistics 2010.
     """
     if all(re.fullmatch(r"\d+", name) for name in windows):
         if len(windows) < FEWEST_WINDOWS:
