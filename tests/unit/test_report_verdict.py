@@ -43,7 +43,7 @@ def test_quiet_accuracy_with_many_flips_gets_a_but():
     # 6.1 >= max(2 x 0.4, 0.4 + 1): accuracy alone would have hidden the change. Of 7,000 items the standard
     # error is sqrt(0.061/7,000) = 0.295 points: "worse" needs -0.58 or less, which has 27 %, and "no worse than 1 point"
     # -0.42 or more, which has 53 %.
-    results = pooled(n=3000, delta=(-0.004, -0.019, 0.011), p=0.69, flips=(6.1, 4.8, 7.8), kl=(0.021, 0.019, 0.023))
+    results = pooled(n=1000, delta=(-0.004, -0.019, 0.011), p=0.69, flips=(6.1, 4.8, 7.8), kl=(0.021, 0.019, 0.023))
     assert verdict("awq-4bit-g128", results, size_ratio=3.6) == (
         "awq-4bit-g128: open (about 7,000 items would settle it); accuracy -0.4 pt [-1.9, 1.1], "
         "but 6.1 % [4.8, 7.8] of answers flipped; KL 0.021 [0.019, 0.023]; 3.6x smaller"
