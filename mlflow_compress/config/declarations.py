@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.fields import Field, FieldInfo
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, nearest
 from mlflow_compress.files import read_yaml
 
 Details = Mapping[str, Any]  # one entry of `ValidationError.errors()`
@@ -28,8 +28,13 @@ def one_error(error: ValidationError, known: list[str]) -> ConfigError:
     details = error.errors(include_url=False)
     first = details[0]
     names = [str(part) for part in first["loc"] if part in known]
-    if first["type"] == "extra_forbidden":
-        return unknown_parameter(str(first["loc"][-1]), known)
+    unknown = [str(detail["loc"][-1]) for detail in details if detail["type"] == "extra_forbidden"]
+    if len(unknown) > 1:
+        near = [f"'{near}' for '{name}'" for name in unknown for near in nearest(name, known)]
+        fix = f"Did you mean {', '.join(near)}?" if near else None
+        return ConfigError("Unknown parameters", allowed=known, got=", ".join(unknown), fix=fix)
+    if unknown:
+        return unknown_parameter(unknown[0], known)
     name = names[-1] if names else str(first["loc"][-1])
     same = [detail for detail in details if name in detail["loc"]]
     return _wrong_value(name, first, same)

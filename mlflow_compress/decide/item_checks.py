@@ -119,7 +119,7 @@ class ItemPolicy:
     at_once: frozenset[int]  # Gates that need no item: those on the checkpoint's size, its speed and its memory
 
 
-def item_policy(policy: Policy) -> ItemPolicy:
+def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
     """Return what a policy means item by item; an `UnsupportedError` names the part that cannot be decided so."""
     if policy.require.stages and set(policy.require.stages) != {"evaluate"}:
         raise UnsupportedError("The gate evaluates; it cannot require another stage", got=policy.require.stages)
@@ -127,7 +127,7 @@ def item_policy(policy: Policy) -> ItemPolicy:
         raise UnsupportedError(
             "anomalies.max_accuracy_gain is not decided item by item", fix="Leave it out, or use promote"
         )
-    gates = gates_of(policy).gates
+    gates = gates_of(policy, file).gates
     checks: list[ItemCheck] = []
     if policy.kl is not None:
         limits = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
@@ -23,7 +24,7 @@ from mlflow_compress.decide.gates import (
     in_words,
     upper_end_label,
 )
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, raise_together
 from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.metrics.kl_tail import TOP_ITEM, mean_is_trusted
@@ -194,6 +195,8 @@ def decide(
 
 _UNDECLARED = ("size/", "gate/")  # metrics of the main run that no metric declares
 
+_BETTER_SIZE = {SIZE: "lower", RATIO: "higher", "size/bits_per_weight": "lower"}
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class GateReading:
@@ -253,10 +256,29 @@ def _declared(metric: str) -> MetricKey | None:
     return None if metric.startswith(_UNDECLARED) else key(metric)
 
 
+def _check_sense(entry: MetricGate, declared: MetricKey | None) -> None:
+    """Refuse a limit on the side that is better, and one that the metric cannot reach."""
+    better = _BETTER_SIZE.get(entry.metric, "neither") if declared is None else declared.direction
+    given, other = ("at_least", "at_most") if entry.at_least is not None else ("at_most", "at_least")
+    if better == ("lower" if given == "at_least" else "higher"):
+        raise ConfigError(
+            f"Of {entry.metric} {better} is better, so that {given} asks for a variant that is further away",
+            allowed=other,
+            got=f"{given}: {entry.limit:g}",
+        )
+    if declared is not None and not declared.low <= entry.limit <= declared.high:
+        raise ConfigError(
+            f"No value of {entry.metric} is beyond the limit, or every one is",
+            allowed=f"{declared.low:g} to {declared.high:g} ({declared.unit})",
+            got=f"{given}: {entry.limit:g}",
+        )
+
+
 def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
     """Return one bound as a gate, and what it reads where the main run does not show it."""
     at_least = entry.at_least is not None
     declared = _declared(entry.metric)
+    _check_sense(entry, declared)
     if declared is None or declared.measured_once:
         if entry.task is not None or entry.bound in ("upper", "lower"):
             raise ConfigError(
@@ -288,10 +310,18 @@ def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
             allowed="distances and differences whose better direction is declared",
             fix=f"Use {better}" if better else "Use a gate with at_most or at_least",
         )
+    lower = declared.direction == "lower"
+    most = declared.high - declared.unchanged if lower else declared.unchanged - declared.low
+    if entry.margin > most:
+        raise ConfigError(
+            f"With this margin on {entry.metric} everything passes",
+            allowed=f"0 to {most:g}",
+            got=entry.margin,
+            fix="It is in the metric's unit: 0.02 of accuracy are 2 points" if most == 1 else None,
+        )
     if entry.metric == DELTA and entry.task is None:
         # What main runs show is the drop in points.
         return Gate(metric=GATE_DROP, bound=round(100.0 * entry.margin, 10), label=upper_end_label(DELTA)), None
-    lower = declared.direction == "lower"
     at_most = declared.unchanged + entry.margin if lower else None
     at_least = None if lower else declared.unchanged - entry.margin
     return _gate(
@@ -355,19 +385,38 @@ def _refuses(anomalies: AnomalyRule) -> Rule:
     return anomalous
 
 
-def gates_of(policy: Policy) -> PolicyGates:
-    """Return a policy's gates, rules and readings, after checking that its metrics exist.
+@contextmanager
+def _noted(wrong: list[ConfigError], place: str, file: str | None) -> Iterator[None]:
+    """Note what a part of a policy is refused for, with its place."""
+    try:
+        yield
+    except ConfigError as error:
+        whose = f"The policy {file}" if file else "The policy"
+        wrong.append(ConfigError(f"{whose} cannot be used: {place}: {error}"))
 
-    Raises `ConfigError`: a metric is unknown, or does not have what the policy reads of it.
+
+def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
+    """Return a policy's gates, rules and readings, after checking that they make sense; `file` is where it is from.
+
+    Raises `ConfigError`, with a line for every wrong entry: a metric is unknown, or does not have what the policy reads
+    of it; a limit is on the side that is better, or out of the metric's range.
     """
     gates: list[Gate | DivergenceGate] = []
     if policy.kl is not None:
         gates.append(DivergenceGate(max_kl=policy.kl.max_kl, max_outliers_pct=policy.kl.max_outliers_pct))
-    readings = set()
-    for gate, reading in [*map(_gate, policy.gates), *map(_margin, policy.margins)]:
-        gates.append(gate)
-        if reading is not None:
-            readings.add(reading)
+    wrong: list[ConfigError] = []
+    found = []
+    for number, gate in enumerate(policy.gates, start=1):
+        with _noted(wrong, f"gates, entry {number}", file):
+            found.append(_gate(gate))
+    for number, margin in enumerate(policy.margins, start=1):
+        with _noted(wrong, f"margins, entry {number}", file):
+            found.append(_margin(margin))
+    with _noted(wrong, "objective", file):
+        ranking_of(policy.objective)
+    raise_together(wrong)
+    gates += [gate for gate, _ in found]
+    readings = {reading for _, reading in found if reading is not None}
     rules: list[Rule] = []
     required, anomalies = policy.require, policy.anomalies
     rules.append(_requires(required))
@@ -379,7 +428,6 @@ def gates_of(policy: Policy) -> PolicyGates:
             readings.add(GateReading(metric=DELTA, end="lower"))
         if anomalies.zero_kl:
             readings.add(GateReading(metric=KL, end="value"))
-    ranking_of(policy.objective)
     if policy.objective.by == "speed" and policy.objective.speed_metric in all_keys():
         readings.add(GateReading(metric=policy.objective.speed_metric, end="value"))
     return PolicyGates(

@@ -12,6 +12,7 @@ from mlflow_compress.decide.item_checks import VALUES, check_places, item_policy
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
 from mlflow_compress.metrics import compute_all
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.stats.sequential import BoundedCheck, decide_checks, p_values, random_order, verdicts
 from tests.metric_records import inputs
 
@@ -30,10 +31,9 @@ def test_the_mean_of_the_items_is_the_metric(
     metric: str, task: str | None, category: str | None, results: dict[tuple[str, str | None, str | None], float]
 ) -> None:
     """The values that the gate looks at have the mean that the whole evaluation reports, in the metric's unit."""
-    limit = 0.0 if metric == "quality/accuracy_delta" else 0.5
-    policy = Policy(
-        kl=None, margins=(), gates=(MetricGate(metric=metric, at_most=limit, task=task, category=category),)
-    )
+    side = "at_least" if key(metric).direction == "higher" else "at_most"
+    limit = {side: 0.0 if metric == "quality/accuracy_delta" else 0.5}
+    policy = Policy(kl=None, margins=(), gates=(MetricGate(metric=metric, task=task, category=category, **limit),))
     [check] = item_policy(policy).checks
     values = VALUES[metric].of(FULL)[check.rows(FULL.view, FULL.headline_families)]
     values = values[np.isfinite(values)]

@@ -105,6 +105,49 @@ def test_what_is_printed_is_read_back(policy: Policy, comments: bool, tmp_path: 
     assert set(yaml.safe_load(text)) == set(Policy.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            "gates: [{metric: distance/flips_pct, at_least: 5}]",
+            ["gates, entry 1: Of distance/flips_pct lower is better"],
+        ),
+        ("gates: [{metric: quality/accuracy, at_most: 0.5}]", ["Of quality/accuracy higher is better"]),
+        ("gates: [{metric: size/ratio, at_most: 3}]", ["Of size/ratio higher is better"]),
+        ("gates: [{metric: distance/flips_pct, at_most: 500}]", ["Allowed: 0 to 100 (percent). Got: 'at_most: 500'"]),
+        ("gates: [{metric: distance/kl_mean, at_most: -0.1}]", ["No value of distance/kl_mean is beyond"]),
+        (
+            "margins: [{metric: quality/accuracy_delta, margin: 2}]",
+            ["everything passes", "0.02 of accuracy are 2 points"],
+        ),
+        ("margins: [{metric: distance/flips_pct, margin: 200}]", ["Allowed: 0 to 100. Got: 200"]),
+        (
+            "gates: [{metric: distance/flip_pct, at_most: 5}]\nmargins: [{metric: quality/accuracy, margin: 1}]\n"
+            "objective: {by: utility, utility: [{metric: size/bites, weight: 1}]}",
+            ["3 things are wrong", "entry 1: ", "Did you mean 'distance/flips_pct'", "margins, entry 1", "objective: "],
+        ),
+        ("gatse: []\nmarginn: 1", ["Unknown parameters", "'gates' for 'gatse'", "'margin' for 'marginn'"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["policy", "promote", "gate"])
+def test_a_policy_that_makes_no_sense_is_refused_with_every_place(
+    text: str, lines: list[str], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(text)
+    given = [str(file)] if command == "policy" else ["--model", "demo", "--policy", str(file)]
+    assert cli.main([command, *given]) == 2
+    said = capsys.readouterr().err
+    assert str(file) in said
+    for line in lines:
+        assert line in said
+
+
+@pytest.mark.parametrize("name", ["distance/kl_mean", "noise/kl_mean", "quality/perplexity_ratio"])
+def test_a_limit_that_can_be_broken_is_accepted(name: str) -> None:
+    assert gates_of(Policy(gates=(MetricGate(metric=name, at_most=1.0),))).gates
+
+
 def test_equal_policies_have_one_hash(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("# a comment\nkl: {max_kl: 0.05}\n")
     assert read_policy(str(tmp_path / "a.yaml")).sha256 == Policy().sha256 != FULL.sha256
@@ -203,7 +246,7 @@ def test_a_gate_that_too_few_items_cannot_pass_says_how_many_are_needed() -> Non
 @pytest.mark.parametrize("bound", ["upper", "lower", "value"])
 def test_every_part_of_a_result_can_be_read(bound: str) -> None:
     [reading] = gates_of(
-        Policy(kl=None, gates=({"metric": "distance/js_mean", "at_most": 1, "bound": bound},), margins=())  # type: ignore[arg-type]
+        Policy(kl=None, gates=({"metric": "distance/js_mean", "at_most": 0.5, "bound": bound},), margins=())  # type: ignore[arg-type]
     ).readings
     result = MetricResult("distance/js_mean", 2.0, 1.0, 3.0)
     assert read_gates([result], [reading]) == {reading.name: {"upper": 3.0, "lower": 1.0, "value": 2.0}[bound]}

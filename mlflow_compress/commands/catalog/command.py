@@ -71,6 +71,7 @@ def policy(file: PathOrText | None = None) -> str:
     from mlflow_compress.config import policy_yaml, read_policy
     from mlflow_compress.decide.promotion import gates_of
 
-    found = read_policy(None if file is None else fspath(file))
-    gates_of(found)  # refuses metrics that do not exist
+    path = None if file is None else fspath(file)
+    found = read_policy(path)
+    gates_of(found, path)  # refuses what makes no sense
     return f"{policy_yaml(found)}# sha256 {found.sha256}"

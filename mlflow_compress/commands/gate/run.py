@@ -482,7 +482,7 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
     policy = read_policy(config.policy).overridden(
         min_decode_speedup=config.min_decode_speedup, max_memory_ratio=config.max_memory_ratio
     )
-    wanted = item_policy(policy)
+    wanted = item_policy(policy, config.policy)
     evaluation = config.evaluate_config
     made, suite = described(evaluation), suite_of(evaluation)
     _check_served(made, policy)

@@ -260,7 +260,7 @@ def run_promote(config: PromoteConfig) -> Promotion:
     """
     check_alias(config.alias)
     policy = policy_of(config)
-    gates = gates_of(policy)
+    gates = gates_of(policy, config.policy)
     ranking = ranking_of(policy.objective)
     with nullcontext() if config.dry_run else unfinished_until_ended(config):
         return _promote(config, policy, gates, ranking)

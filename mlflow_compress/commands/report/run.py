@@ -131,7 +131,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
             )
         )
     policy = read_policy(policy_file)
-    gates = gates_of(policy)
+    gates = gates_of(policy, policy_file)
     score, ranked_by = ranking_of(policy.objective)
     candidates = [_candidate(v, runs[v.name], children[v.name], gates) for v in variants]
     answered_by = [v for v in variants if v.answers is not None]
