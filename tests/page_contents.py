@@ -101,7 +101,7 @@ def page_content(text: str = "why") -> PageContent:
         ]
         sizes = {"size/bytes": 4e6 - 1e6 * number, "size/ratio": 2.0 + number}
         gates = {"gate/kl_items": 3, "gate/kl_upper": 2 * kl, "gate/flips_pct_upper": 2 * flips}
-        gates["gate/accuracy_drop_pct_upper"] = 1.0
+        gates |= {"quality/accuracy_delta": 0.0, "gate/accuracy_drop_pct_upper": 1.0}
         pooled = {r.name: r for r in results if r.task is None}
         scored.append(ScoredVariant(name=name, method="rtn", run_id=name * 8, results=pooled, sizes=sizes))
         shown.append(

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
-from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.stats.intervals import fewest_without_event
+from mlflow_compress.metrics.stats.simultaneous import ERROR, OneEnd
 from mlflow_compress.records import MetricResult
 
 SIZE = "size/bytes"
@@ -21,8 +22,6 @@ DELTA = "quality/accuracy_delta"
 # Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
 GATE_KL_ITEMS = "gate/kl_items"
 GATE_KL = "gate/kl_upper"
-GATE_KL_CLIPPED = "gate/kl_clipped_upper"
-GATE_KL_OUTLIERS = "gate/kl_above_clip_pct_upper"
 GATE_FLIPS = "gate/flips_pct_upper"
 GATE_DROP = "gate/accuracy_drop_pct_upper"
 
@@ -39,6 +38,9 @@ class Check:
     passed: bool
     reason: str
     missing: str = ""
+    # Probability of a value this far within the limit, if the truth were at the limit; None where nothing is compared
+    p_value: float | None = None
+    narrow: bool = False  # Whether the interval ends less than a tenth of its width from the limit
 
 
 def without_speed(reason: str) -> dict[str, str]:
@@ -56,23 +58,62 @@ def in_words(check: Check, absent: Mapping[str, str]) -> str:
 class Gate:
     """A metric that must not exceed a bound, or not fall below it."""
 
-    metric: str  # Key of the value, which is an end of a 95 % interval wherever there is one
+    metric: str  # Key of what is read: an end of a 95 % interval wherever there is one
     bound: float  # Largest accepted value, or smallest with `at_least`
     label: str  # The metric in words
     at_least: bool = False  # Whether the bound is the smallest accepted value
+    # Of an end: the key of the value that the interval is of, what turns it into the unit of the bound, and its range
+    value: str = ""
+    factor: float = 1.0
+    low: float = -math.inf
+    high: float = math.inf
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
         """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
-        value = metrics.get(self.metric)
-        if value is None:
+        read = metrics.get(self.metric)
+        if read is None:
             why = f"{self.label}: {self.metric} is missing"
             if self.metric.startswith((KL, KL_REVERSE)) and "(upper end)" in self.metric:
                 why += f", or cannot be trusted (fewer than {TRUSTED_ITEMS} items, or one holds {TRUSTED_TOP_PCT:g} %)"
             return (Check(passed=False, reason=why, missing=self.metric),)
-        passed = value >= self.bound if self.at_least else value <= self.bound
+        passed = read >= self.bound if self.at_least else read <= self.bound
         signs = (">=", "<") if self.at_least else ("<=", ">")
         sign = signs[0] if passed else signs[1]
-        return (Check(passed=passed, reason=f"{self.label}: {value:.4g} {sign} {self.bound:g}"),)
+        one_end = self.one_end(metrics)
+        # A tenth of the width is a fifth of its half.
+        narrow = one_end is not None and abs(self.bound - read) < abs(read - one_end.value) / 5
+        reason = f"{self.label}: {read:.4g} {sign} {self.bound:g}{', narrowly' if narrow else ''}"
+        return (Check(passed=passed, reason=reason, p_value=self._p_value(passed, one_end), narrow=narrow),)
+
+    def one_end(self, metrics: Mapping[str, float]) -> OneEnd | None:
+        """Return the end that the gate reads, with its value; None where it reads no end, or its value is missing."""
+        if not self.value or self.value not in metrics or self.metric not in metrics:
+            return None
+        value = self.factor * metrics[self.value]
+        return OneEnd(value=value, end=metrics[self.metric], low=self.low, high=self.high)
+
+    def _p_value(self, passed: bool, one_end: OneEnd | None) -> float:
+        if one_end is not None:
+            return one_end.p_value(self.bound)
+        # Of an end whose value is not known no more can be said than that it keeps to the limit.
+        return (ERROR if self.value else 0.0) if passed else 1.0
+
+
+def published_gate(metric: str, bound: float, *, label: str = "", at_least: bool = False) -> Gate:
+    """Return the gate on what a metric publishes for gates: the end of its interval that is worse."""
+    declared = key(metric)
+    assert declared.gate is not None
+    drop = metric == DELTA  # published as the loss in points
+    return Gate(
+        metric=declared.gate.name,
+        bound=bound,
+        label=label or upper_end_label(metric),
+        at_least=at_least,
+        value=metric,
+        factor=-100.0 if drop else 1.0,
+        low=-100.0 if drop else declared.low,
+        high=100.0 if drop else declared.high,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +136,8 @@ class DivergenceGate:
         if n_items == 0:
             return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
         if GATE_KL in metrics:
-            return Gate(metric=GATE_KL, bound=self.max_kl, label="KL (upper end)").checks(metrics)
-        clipped = Gate(
-            metric=GATE_KL_CLIPPED,
-            bound=self.max_kl,
-            label="KL clipped per item (upper end; the interval of the mean cannot be trusted)",
-        )
-        outliers = Gate(
-            metric=GATE_KL_OUTLIERS, bound=self.max_outliers_pct, label="items above the clip limit in % (upper end)"
-        )
+            return self.reads(metrics)[0].checks(metrics)
+        clipped, outliers = self.reads(metrics)
         [above] = outliers.checks(metrics)
         needed = fewest_without_event(self.max_outliers_pct / 100.0)
         if not above.passed and not above.missing and n_items < needed < math.inf:
@@ -113,6 +147,17 @@ class DivergenceGate:
         mean = Gate(metric=KL, bound=self.max_kl, label="KL (mean)").checks(metrics)
         broken = mean if metrics.get(KL, 0.0) > self.max_kl else ()
         return (*broken, *clipped.checks(metrics), above)
+
+    def reads(self, metrics: Mapping[str, float]) -> tuple[Gate, ...]:
+        """Return the gate on the mean if its interval can be trusted, otherwise the two on bounded values."""
+        if GATE_KL in metrics:
+            return (published_gate(KL, self.max_kl, label="KL (upper end)"),)
+        trust = "upper end; the interval of the mean cannot be trusted"
+        above = "items above the clip limit in % (upper end)"
+        return (
+            published_gate(CLIPPED.name, self.max_kl, label=f"KL clipped per item ({trust})"),
+            published_gate(ABOVE_CLIP.name, self.max_outliers_pct, label=above),
+        )
 
 
 def upper_end_label(metric: str) -> str:
@@ -133,8 +178,8 @@ def standard_gates(
     """
     return [
         DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
-        Gate(metric=GATE_FLIPS, bound=max_flips_pct, label=upper_end_label(FLIPS)),
-        Gate(metric=GATE_DROP, bound=max_accuracy_drop_pct, label=upper_end_label(DELTA)),
+        published_gate(FLIPS, max_flips_pct),
+        published_gate(DELTA, max_accuracy_drop_pct),
     ]
 
 

@@ -11,7 +11,6 @@ from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, O
 from mlflow_compress.decide.gates import (
     DELTA,
     FLIPS,
-    GATE_DROP,
     GATE_KL_ITEMS,
     KL,
     KL_REVERSE,
@@ -22,12 +21,14 @@ from mlflow_compress.decide.gates import (
     DivergenceGate,
     Gate,
     in_words,
-    upper_end_label,
+    published_gate,
 )
 from mlflow_compress.errors import ConfigError, raise_together
 from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.metrics.kl_tail import TOP_ITEM, mean_is_trusted
+from mlflow_compress.metrics.stats.significance import holm
+from mlflow_compress.metrics.stats.simultaneous import ERROR
 from mlflow_compress.records import MetricResult
 
 NO_KL_OF_SERVED = (
@@ -73,6 +74,9 @@ class CandidateOutcome:
     reasons: tuple[str, ...]
     failed: tuple[str, ...] = ()  # The reasons of the checks that failed
     rank: int | None = None
+    # Its p-value for "some gate is not kept"; None for one that fails whatever was measured: it is not smaller than the
+    # baseline, a metric is missing, or a rule refuses it
+    p_value: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,11 @@ class Decision:
 
     champion: Candidate | None
     outcomes: tuple[CandidateOutcome, ...]
+
+    @property
+    def competing(self) -> int:
+        """How many of them could be promoted: the family whose gates hold their error together."""
+        return sum(outcome.p_value is not None for outcome in self.outcomes)
 
     def with_version(self, run_id: str, version: str) -> Decision:
         """Return the decision after one candidate, named by its run, was registered."""
@@ -166,6 +175,13 @@ def decide(
     The decision does not depend on the order of the candidates. One passes when it is smaller than the baseline and
     passes every gate and rule; a metric that a gate or the ranking (`ranked_by`) reads and that is missing or NaN
     fails. The size of a served model is not known, and not asked for. The champion has rank 1.
+
+    The gates of all candidates hold their error together: that any passes although it is beyond a limit has a
+    probability of at most 2.5 %, as for one alone. A candidate's p-value is the largest of its gates' (it is within all
+    limits only if within each: an intersection-union test); those of the family are adjusted by Holm's rule.
+
+    Source: Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982; for Holm's rule see
+    `holm`. benchmarks/family_errors.py shows the error.
     """
 
     def outcome(candidate: Candidate) -> CandidateOutcome:
@@ -177,9 +193,11 @@ def decide(
         checks += _rank_checks(candidate, ranked_by)
         reasons = tuple(in_words(check, candidate.absent) for check in checks)
         failed = tuple(reason for reason, check in zip(reasons, checks, strict=True) if not check.passed)
-        return CandidateOutcome(candidate=candidate, passed=not failed, reasons=reasons, failed=failed)
+        competes = all(check.passed or check.p_value is not None for check in checks)
+        p_value = max((check.p_value or 0.0 for check in checks), default=0.0) if competes else None
+        return CandidateOutcome(candidate=candidate, passed=not failed, reasons=reasons, failed=failed, p_value=p_value)
 
-    outcomes = [outcome(candidate) for candidate in candidates]
+    outcomes = _held_together([outcome(candidate) for candidate in candidates])
     through = [o.candidate for o in outcomes if o.passed]
 
     def order(passed: CandidateOutcome) -> tuple[float, float, float, str]:
@@ -191,6 +209,42 @@ def decide(
     failing = sorted((o for o in outcomes if not o.passed), key=lambda o: (o.candidate.name, o.candidate.run_id))
     ranked = tuple(replace(o, rank=rank) for rank, o in enumerate(passing, start=1))
     return Decision(champion=ranked[0].candidate if ranked else None, outcomes=(*ranked, *failing))
+
+
+def _held_together(outcomes: Sequence[CandidateOutcome]) -> list[CandidateOutcome]:
+    """Refuse candidates that pass by themselves, but not with the error of all together (Holm)."""
+    family = [outcome.p_value for outcome in outcomes if outcome.p_value is not None]
+    adjusted = iter(holm(family).tolist() if family else [])
+
+    def held(outcome: CandidateOutcome) -> CandidateOutcome:
+        p = 0.0 if outcome.p_value is None else next(adjusted)
+        if not outcome.passed or p <= ERROR * (1 + 1e-9):  # an end that is the limit keeps to it
+            return outcome
+        reason = (
+            f"passes alone, not as one of {len(family)}: with so many to choose from, one beyond a limit would pass "
+            f"with a probability of up to {100 * p:.3g} % (at most {100 * ERROR:g} % is accepted)"
+        )
+        return replace(outcome, passed=False, reasons=(*outcome.reasons, reason), failed=(reason,))
+
+    return [held(outcome) for outcome in outcomes]
+
+
+def ends_for_all(decision: Decision, gates: Iterable[Gate | DivergenceGate]) -> str:
+    """Return the ends of the champion's intervals that hold whichever candidate was chosen, in one sentence.
+
+    The best of several looks better than it is, and its own interval does not know that it was chosen. Empty where
+    there was no choice. See `OneEnd.for_all`.
+    """
+    if decision.champion is None or decision.competing < 2:
+        return ""
+    metrics, n = decision.champion.metrics, decision.competing
+    read = [one for gate in gates for one in (gate.reads(metrics) if isinstance(gate, DivergenceGate) else (gate,))]
+    told = [
+        f"{gate.label.partition(' (')[0]} at {'least' if gate.at_least else 'most'} {end.for_all(n):.4g}"
+        for gate in read
+        if (end := gate.one_end(metrics)) is not None
+    ]
+    return f"Chosen among {n}, with 95 % for all of them at once: {', '.join(told)}." if told else ""
 
 
 _UNDECLARED = ("size/", "gate/")  # metrics of the main run that no metric declares
@@ -274,7 +328,7 @@ def _check_sense(entry: MetricGate, declared: MetricKey | None) -> None:
         )
 
 
-def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
+def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
     """Return one bound as a gate, and what it reads where the main run does not show it."""
     at_least = entry.at_least is not None
     declared = _declared(entry.metric)
@@ -287,20 +341,28 @@ def _gate(entry: MetricGate) -> tuple[Gate, GateReading | None]:
                 got=entry.task or entry.bound,
             )
         label = entry.metric if declared is None else declared.gate_label or entry.metric
-        value = None if declared is None else GateReading(metric=entry.metric, end="value")
-        return Gate(metric=entry.metric, bound=entry.limit, label=label, at_least=at_least), value
+        read = () if declared is None else (GateReading(metric=entry.metric, end="value"),)
+        return Gate(metric=entry.metric, bound=entry.limit, label=label, at_least=at_least), read
     published = declared.gate
     # Of KL this is the upper end only where it can be trusted; of the accuracy change it is another number.
     if entry.task is None and entry.end == "upper" and published is not None and entry.metric != DELTA:
-        label = upper_end_label(entry.metric)
-        return Gate(metric=published.name, bound=entry.limit, label=label, at_least=at_least), None
+        return published_gate(entry.metric, entry.limit, at_least=at_least), ()
     reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
+    value = replace(reading, end="value")
     named = declared.gate_label and entry.task is None and entry.end == "lower" and published is None
-    label = f"{declared.gate_label} (lower end)" if named else reading.name
-    return Gate(metric=reading.name, bound=entry.limit, label=label, at_least=at_least), reading
+    gate = Gate(
+        metric=reading.name,
+        bound=entry.limit,
+        label=f"{declared.gate_label} (lower end)" if named else reading.name,
+        at_least=at_least,
+        value="" if entry.end == "value" else value.name,
+        low=declared.low,
+        high=declared.high,
+    )
+    return gate, tuple({reading, value})
 
 
-def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
+def _margin(entry: MarginGate) -> tuple[Gate, tuple[GateReading, ...]]:
     """Return a non-inferiority margin as a gate: the interval's bad end is no further from "unchanged" than it."""
     declared = _declared(entry.metric)
     if declared is None or declared.difference is not None or declared.direction == "neither":
@@ -321,7 +383,7 @@ def _margin(entry: MarginGate) -> tuple[Gate, GateReading | None]:
         )
     if entry.metric == DELTA and entry.task is None:
         # What main runs show is the drop in points.
-        return Gate(metric=GATE_DROP, bound=round(100.0 * entry.margin, 10), label=upper_end_label(DELTA)), None
+        return published_gate(DELTA, round(100.0 * entry.margin, 10)), ()
     at_most = declared.unchanged + entry.margin if lower else None
     at_least = None if lower else declared.unchanged - entry.margin
     return _gate(
@@ -416,7 +478,7 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
         ranking_of(policy.objective)
     raise_together(wrong)
     gates += [gate for gate, _ in found]
-    readings = {reading for _, reading in found if reading is not None}
+    readings = {reading for _, read in found for reading in read}
     rules: list[Rule] = []
     required, anomalies = policy.require, policy.anomalies
     rules.append(_requires(required))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress import cli
-from mlflow_compress.commands.evaluate.stored import write_metadata
+from mlflow_compress.commands.shared.stored import write_metadata
 from mlflow_compress.tracking.tracker import Tracker
 from tests import metric_records
 from tests.shared_data import SHARED, needs_shared

@@ -48,6 +48,7 @@ def finished(
         }
     with tracker.run(f"{variant} {model}", "main", tags, own=False) as run:
         values = {"size/bytes": size, "size/ratio": 1000 / size, "distance/kl_mean": kl, "distance/flips_pct": 1}
+        values["quality/accuracy_delta"] = 0.0
         gates = {"gate/kl_items": items, "gate/kl_upper": kl, "gate/flips_pct_upper": 2}
         account = {"items/unscored_pct": 0.0, "items/cut_pct": 0.0}
         run.log_values({**values, **gates, **account, "gate/accuracy_drop_pct_upper": 1, run_names.ITEMS: items})

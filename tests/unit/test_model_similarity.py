@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.commands.report.scores import AnswerSetting, answer_setting, unlike
+from mlflow_compress.commands.shared.scores import AnswerSetting, answer_setting, unlike
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.conscompf import model_similarity, similarity, similarity_matrix
 from mlflow_compress.records.kinds import Embeddings

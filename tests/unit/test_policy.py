@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlflow_compress import cli
 from mlflow_compress.config import Policy, policy_yaml, read_policy
 from mlflow_compress.config.policy import AnomalyRule, KlBounds, MarginGate, MetricGate, Objective, Requirements
-from mlflow_compress.decide.gates import standard_gates
+from mlflow_compress.decide.gates import Gate, standard_gates
 from mlflow_compress.decide.promotion import Candidate, GateReading, decide, gates_of, ranking_of, read_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.records import MetricResult
@@ -25,7 +25,8 @@ def candidate(name: str = "a", **more: object) -> Candidate:
     values = {"size/bytes": 100.0, "size/ratio": 4.0, "distance/kl_mean": 0.01, "distance/flips_pct": 1.0}
     gates = {"gate/kl_items": 300.0, "gate/kl_upper": 0.02, "gate/flips_pct_upper": 2.0}
     account = {"items/unscored_pct": 0.0, "items/cut_pct": 0.0}
-    metrics = {**values, **gates, **account, "gate/accuracy_drop_pct_upper": 1.0, **more}
+    drop = {"quality/accuracy_delta": 0.0, "gate/accuracy_drop_pct_upper": 1.0}
+    metrics = {**values, **gates, **account, **drop, **more}
     return Candidate(name=name, run_id=name, version=None, method="rtn", metrics=metrics, items=300)  # type: ignore[arg-type]
 
 
@@ -217,7 +218,9 @@ def test_a_gate_reads_the_bad_end_of_a_task_or_category() -> None:
     found = read_gates(results, gates_of(FULL).readings)
     assert found == {
         "distance/all_flips_pct of mmlu/law (upper end)": 8.0,
+        "distance/all_flips_pct of mmlu/law": 5.0,
         "judge/similarity (lower end)": 0.91,
+        "judge/similarity": 0.95,
         "distance/flips_pct of mmlu (items)": 60.0,
         "quality/accuracy_delta (lower end)": 0.01,
     }
@@ -229,7 +232,7 @@ def test_a_gate_reads_the_bad_end_of_a_task_or_category() -> None:
     assert passed, said
     assert "distance/all_flips_pct of mmlu/law (upper end): 8 <= 9; judge/similarity (lower end): 0.91 >= 0.9" in said
     # Without an interval there is no end: missing, and failed.
-    assert read_gates([MetricResult("judge/similarity", 0.95)], gates_of(FULL).readings) == {}
+    assert read_gates([MetricResult("judge/similarity", 0.95)], gates_of(FULL).readings) == {"judge/similarity": 0.95}
     assert "judge/similarity (lower end) is missing" in reasons(FULL, candidate())[1]
 
 
@@ -245,11 +248,14 @@ def test_a_gate_that_too_few_items_cannot_pass_says_how_many_are_needed() -> Non
 
 @pytest.mark.parametrize("bound", ["upper", "lower", "value"])
 def test_every_part_of_a_result_can_be_read(bound: str) -> None:
-    [reading] = gates_of(
+    found = gates_of(
         Policy(kl=None, gates=({"metric": "distance/js_mean", "at_most": 0.5, "bound": bound},), margins=())  # type: ignore[arg-type]
-    ).readings
-    result = MetricResult("distance/js_mean", 2.0, 1.0, 3.0)
-    assert read_gates([result], [reading]) == {reading.name: {"upper": 3.0, "lower": 1.0, "value": 2.0}[bound]}
+    )
+    read = read_gates([MetricResult("distance/js_mean", 2.0, 1.0, 3.0)], found.readings)
+    [gate] = found.gates
+    assert isinstance(gate, Gate) and read[gate.metric] == {"upper": 3.0, "lower": 1.0, "value": 2.0}[bound]
+    one_end = gate.one_end(read)
+    assert one_end is None if bound == "value" else one_end is not None and one_end.value == 2.0
 
 
 def test_the_upper_end_of_kl_is_the_one_that_can_be_trusted() -> None:

@@ -12,8 +12,8 @@ import yaml
 
 import mlflow_compress as mc
 from mlflow_compress import cli
-from mlflow_compress.commands.evaluate.stored import results_json
 from mlflow_compress.commands.shared.past_runs import skipped_tag
+from mlflow_compress.commands.shared.stored import results_json
 from mlflow_compress.config import Policy
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all
@@ -21,6 +21,7 @@ from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.model_registry import VALUES
 from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from tests.metric_records import inputs
 from tests.unit.test_candidates import ALL, FIVE, WIDE, finished
@@ -31,11 +32,19 @@ QUICK = MetricSettings(resamples=100)
 
 def children(tracker: Tracker, main_run: str, *, records: RunRecords, results: list[dict[str, object]]) -> None:
     """Give a main run the finished evaluate run that holds these records and results."""
+    with tracker.run("baseline", "evaluate", {run_names.BASE_MODEL: "llama"}, own=False) as run:
+        log_records(run, inputs(30).baseline)
     tags = {run_names.PARENT: main_run, run_names.BASE_MODEL: "llama", run_names.EVALUATION: ALL}
-    with tracker.run("evaluate", "evaluate", tags, own=False) as run, tempfile.TemporaryDirectory() as folder:
+    tags[run_names.BASELINE_RUN] = run.run_id
+    with tracker.run("evaluate", "evaluate", tags, own=False) as run:
+        log_records(run, records)
+        run.log_json(results, "metrics.json")
+
+
+def log_records(run: TrackedRun, records: RunRecords) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         records.write(Path(folder))
         run.log_folder(Path(folder), RECORDS)
-        run.log_json(results, "metrics.json")
 
 
 @pytest.fixture(scope="module")

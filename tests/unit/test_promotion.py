@@ -172,6 +172,6 @@ def test_generated_answers_have_no_kl_and_are_ranked_by_size_then_flips() -> Non
 def test_every_value_that_the_policy_reads_is_declared_by_a_metric() -> None:
     gates = {value for name, value in vars(declared).items() if name.startswith("GATE_")}
     keys = all_keys().values()
-    assert gates == {key.gate.name for key in keys if key.gate is not None}
+    assert gates < {key.gate.name for key in keys if key.gate is not None}
     others = {declared.KL, declared.FLIPS, declared.DECODE_SPEEDUP, declared.PREFILL_SPEEDUP, declared.MEMORY_RATIO}
     assert others <= {key.name for key in keys}

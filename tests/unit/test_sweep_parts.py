@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from mlflow_compress import cli
-from mlflow_compress.commands.report.scores import score_runs
+from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.commands.sweep.make_variant import one_process, parent_run
 from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 from mlflow_compress.compression import compress_model

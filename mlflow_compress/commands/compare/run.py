@@ -7,7 +7,7 @@ from typing import Any
 
 from mlflow_compress.commands.compare.result import Comparison
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.evaluate.stored import check_comparable, read_metadata, stored_results
+from mlflow_compress.commands.shared.stored import check_comparable, read_metadata, stored_results
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.config import check_text
 from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError

@@ -13,7 +13,9 @@ import numpy as np
 from mlflow_compress.commands.evaluate.models import recognised_in
 from mlflow_compress.commands.evaluate.outputs import WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.evaluate.stored import (
+from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
+from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
+from mlflow_compress.commands.shared.stored import (
     PROMPT_SETTINGS,
     EvalMetadata,
     eval_metadata,
@@ -23,8 +25,6 @@ from mlflow_compress.commands.evaluate.stored import (
     settings_of,
     write_metadata,
 )
-from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
-from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded

@@ -13,7 +13,9 @@ from mlflow_compress.commands.evaluate.models import engine_started, open_baseli
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.evaluate.stored import (
+from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
+from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of
+from mlflow_compress.commands.shared.stored import (
     EvalMetadata,
     logged,
     read_account,
@@ -21,8 +23,6 @@ from mlflow_compress.commands.evaluate.stored import (
     settings_of,
     write_metadata,
 )
-from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED, as_text

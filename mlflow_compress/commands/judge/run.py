@@ -10,7 +10,6 @@ from pathlib import Path
 
 from mlflow_compress.commands.evaluate.models import OneLoaded, engine_started, open_baseline, open_variant
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
-from mlflow_compress.commands.evaluate.stored import logged, results_json
 from mlflow_compress.commands.judge.answers import (
     SAMPLES,
     baseline_answers,
@@ -28,6 +27,7 @@ from mlflow_compress.commands.shared.inputs import (
     folder_or_hub,
     instructions_of,
 )
+from mlflow_compress.commands.shared.stored import logged, results_json
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError

@@ -11,13 +11,13 @@ from functools import cached_property
 
 from mlflow_compress.commands.command import Say
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.evaluate.stored import read_account, stored_results
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, read_manifest
 from mlflow_compress.commands.shared.past_runs import ServedFacts, weights_of
+from mlflow_compress.commands.shared.stored import read_account, stored_results
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import Parameters, as_text, is_endpoint, parameters

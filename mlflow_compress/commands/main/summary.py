@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.evaluate.stored import logged, read_metadata
 from mlflow_compress.commands.judge.answers_artifact import read_answers
 from mlflow_compress.commands.main.result import VariantRun
 from mlflow_compress.commands.main.stages import Stages
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.past_runs import described_runtime
+from mlflow_compress.commands.shared.stored import logged, read_metadata
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import KL, gate_values

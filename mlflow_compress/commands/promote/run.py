@@ -11,11 +11,13 @@ from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.result import Promotion
 from mlflow_compress.commands.shared.inputs import model_label
 from mlflow_compress.commands.shared.past_runs import base_weights, candidates_of, headline_of, records_of
+from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
+from mlflow_compress.decide.choice import choice_notes, to_compare
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
 from mlflow_compress.decide.promotion import (
@@ -25,6 +27,7 @@ from mlflow_compress.decide.promotion import (
     PolicyGates,
     Score,
     decide,
+    ends_for_all,
     gates_of,
     ranking_of,
 )
@@ -252,6 +255,13 @@ def _harm(tracker: Tracker, winner: Candidate | None, margin: float) -> list[str
     return [] if winner is None or harm is None else [f"Accuracy of {winner.name}: {harm.text}."]
 
 
+def _beside(tracker: Tracker, decision: Decision, gates: PolicyGates) -> list[str]:
+    """Return what stands beside a choice: ends that hold for all, ties, and why no smaller variant was taken."""
+    ends = ends_for_all(decision, gates.gates)
+    runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
+    return [*([ends] if ends else []), *choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None)]
+
+
 def run_promote(config: PromoteConfig) -> Promotion:
     """Gate and rank the finished variants of one evaluation, and move the alias to the best one that passes.
 
@@ -285,6 +295,8 @@ def _promote(
     settlement = settle(decision, incumbent, policy.champion, evaluation.id, compare)
     remarks = remarks_of(competition, naming, settlement, decision, gates)
     remarks += _harm(tracker, settlement.winner, policy.margin)
+    if settlement.winner is decision.champion:
+        remarks += _beside(tracker, decision, gates)
     found = Promotion(
         decision=decision,
         outcome=settlement.outcome,

@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.evaluate.stored import read_metadata, stored_results
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.commands.report.result import VariantsReport
-from mlflow_compress.commands.report.scores import (
+from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses
+from mlflow_compress.commands.shared.past_runs import absent_values
+from mlflow_compress.commands.shared.scores import (
     ANSWERS_RUN,
     answer_setting,
     common,
@@ -25,11 +26,19 @@ from mlflow_compress.commands.report.scores import (
     score_runs,
     unlike,
 )
-from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses
-from mlflow_compress.commands.shared.past_runs import absent_values
+from mlflow_compress.commands.shared.stored import read_metadata, stored_results
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
-from mlflow_compress.decide.promotion import Candidate, PolicyGates, decide, gates_of, ranking_of, read_gates
+from mlflow_compress.decide.choice import choice_notes
+from mlflow_compress.decide.promotion import (
+    Candidate,
+    PolicyGates,
+    decide,
+    ends_for_all,
+    gates_of,
+    ranking_of,
+    read_gates,
+)
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
@@ -135,9 +144,12 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
     score, ranked_by = ranking_of(policy.objective)
     candidates = [_candidate(v, runs[v.name], children[v.name], gates) for v in variants]
     answered_by = [v for v in variants if v.answers is not None]
+    decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+    ends = ends_for_all(decision, gates.gates)
     return PageContent(
         board=board,
-        decision=decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by),
+        decision=decision,
+        beside=[*([ends] if ends else []), *choice_notes(decision, board)],
         policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
         objective=policy.objective.by,
         gates=[*gate_texts(gates.gates), *_required_texts(policy)],

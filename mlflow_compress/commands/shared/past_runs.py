@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.evaluate.stored import results_from_json
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
+from mlflow_compress.commands.shared.stored import results_from_json
 from mlflow_compress.config import EMBEDDED, ENDPOINT
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import Candidate, GateReading, PolicyGates, read_gates

@@ -15,7 +15,6 @@ import torch
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.evaluate.stored import logged, results_json
 from mlflow_compress.commands.shared.inputs import (
     Made,
     baseline_label,
@@ -25,6 +24,7 @@ from mlflow_compress.commands.shared.inputs import (
     not_served,
 )
 from mlflow_compress.commands.shared.past_runs import description, skipped_tag
+from mlflow_compress.commands.shared.stored import logged, results_json
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.result import SpeedMeasurement, imprecise

@@ -15,7 +15,6 @@ from mlflow_compress.commands.evaluate.run import readable
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import check_served, name_of, resolved_parameters, variant_key
 from mlflow_compress.commands.quantize.run import method_settings, new_checkpoint_folder
-from mlflow_compress.commands.report.scores import stage_seconds
 from mlflow_compress.commands.shared.inputs import (
     SERVED_METHOD,
     calibration_set,
@@ -25,6 +24,7 @@ from mlflow_compress.commands.shared.inputs import (
     model_path,
     suite_of,
 )
+from mlflow_compress.commands.shared.scores import stage_seconds
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import METHODS, MethodConfig

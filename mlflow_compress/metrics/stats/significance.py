@@ -153,7 +153,7 @@ def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMea
     n = len(d)
     if n < 2:
         return None
-    if (d == d[0]).all():
+    if np.ptp(d) <= 1e-12 * abs(d[0]):  # the same but for rounding
         return PairedMean(value=0.0, interval=Interval(0.0, 0.0), p_value=1.0, n=n) if d[0] == 0 else None
     test = ttest_1samp(d, 0.0)
     low, high = test.confidence_interval(confidence_level=level)

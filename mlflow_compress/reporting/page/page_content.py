@@ -51,6 +51,8 @@ class PageContent:
     decision: Decision  # What a promotion policy says; nothing is promoted
     policy: str  # The policy in words: "the default policy"
     objective: str  # What the policy ranks by
+    # Sentences beside the choice: ends that hold for all, what it is tied with, why no smaller one was taken
+    beside: Sequence[str] = ()
     gates: Sequence[str]  # Its gates in words
     variants: Sequence[PageVariant]  # In the order of the scoreboard
     items: Items | None = None  # The baseline's items; None where the evaluation has corpora only

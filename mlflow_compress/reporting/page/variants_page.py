@@ -202,6 +202,7 @@ def page_markdown(content: PageContent) -> str:
     labels = {column.key: column.label for column in content.board.columns}
     parts = [
         f"**{escape_markdown(choice_sentence(content))}** {escape_markdown(choice_reason(content))}",
+        "\n".join(f"- {escape_markdown(sentence)}" for sentence in content.beside),
         scoreboard_markdown(content.board),
         "\n".join(
             f"- {escape_markdown(labels[metric])}: cannot be told apart: {escape_markdown(', '.join(group))}"
@@ -224,6 +225,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
     alike, counts = content.similarity, page_tables.items_by_task(content).rows
     return {
         "choice": f"{choice_sentence(content)} {choice_reason(content)}".rstrip(),
+        "beside": list(content.beside),
         "gates": [
             {"variant": o.candidate.name, "passed": o.passed, "rank": o.rank, "failed": list(o.failed)}
             for o in content.decision.outcomes

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from mlflow_compress.commands.evaluate.stored import stored_results
 from mlflow_compress.commands.shared.past_runs import timed_in
+from mlflow_compress.commands.shared.stored import stored_results
 from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.promotion import lacking_shares
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
