@@ -140,7 +140,7 @@ def compress(
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
     checkpoint: str | PathLike[str] | ModelInMemory | None = None,
-    target: Literal["any", "vllm", "vllm-cpu"] = "any",
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str = "auto",
     experiment: str = "auto",
 ) -> CompressedModel:
@@ -187,7 +187,7 @@ def compress(
         endpoint:http://host:port/v1 of a served model, which `main` evaluates as it is [none]
     target
         server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
-        vllm | vllm-cpu) [any]
+        vllm | vllm-cpu | llama.cpp | transformers) [any]
     output_dir
         folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
         (beside the database, or MLFLOW_COMPRESS_HOME) [auto]
@@ -215,7 +215,7 @@ def diagnose(
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
-    target: Literal["any", "vllm", "vllm-cpu"] = "any",
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
@@ -284,7 +284,7 @@ def diagnose(
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
     target
         server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
-        vllm | vllm-cpu) [any]
+        vllm | vllm-cpu | llama.cpp | transformers) [any]
     output_dir
         folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
         (beside the database, or MLFLOW_COMPRESS_HOME) [auto]
@@ -1174,7 +1174,7 @@ def run(
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
     checkpoint: str | PathLike[str] | ModelInMemory | None = None,
-    target: Literal["any", "vllm", "vllm-cpu"] = "any",
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
@@ -1284,7 +1284,7 @@ def run(
         endpoint:http://host:port/v1 of a served model, which `main` evaluates as it is [none]
     target
         server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
-        vllm | vllm-cpu) [any]
+        vllm | vllm-cpu | llama.cpp | transformers) [any]
     output_dir
         folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
         (beside the database, or MLFLOW_COMPRESS_HOME) [auto]

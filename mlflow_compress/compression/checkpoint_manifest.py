@@ -25,6 +25,8 @@ class CheckpointManifest:
     label: str  # Short name of the variant, for example ``awq-4bit-g128``
     settings: dict[str, Any]  # The method's settings
     format: str  # Checkpoint format
+    # Who can serve it: see `servers.TARGETS`; none: only this package reads it. None where nobody knows
+    served_by: list[str] | None = None
     base_model: str  # Folder or hub id that was compressed
     base_weights_hash: str  # SHA-256 over the base's weight files
     base_size_bytes: int  # Bytes of the base's stored tensors

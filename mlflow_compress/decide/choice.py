@@ -40,6 +40,8 @@ def choice_notes(decision: Decision, board: Scoreboard | None) -> list[str]:
     notes = (
         [f"Tied with {', '.join(tied)}: neither KL nor right answers tell them apart on these items."] if tied else []
     )
+    unread = [o.candidate.name for o in others if o.candidate.served_by == ()] if champion.served_by != () else []
+    notes += [f"Not {', '.join(unread)}: only this package reads the format, no server does."] if unread else []
     smaller = _smaller(decision)
     for outcome in smaller[:_MOST_SMALLER]:
         less = 100 * (1 - outcome.candidate.metrics[SIZE] / champion.metrics[SIZE])

@@ -52,6 +52,8 @@ class Candidate:
     metrics: Mapping[str, float]  # The metrics of its run, and what else gates read
     items: int | None = None  # Number of items with a prediction; None if the run does not have it
     compresses: bool = True  # False for a control, whose method leaves the weights unchanged
+    # Who can serve it; none: only this package reads it. None where nobody knows
+    served_by: tuple[str, ...] | None = None
     served: bool = False  # Whether a server has the variant, so that neither its size nor its KL is known
     stages: frozenset[str] | None = None  # The stages that have finished; None where the policy does not ask
     # Why metrics are missing, by the beginning of their names: "speed/"
@@ -172,6 +174,7 @@ def decide(
 ) -> Decision:
     """Gate every candidate of one evaluation, and rank the passing ones. Ties are ranked by KL, then flips, then name.
 
+    One that no server reads ranks behind all others.
     The decision does not depend on the order of the candidates. One passes when it is smaller than the baseline and
     passes every gate and rule; a metric that a gate or the ranking (`ranked_by`) reads and that is missing or NaN
     fails. The size of a served model is not known, and not asked for. The champion has rank 1.
@@ -200,10 +203,10 @@ def decide(
     outcomes = _held_together([outcome(candidate) for candidate in candidates])
     through = [o.candidate for o in outcomes if o.passed]
 
-    def order(passed: CandidateOutcome) -> tuple[float, float, float, str]:
+    def order(passed: CandidateOutcome) -> tuple[bool, float, float, float, str]:
         metrics = passed.candidate.metrics
         ties = metrics.get(KL, math.inf), metrics.get(FLIPS, math.inf)
-        return score(passed.candidate, through), *ties, passed.candidate.name
+        return passed.candidate.served_by == (), score(passed.candidate, through), *ties, passed.candidate.name
 
     passing = sorted((o for o in outcomes if o.passed), key=order)
     failing = sorted((o for o in outcomes if not o.passed), key=lambda o: (o.candidate.name, o.candidate.run_id))
@@ -428,6 +431,19 @@ def _requires(required: Requirements) -> Rule:
     return missing
 
 
+def _read_by(target: str) -> Rule:
+    """Return the rule that a server reads the variant. One that is served has a server."""
+
+    def unread(candidate: Candidate) -> list[Check]:
+        by = candidate.served_by
+        if candidate.served or target in (by or ()):
+            return []
+        known = "nobody knows who reads it" if by is None else f"read by {', '.join(by) or 'this package alone'}"
+        return [_failed(f"target: {target} does not read it ({known})")]
+
+    return unread
+
+
 def _refuses(anomalies: AnomalyRule) -> Rule:
     """Return the rule that refuses gains which are too good to be true."""
 
@@ -482,6 +498,8 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
     rules: list[Rule] = []
     required, anomalies = policy.require, policy.anomalies
     rules.append(_requires(required))
+    if policy.target != "any":
+        rules.append(_read_by(policy.target))
     if required.items_by_task:
         readings |= {GateReading(metric=FLIPS, end="n", task=task) for task in required.items_by_task}
     if anomalies.max_accuracy_gain is not None or anomalies.zero_kl:

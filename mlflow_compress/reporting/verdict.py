@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.direction import harm_of
@@ -34,6 +34,12 @@ def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
         return "size not known"
     words = size_text(ratio, sparsity)
     return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
+
+
+def _servers(served_by: Sequence[str] | None) -> str:
+    if served_by is None:
+        return ""
+    return f"; read by {', '.join(served_by)}" if served_by else "; no server reads its format"
 
 
 def _flips(flips: MetricResult | None) -> str:
@@ -75,18 +81,20 @@ def verdict(
     size_ratio: float | None,
     sparsity: float | None = None,
     account: Account | None = None,
+    served_by: Sequence[str] | None = None,
     margin: float = MARGIN,
 ) -> str:
     """Return one sentence about a variant.
 
     As in "awq-4bit-g128: no worse than 2 points; accuracy -0.4 pt [-1.9, 1.1], but 6.1 % [4.8, 7.8] of answers flipped;
-    KL 0.021 [0.019, 0.023]; 3.6x smaller": the direction, by a `margin` in points, then the volume, then what it saves.
+    KL 0.021 [0.019, 0.023]; 3.6x smaller; read by vllm": the direction, by a `margin` in points, then the volume, then
+    what it saves, then who can serve it (`served_by`; None where that is not known).
 
     The label "none" is the uncompressed control. The sentence says what was not measured, and by the `account` that
     there is no verdict where more items than the default policy accepts have no score, or what was read of the prompts
     where more of them were cut.
     """
-    size = _size(label, size_ratio, sparsity)
+    size = _size(label, size_ratio, sparsity) + _servers(served_by)
     if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
         return f"{label}: no verdict, because {account.lacking}; {size}"
     cut = account is not None and account.cut_pct > _REQUIRED.max_cut_pct

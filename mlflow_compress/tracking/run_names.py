@@ -22,6 +22,7 @@ WEIGHTS = "weights"  # of a logged model: "logged" (stored with it), "reference"
 EVALUATE_RUN = "evaluate_run_id"  # of a served variant's model: the run that has measured it
 SERVED = ("served_model", "endpoint", "server", EVALUATE_RUN)  # of a served variant's main run, model and version
 METHOD = "method"
+SERVED_BY = "served_by"  # of a main run: targets that take its checkpoint, or "none"; not there where nobody knows
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with the baseline's greedy answers
 ERROR = "error"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from mlflow_compress.config.policy import Policy, Requirements
 from mlflow_compress.decide.choice import choice_notes, to_compare
 from mlflow_compress.decide.gates import published_gate
-from mlflow_compress.decide.promotion import Candidate, decide
+from mlflow_compress.decide.promotion import Candidate, decide, gates_of
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, scoreboard
 
 N = 1000
@@ -69,6 +72,31 @@ def test_where_nothing_passes_or_nothing_else_is_there_nothing_stands_beside() -
     assert choice_notes(decide([FAR], [DROP]), None) == to_compare(decide([FAR], [DROP])) == []
     alone = decide([candidate("chosen", 100, 0.2, 1.0)], [DROP])
     assert choice_notes(alone, None) == to_compare(alone) == []
+
+
+def test_what_no_server_reads_is_chosen_only_where_nothing_else_passes() -> None:
+    own = replace(candidate("own", 50, 0.0, 0.5), served_by=())
+    read = replace(candidate("read", 100, 0.0, 0.5), served_by=("vllm",))
+    decision = decide([own, read], [DROP])
+    assert decision.champion == read
+    assert choice_notes(decision, None) == ["Not own: only this package reads the format, no server does."]
+    assert decide([own], [DROP]).champion == own and choice_notes(decide([own], [DROP]), None) == []
+
+
+def test_a_policy_s_target_must_read_it() -> None:
+    gates = gates_of(Policy(kl=None, gates=(), margins=(), require=Requirements(max_cut_pct=100), target="llama.cpp"))
+    known = {"items/unscored_pct": 0.0, "items/cut_pct": 0.0, "distance/flips_pct": 1.0}
+    for served_by, why in (
+        (("vllm",), "read by vllm"),
+        ((), "read by this package alone"),
+        (None, "nobody knows who reads it"),
+        (("llama.cpp", "vllm"), ""),
+    ):
+        one = replace(CHOSEN, served_by=served_by, metrics={**CHOSEN.metrics, **known})
+        [outcome] = decide([one], gates.gates, rules=gates.rules).outcomes
+        assert outcome.passed == (not why)
+        assert why == "" or outcome.failed == (f"target: llama.cpp does not read it ({why})",)
+    assert decide([replace(one, served_by=None, served=True)], gates.gates, rules=gates.rules).champion is not None
 
 
 def test_of_many_smaller_ones_five_are_told() -> None:

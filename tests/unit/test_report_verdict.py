@@ -136,6 +136,10 @@ def test_a_mean_that_hangs_on_one_item_says_so():
 def test_a_pruned_model_that_is_saved_dense():
     assert verdict("wanda", {}, size_ratio=1.0, sparsity=0.5).endswith("; same size on disk (saved dense), 50 % zeros")
     assert verdict("x", {}, size_ratio=1.0, sparsity=0.046).endswith("; same size")
+    assert verdict("x", {}, size_ratio=2.0, served_by=["vllm", "transformers"]).endswith(
+        "; 2.0x smaller; read by vllm, transformers"
+    )
+    assert verdict("x", {}, size_ratio=2.0, served_by=[]).endswith("; 2.0x smaller; no server reads its format")
     assert verdict("x", {}, size_ratio=2.0, sparsity=0.5).endswith("; 2.0x smaller")
     assert verdict("none", {}, size_ratio=1.0, sparsity=0.046).endswith("; not compressed")  # the demo's own zeros
 

@@ -213,4 +213,11 @@ class Stages:
         """The verdict, as a sentence."""
         made = self.manifest
         ratio, sparsity = (None, None) if made is None else (made.size_ratio, made.sparsity)
-        return verdict(self.variant, self.pooled, size_ratio=ratio, sparsity=sparsity, account=self.account)
+        return verdict(
+            self.variant,
+            self.pooled,
+            size_ratio=ratio,
+            sparsity=sparsity,
+            account=self.account,
+            served_by=None if made is None else made.served_by,
+        )

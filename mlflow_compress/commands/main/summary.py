@@ -268,7 +268,9 @@ def _log_all(stages: Stages, folder: Path) -> dict[str, str]:
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
     weights = {run_names.BASE_WEIGHTS: stages.base_weights, run_names.CHECKPOINT_SHA256: stages.checkpoint_sha256}
-    run.set_tags(weights)
+    made = stages.manifest
+    readers = None if made is None else made.served_by
+    run.set_tags(weights if readers is None else {**weights, run_names.SERVED_BY: ",".join(readers) or NONE})
     log_model(stages)
     run.log_file(report, "report")
     if figures:

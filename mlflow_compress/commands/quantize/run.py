@@ -13,7 +13,7 @@ from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config, variant_label
 from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
-from mlflow_compress.compression.vllm_limits import check_target
+from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.errors import ConfigError

@@ -17,7 +17,7 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.commands.report.result import VariantsReport
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses
-from mlflow_compress.commands.shared.past_runs import absent_values
+from mlflow_compress.commands.shared.past_runs import absent_values, servers_of
 from mlflow_compress.commands.shared.scores import (
     ANSWERS_RUN,
     answer_setting,
@@ -206,6 +206,7 @@ def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gate
         metrics={**metrics, **read_gates(variant.results, gates.readings)},
         items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
         compresses=compresses(method),
+        served_by=servers_of(run),
         served=method == SERVED_METHOD,
         stages=frozenset(stage for stage, child in children.items() if child.info.status == "FINISHED"),
         absent=absent_values(children.get("speed")),

@@ -10,6 +10,7 @@ from typing import Any
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
 from mlflow_compress.commands.shared.stored import results_from_json
 from mlflow_compress.config import EMBEDDED, ENDPOINT
+from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import Candidate, GateReading, PolicyGates, read_gates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
@@ -118,12 +119,19 @@ def candidates_of(
                 metrics={**run.data.metrics, **_read(tracker, below.values(), policy.readings)},
                 items=variant.items,
                 compresses=compresses(method),
+                served_by=servers_of(run),
                 served=method == SERVED_METHOD,
                 stages=frozenset(below) if asks else None,
                 absent=absent_values(below.get("speed")) if policy.asks_speed else {},
             )
         )
     return found
+
+
+def servers_of(run: Any) -> tuple[str, ...] | None:
+    """Return who can serve a main run's checkpoint; none: only this package reads it. None where nobody knows."""
+    text = run.data.tags.get(run_names.SERVED_BY)
+    return None if text is None else tuple(name for name in text.split(",") if name != NONE)
 
 
 def absent_values(speed: Any | None) -> dict[str, str]:

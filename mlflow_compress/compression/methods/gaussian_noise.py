@@ -37,6 +37,7 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
     description = "Gaussian noise on the logits at evaluation time: a control, nothing is compressed"
     reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141, table 19"
     format = "safetensors (noisy_logits)"
+    own_format = True
     Config = GaussianNoiseConfig
     compresses = False
     linear_only = False

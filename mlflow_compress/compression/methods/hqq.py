@@ -42,6 +42,7 @@ class Hqq(Method[HqqConfig]):
     description = "HQQ, weight only and without data: zero points that minimise a norm which forgives outliers"
     reference = "Badri and Shaji 2023, https://mobiusml.github.io/hqq_blog/"
     format = "safetensors (hqq_packed)"
+    own_format = True
     requires = ("compressed_tensors",)
     Config = HqqConfig
     supported_bits = (8, 4, 3, 2, 1)

@@ -48,6 +48,7 @@ class KvCache(Method[KvCacheConfig]):
     description = "Keys and values rounded at evaluation time: what a quantized cache costs; the weights stay"
     reference = "Liu et al. 2024 (KIVI), https://arxiv.org/abs/2402.02750, with keys by token"
     format = "safetensors (quantized_cache)"
+    own_format = True
     Config = KvCacheConfig
     compresses = False
     linear_only = False

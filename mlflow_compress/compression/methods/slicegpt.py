@@ -46,6 +46,7 @@ class SliceGpt(Method[SliceGptConfig]):
     description = "SliceGPT: rotates the residual stream to its principal components and cuts off the smallest"
     reference = "Ashkboos et al. 2024, https://arxiv.org/abs/2401.15024 (own implementation)"
     format = "safetensors (sliced_llama)"
+    own_format = True
     Config = SliceGptConfig
     needs_calibration = True
 

@@ -11,7 +11,7 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.compression.vllm_limits import check_target
+from mlflow_compress.compression.servers import check_target, served_by
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel, resolve
 
@@ -61,6 +61,38 @@ def test_shapes_and_group_sizes_are_named(source: SourceModel) -> None:
 def test_formats_that_vllm_does_not_read_are_named(method: str, source: SourceModel) -> None:
     assert "vLLM does not read the format of" in str(reason("vllm", source, method))
     assert reason("any", source, method) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "found"),
+    [
+        ("rtn", {"bits": 4}, ["vllm", "vllm-cpu", "transformers"]),
+        ("rtn", {"bits": 8}, ["vllm", "transformers"]),
+        ("rtn", {"bits": 3}, ["transformers"]),
+        ("gguf", {}, ["llama.cpp", "transformers"]),
+        ("wanda", {}, ["vllm", "vllm-cpu", "llama.cpp", "transformers"]),
+        ("bnb-nf4", {}, ["transformers"]),
+        ("hqq", {}, []),
+        ("kv-cache", {}, []),
+        ("checkpoint", {}, None),
+    ],
+)
+def test_who_can_serve_it_is_known_before_it_is_made(
+    method: str, settings: dict[str, Any], found: list[str] | None, source: SourceModel
+) -> None:
+    one = METHODS.get(method)
+    assert (
+        served_by(
+            one, one.Config.model_construct(**settings) if method == "checkpoint" else one.Config(**settings), source
+        )
+        == found
+    )
+
+
+def test_llama_cpp_takes_what_its_converter_takes(source: SourceModel) -> None:
+    assert "llama.cpp does not read the format of rtn-4bit-g128" in str(reason("llama.cpp", source, "rtn", bits=4))
+    assert "transformers does not read the format of hqq" in str(reason("transformers", source, "hqq"))
+    assert reason("llama.cpp", source, "bf16") is None
 
 
 def test_the_stage_refuses_before_it_compresses(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM's kernels take, said before anything is compressed: formats, bits, group sizes and shapes of layers.
+"""Who can serve a checkpoint, said before anything is compressed; for vLLM by format, bits, group sizes and shapes.
 
 From the source of vLLM 0.32.0: `quantization/__init__.py` for formats; for packed weights `mixed_precision/cpu.py` on
 CPUs, and Marlin (`marlin_utils.py`) on CUDA. benchmarks/vllm_formats.py loads every format in the CPU build.
@@ -7,6 +7,7 @@ CPUs, and Marlin (`marlin_utils.py`) on CUDA. benchmarks/vllm_formats.py loads e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from mlflow_compress.compression.method import Method, MethodConfig
@@ -24,15 +25,38 @@ FORMATS = (
 _MARLIN_GROUPS = (32, 64, 128)
 
 
-def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel) -> None:
-    """Refuse a checkpoint that vLLM could not serve.
+TARGETS = ("vllm", "vllm-cpu", "llama.cpp", "transformers")
 
-    `target` is "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), or "any", which accepts everything.
+
+def served_by(method: Method[Any], settings: MethodConfig, source: SourceModel) -> list[str] | None:
+    """Return the targets that take a checkpoint; none: only this package reads it. None where nobody knows."""
+    if not method.runs_in and not method.own_format:
+        return None
+    found = []
+    for target in TARGETS:
+        with suppress(UnsupportedError):
+            check_target(target, method, settings, source)
+            found.append(target)
+    return found
+
+
+def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel) -> None:
+    """Refuse a checkpoint that the target could not serve.
+
+    `target` is "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), "llama.cpp" (where its own converter
+    takes the checkpoint, or it is a GGUF file), "transformers" (without this package), or "any", which accepts
+    everything.
     """
     if target == "any":
         return
     label, written = method.label(settings), method.format_of(settings)
     fix = "Choose another method, other bits or another group_size, or leave target=any"
+    if target in ("llama.cpp", "transformers"):
+        engines = [engine for engine in method.runs_in if engine.startswith("llama.cpp")]
+        gguf_alone = any("gguf" in engine for engine in engines) and not written.startswith("gguf")
+        if (not engines or gguf_alone) if target == "llama.cpp" else method.own_format:
+            raise UnsupportedError(f"{target} does not read the format of {label}", got=written, fix=fix)
+        return
     if written not in FORMATS:
         raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
     if written != PACKED:
