@@ -46,6 +46,8 @@ class CheckpointManifest:
     sparsity: float | None  # Share of exact zeros in the linear layers' weights; None where they are stored packed
     base_sparsity: float | None = None  # The same share in the base; None where `sparsity` is None or 0
     seconds: float  # Time of the compression, including loading and saving, without the reload check
+    # Processor time of the same, also that of processes which it started and which ended; None in older manifests
+    processor_seconds: float | None = None
     peak_memory_bytes: int  # Peak memory of the compression
     peak_memory_kind: str  # "cuda", "rss" or "rss_process": see `pipeline.Peak`
     device: str  # Device of the compression

@@ -242,11 +242,11 @@ def compress_model(
 def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig], label: str) -> CheckpointManifest:
     import torch
 
-    start = time.perf_counter()
+    start, processor = time.perf_counter(), sum(os.times()[:4])
     with peak_memory(job.device) as peak, quiet(), torch.random.fork_rng():
         torch.manual_seed(getattr(job.config, "seed", 0))
         logits = _compressed(method, job)
-    seconds = time.perf_counter() - start
+    seconds, processor = time.perf_counter() - start, sum(os.times()[:4]) - processor
     _require_compressed(method, job)
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
     report = reload_in_fresh_process(
@@ -276,6 +276,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         sparsity=sparsity,
         base_sparsity=stored_weights.sparsity_of_layers(job.source.folder, matrices) if sparsity else None,
         seconds=seconds,
+        processor_seconds=processor,
         peak_memory_bytes=peak.n_bytes,
         peak_memory_kind=peak.kind,
         device=job.device,

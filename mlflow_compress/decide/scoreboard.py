@@ -91,7 +91,7 @@ class ScoredVariant:
     # Headline results by metric: `metrics.headline(results)`
     results: Mapping[str, MetricResult] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)  # "size/bytes", "size/ratio", "size/bits_per_weight"
-    seconds: Mapping[str, float] = field(default_factory=dict)  # Duration of each stage, by its name
+    seconds: Mapping[str, float] = field(default_factory=dict)  # Processor seconds of each stage, by its name
     items: ItemScores | None = None  # What it scored on each item; None where it has no results
     left_out: str = ""  # Which of its results are not compared, and why
     lacking: tuple[str, ...] = ()  # Too many items without a score, or cut: there is no verdict on it then
@@ -150,9 +150,16 @@ _SIZES = (
     ScoreColumn(BITS, "Bits per weight", "bits", "lower", "Stored bits per weight of the linear layers.", main=True),
 )
 _COST = (
-    ScoreColumn(SECONDS, "Seconds", "seconds", "lower", "Duration of all stages together.", main=True),
+    ScoreColumn(SECONDS, "Processor seconds", "seconds", "lower", "Processor time of all stages together.", main=True),
     *(
-        ScoreColumn(f"seconds/{s}", f"Seconds, {s}", "seconds", "lower", f"Duration of the {s} stage.", main=False)
+        ScoreColumn(
+            f"seconds/{s}",
+            f"Processor seconds, {s}",
+            "seconds",
+            "lower",
+            f"Processor time of the {s} stage.",
+            main=False,
+        )
         for s in ("quantize", "evaluate", "judge")
     ),
 )
@@ -455,6 +462,8 @@ class Scoreboard:
     n_items: int | None  # Number of items of the headline values; None where no variant finished
     columns: tuple[ScoreColumn, ...]  # Those that at least one variant has a value for, in their order
     rows: tuple[ScoreRow, ...]  # Finished variants first, the closest to the baseline on top
+    # What the baseline itself has, by column; its size to the digits of the stored ratio. It has no distances.
+    baseline_cells: Mapping[str, Cell]
     pareto: tuple[str, ...]  # The variants on the front of size against KL, the smallest first
     # By what serving costs (decode speedup, peak memory): the variants on the front of it against KL, the best first.
     # Only where a variant has both.
@@ -529,6 +538,7 @@ def scoreboard(
         n_items=max((len(v.items.task) for v in variants if v.items is not None), default=None),
         columns=tuple(column for column in columns() if any(column.key in row for row in values.values())),
         rows=rows,
+        baseline_cells=_baseline_cells(ordered),
         pareto=front,
         serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(judged, cost))},
         correlations=correlate_metrics([values[v.name] for v in ordered]),
@@ -536,6 +546,20 @@ def scoreboard(
         groups=groups,
         warnings=tuple(_warnings(ordered, separations, groups[KL])),
     )
+
+
+def _baseline_cells(variants: Sequence[ScoredVariant]) -> dict[str, Cell]:
+    """Return the baseline's values from the results of the variants, which each hold them."""
+    cells: dict[str, Cell] = {}
+    for variant in variants:
+        for name in (column.key for column in columns()):
+            found = variant.results.get(f"{name}_baseline")
+            if found is not None:
+                cells.setdefault(name, Cell(value=found.value, low=found.low, high=found.high, n=found.n))
+        if SIZE in variant.sizes and RATIO in variant.sizes:
+            size = variant.sizes[SIZE] * variant.sizes[RATIO]
+            cells.setdefault(SIZE, Cell(value=float(f"{size:.4g}")))
+    return cells
 
 
 def _front(values: Mapping[str, Mapping[str, Cell]], cost: str) -> tuple[str, ...]:

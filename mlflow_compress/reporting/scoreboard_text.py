@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO
+import textwrap
+from collections.abc import Sequence
+
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, SIZE
 from mlflow_compress.decide.scoreboard import (
+    BITS,
     JUDGE,
     NO_SPEED_STAGE,
+    SECONDS,
     SIMILARITY,
     Cell,
     Scoreboard,
@@ -18,7 +23,26 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text
 from mlflow_compress.reporting.tables import Column, Table, Words, csv_text, escape_markdown, filled
 
-_WITH_INTERVAL = (DELTA, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
+_WITH_INTERVAL = (DELTA, FLIPS, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
+_TERMINAL = 120  # characters of its lines
+_RUNTIME = "runtime"
+_ACCURACY = "quality/accuracy"
+# Columns that a terminal leaves out where it is too narrow, the least important first
+_LEFT_OUT = (
+    "uncertainty/uacc",
+    "robustness/shuffle_drop_pct",
+    "distance/top1_agreement",
+    "distance/all_flips_pct",
+    PREFILL_SPEEDUP,
+    _RUNTIME,
+    BITS,
+    SIMILARITY,
+    JUDGE,
+    MEMORY_RATIO,
+    SECONDS,
+    DECODE_SPEEDUP,
+    SIZE,
+)
 _PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
 
 
@@ -38,7 +62,7 @@ def score_text(cell: Cell, column: ScoreColumn, *, interval: bool) -> str:
 
 
 def scoreboard_table(board: Scoreboard) -> Table:
-    """Return the main columns of the variants that were made, and the status only where one has no results.
+    """Return the main columns of the baseline and the variants that were made, and the status where one has no results.
 
     The Pareto front is marked with a star, and a significant change of accuracy. What was not started is among the
     warnings.
@@ -47,15 +71,49 @@ def scoreboard_table(board: Scoreboard) -> Table:
     made = [row for row in board.rows if row.status != "unsupported"]
     told = len(board.finished) < len(made)
     level = f" [{100 * board.level:g}\u00a0%]"
-    labels = [column.label + (level if column.key in _WITH_INTERVAL else "") for column in main]
-    labels += [*(["timed in"] if _is_timed(board) else []), *(["status"] if told else [])]
-    rows = []
+    heads = [Column(column.label + (level if column.key in _WITH_INTERVAL else ""), key=column.key) for column in main]
+    heads += [Column("timed in", key=_RUNTIME)] if _is_timed(board) else []
+    heads += [Column("status", key="status")] if told else []
+    rows = [_baseline_row(board, heads)] if board.baseline_cells else []
     for row in made:
         cells: list[str | Words | None] = [Words(row.name, sign="*" if row.on_front else "")]
         cells += [score_cell(row, column, interval=column.key in _WITH_INTERVAL) for column in main]
         cells += [row.runtime or None] if _is_timed(board) else []
         rows.append([*cells, *(["" if row.status == "finished" else row.status] if told else [])])
-    return Table(columns=[Column("variant", left=True), *map(Column, labels)], rows=rows)
+    return Table(columns=[Column("variant", left=True, key="variant"), *heads], rows=rows)
+
+
+def _baseline_row(board: Scoreboard, heads: Sequence[Column]) -> list[str | Words | None]:
+    """Return the baseline's own values; in the column of the accuracy's change, its accuracy."""
+    by_key = {column.key: column for column in board.columns}
+    cells: list[str | Words | None] = [Words(f"{board.baseline} (baseline)")]
+    for head in heads:
+        key = _ACCURACY if head.key == DELTA else head.key
+        cell, column = board.baseline_cells.get(key), by_key.get(key)
+        if cell is None or column is None:
+            cells.append(None)
+        else:
+            own = "accuracy " if key == _ACCURACY else ""
+            cells.append(Words(own + score_text(cell, column, interval=False), value=cell.value))
+    return cells
+
+
+def _narrowed(table: Table) -> tuple[Table, list[str]]:
+    """Return the table without the columns for which a terminal is too narrow, and their labels."""
+    left_out: list[str] = []
+    labels = {column.key: column.label for column in table.columns}
+    for key in _LEFT_OUT:
+        if max(map(len, table.lines(wrapped=True))) <= _TERMINAL:
+            break
+        if key in labels:
+            table = table.only(*(column.key for column in table.columns if column.key != key))
+            left_out.append(labels[key])
+    return table, left_out
+
+
+def wrapped(text: str) -> list[str]:
+    """Return a text as lines of a terminal."""
+    return textwrap.wrap(text, _TERMINAL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _is_timed(board: Scoreboard) -> bool:
@@ -150,8 +208,11 @@ def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
 
 
 def scoreboard_text(board: Scoreboard) -> str:
-    """Return the narrow table with aligned columns, its legend, the correlations and the warnings."""
-    return "\n".join([*scoreboard_table(board).lines(wrapped=True), *_below(board)])
+    """Return the table with aligned columns, as many as fit, its legend, the correlations and the warnings."""
+    table, left_out = _narrowed(scoreboard_table(board))
+    more = ["", f"Not shown here, but on the page: {', '.join(left_out)}"] if left_out else []
+    below = [line for text in [*_below(board), *more] for line in wrapped(text) or [""]]
+    return "\n".join([*table.lines(wrapped=True), *below])
 
 
 def _below(board: Scoreboard) -> list[str]:

@@ -21,7 +21,7 @@ from filelock import ReadWriteLock, Timeout
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-from mlflow.utils.file_utils import local_file_uri_to_path
+from mlflow.utils.file_utils import get_local_path_or_none, local_file_uri_to_path
 
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import ConfigError, TrackingError
@@ -50,6 +50,11 @@ def limit_bytes() -> int:
     if not 0.0 < gigabytes < float("inf"):
         raise ConfigError(f"{LIMIT_VARIABLE} must be a positive number of gigabytes", got=text)
     return int(gigabytes * 1e9)
+
+
+def artifacts_place(uri: str) -> str:
+    """Return the local folder of a run's artifacts, or their address where they are not on this machine."""
+    return get_local_path_or_none(uri) or uri
 
 
 class Downloads:

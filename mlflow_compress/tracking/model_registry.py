@@ -182,8 +182,17 @@ def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> None:
     client.set_registered_model_alias(name, alias, version)
 
 
-def note_decision(tracker: Tracker, name: str, version: str, run_id: str, policy: str | None = None) -> None:
-    """Note on a version which run has given it an alias, and the hash of the policy that has decided."""
+_DECISION = "\n\n**Decision:** "  # begins that part of a version's description
+_DESCRIPTION_LIMIT = 5000  # characters that MLflow's database keeps
+
+
+def note_decision(
+    tracker: Tracker, name: str, version: str, run_id: str, words: str, policy: str | None = None
+) -> None:
+    """Note on a version which run has given it an alias, why, in words, and the hash of the policy that has decided."""
+    client = tracker.client
     if policy is not None:
-        tracker.client.set_model_version_tag(name, version, run_names.POLICY, policy)
-    tracker.client.set_model_version_tag(name, version, run_names.DECISION, run_id)
+        client.set_model_version_tag(name, version, run_names.POLICY, policy)
+    client.set_model_version_tag(name, version, run_names.DECISION, run_id)
+    described = (client.get_model_version(name, version).description or "").partition(_DECISION)[0]
+    client.update_model_version(name, version, description=f"{described}{_DECISION}{words}"[:_DESCRIPTION_LIMIT])

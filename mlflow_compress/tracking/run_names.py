@@ -28,14 +28,20 @@ BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with t
 ERROR = "error"
 PROCESS = "process"  # of a run that is open: who writes to it, see `live_processes`
 SKIPPED = "skipped"  # what was left out, and why
+PROCESSOR = "speed/processor_seconds"  # metric of a stage's run
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning
 DECISION = "decision"  # of a registered version: the run that gave it an alias
 POLICY = "policy"  # of a decision: SHA-256 of the policy
 ALIAS, REGISTERED_MODEL = "alias", "registered_model"  # of a decision: what it is about
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
+SWEEP_RUN = "sweep_run_id"  # of a main run: the sweep or search that made it. Not nested: MLflow's list shows variants.
 SWEEP_KEY = "sweep_key"  # of a sweep: hash of its variants' keys, by which the same command goes on
 FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the other stages
+
+# Parameters of a main run: whether it is worse than its baseline, in a word, and the share of changed answers. MLflow's
+# page of several runs opens on the first three parameters that differ, by name, and on the first metric.
+WORSE, FLIPPED = "accuracy", "answers_flipped_pct"
 
 # Artifact folders and files of the stages' runs.
 RECORDS, NOISE = "records", "noise"

@@ -43,6 +43,7 @@ from mlflow_compress.errors import TrackingError
 from mlflow_compress.lifetime import signals_later
 from mlflow_compress.records.values import AnswerFeedback, JudgedAnswer
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.artifacts import artifacts_place
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
 from mlflow_compress.tracking.live_processes import open_runs, own_name, run_opened
 from mlflow_compress.tracking.store import OpenRun, new_parameters
@@ -139,6 +140,11 @@ class TrackedRun(OpenRun):
     def info(self) -> Any:
         """The run's MLflow information (experiment id, artifact location, status)."""
         return self._client.get_run(self.run_id).info
+
+    @property
+    def artifacts_at(self) -> str:
+        """The folder of the run's artifacts, or their address where they are not on this machine."""
+        return artifacts_place(self.info.artifact_uri)
 
     @cached_property
     def _artifacts(self) -> Any:

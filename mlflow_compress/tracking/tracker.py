@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.
 _OF_BASELINE = ("baseline", "baseline-answers", "baseline-greedy", "baseline-traces")
+_MEASURED = (*_OF_BASELINE, "evaluate", "judge", "answers")  # a checkpoint has its processor seconds in its manifest
 _BESIDE = (*_OF_BASELINE, "promote", "rollback", "gate", "report")
 
 _SHARED = ("http", "https", "postgresql", "mysql", "mssql")  # stores that several machines may use
@@ -71,6 +72,11 @@ def tracking_uri() -> str:
 
 def _stored(run: Run) -> StoredRun:
     return StoredRun(run_id=str(run.info.run_id), tags=dict(run.data.tags), metrics=dict(run.data.metrics))
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this process, and of the processes that it has started and that have ended."""
+    return sum(os.times()[:4])
 
 
 def close_dead_runs(client: PatientClient, uri: str) -> None:
@@ -287,7 +293,10 @@ class Tracker:
                 tracked.rename(name)
                 tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
             note_run(self.uri, stage, run_id)
+            before = _processor_seconds()
             yield tracked
+            if stage in _MEASURED:
+                tracked.log_values({run_names.PROCESSOR: round(_processor_seconds() - before, 2)})
         for key in tags.keys() & {run_names.FINGERPRINT, run_names.VARIANT_KEY}:
             self.drop_killed(self.find_unfinished(stage, **{key: str(tags[key])}))
 
@@ -337,10 +346,15 @@ class Tracker:
 
     def end_children(self, run_id: str) -> None:
         """End every run below a run that a killed process has left RUNNING: it becomes KILLED."""
-        for run in search_runs(self.client, f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"):
+        for run in self._below(run_id):
             self.end_children(run.info.run_id)
             if run.info.status == "RUNNING":
                 TrackedRun(self.client, run.info.run_id).end("KILLED", "the process was killed")
+
+    def _below(self, run_id: str) -> list[Run]:
+        """Return the runs of a main run's stages, or the main runs of a sweep."""
+        tags = (MLFLOW_PARENT_RUN_ID, run_names.SWEEP_RUN)
+        return [run for tag in tags for run in search_runs(self.client, f"tags.`{tag}` = '{run_id}'")]
 
     def drop_killed(self, run_ids: Iterable[str]) -> None:
         """Delete what kills have left of work that is done now: killed runs without a metric in them or below them."""
@@ -348,8 +362,7 @@ class Tracker:
             self._drop_killed(self.client.get_run(run_id))
 
     def _drop_killed(self, run: Run) -> bool:
-        below = search_runs(self.client, f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.info.run_id}'")
-        left = [child for child in below if not self._drop_killed(child)]
+        left = [child for child in self._below(run.info.run_id) if not self._drop_killed(child)]
         killed = run.info.status == "KILLED" or KILLED_BY in run.data.tags.get(run_names.ERROR, "")
         if left or run.data.metrics or not killed:
             return False

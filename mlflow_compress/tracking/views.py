@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import base64
+import colorsys
+import itertools
 import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
-from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, RATIO
 from mlflow_compress.decide.scoreboard import BITS
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.artifacts import artifacts_place
+from mlflow_compress.tracking.experiment import search_runs, tags_filter
 from mlflow_compress.tracking.tracker import Tracker
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
 CHARTS = "charts"
+_RUN_COLOUR = "mlflow.runColor"  # tag by which MLflow's UI draws a run
 
 _COSTS = (BITS, DECODE_SPEEDUP, MEMORY_RATIO)
 _BARS = (KL, FLIPS, DELTA, RATIO, DECODE_SPEEDUP, MEMORY_RATIO)
@@ -47,22 +52,31 @@ def _runs(evaluation: str) -> dict[str, object]:
 
 
 def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
-    """Return the state of the table: the description, which begins with the verdict, then metrics, in this order.
+    """Return the state of the table: the verdict in a word, metrics, and the verdict in full, in this order.
 
     `description` is the width of its column in pixels. Releases of MLflow that know no order sort columns by name.
     """
-    columns = ["attributes.`Description`", *(f"metrics.`{name}`" for name in metrics)]
-    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, "runDateAndNestInfo": 120}
+    worse = f"params.`{run_names.WORSE}`"
+    columns = [worse, *(f"metrics.`{name}`" for name in metrics), "attributes.`Description`"]
+    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, worse: 95}
     return {
         "selectedColumns": columns,
-        "columnOrder": ["0", "attributes.`Run Name`", "runDateAndNestInfo", *columns, "duration"],
-        "columnWidths": {"0": 73, **widths, **{f"metrics.`{name}`": 125 for name in metrics}},
+        "columnOrder": ["0", "attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
+        "columnWidths": {
+            "0": 73,
+            "runDateAndNestInfo": 120,
+            **widths,
+            **{f"metrics.`{name}`": 125 for name in metrics},
+        },
         "compareRunsMode": "TABLE",
     }
 
 
-def _charts() -> dict[str, object]:
-    """Return the state of the charts: size, speed and memory against distance first, then a bar per main metric."""
+def _charts(measured: Collection[str]) -> dict[str, object]:
+    """Return the state of the charts: size, speed and memory against distance first, then a bar per main metric.
+
+    `measured` are the metrics that a variant has: a chart without data is not made.
+    """
     section = "size-and-distance"
     common = {"metricSectionId": section, "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
     scatters = [
@@ -75,8 +89,9 @@ def _charts() -> dict[str, object]:
             "yaxis": {"key": up, "type": "METRIC"},
         }
         for name, (across, up) in _SCATTERS.items()
+        if across in measured and up in measured
     ]
-    bars = [{**common, "uuid": f"bar-{name}", "type": "BAR", "metricKey": name} for name in _BARS]
+    bars = [{**common, "uuid": f"bar-{name}", "type": "BAR", "metricKey": name} for name in _BARS if name in measured]
     sections = [{"uuid": section, "name": "Size, speed, memory and distance", "display": True, "isReordered": True}]
     return {
         "compareRunsMode": "CHART",
@@ -84,25 +99,53 @@ def _charts() -> dict[str, object]:
         "compareRunSections": sections,
         "isAccordionReordered": True,
         "runsHiddenMode": "SHOW_ALL",
+        "hideEmptyCharts": True,
     }
 
 
-def save_leaderboard(tracker: Tracker, run_id: str) -> None:
-    """Store the views of a run's evaluation on the experiment: leaderboard, all columns, and charts.
+def _colours() -> Iterator[str]:
+    """Yield colours without end; of the first 16, no two are nearer than 24 in CIELAB."""
+    for number in itertools.count():
+        channels = colorsys.hls_to_rgb(0.137 * number % 1, (0.5, 0.35, 0.68)[number % 3], 0.75)
+        yield "#" + "".join(f"{round(255 * channel):02x}" for channel in channels)
 
-    A saved view filters by fixed values, so each evaluation needs its own; the plain names are the newest one's. MLflow
-    lists them under "Views". A run without an evaluation id has none.
+
+def _colour(tracker: Tracker, variants: Sequence[Any]) -> None:
+    """Give each variant a colour that no other one has: MLflow takes one of few, by the run's id.
+
+    A colour that was given before stays.
+    """
+    given = [run.data.tags.get(_RUN_COLOUR) for run in variants]
+    free = (colour for colour in _colours() if colour not in given)
+    taken = set()
+    for run in sorted(variants, key=lambda run: (run.info.start_time, run.info.run_id)):
+        own = run.data.tags.get(_RUN_COLOUR)
+        if own is None or own in taken:
+            own = next(free)
+            tracker.client.set_tag(run.info.run_id, _RUN_COLOUR, own)
+        taken.add(own)
+
+
+def save_leaderboard(tracker: Tracker, run_id: str) -> None:
+    """Store the views of a run's evaluation on the experiment, and give each of its variants a colour of its own.
+
+    The views are leaderboard, all columns, and charts. A saved view filters by fixed values, so each evaluation needs
+    its own; the plain names are the newest one's. MLflow lists them under "Views". A run without an evaluation id has
+    none.
     """
     evaluation = tracker.client.get_run(run_id).data.tags.get(run_names.EVALUATION)
     if evaluation is None:
         return
+    variants = search_runs(tracker.client, tags_filter({run_names.STAGE: "main", run_names.EVALUATION: evaluation}))
+    _colour(tracker, variants)
+    measured = {name for variant in variants for name in variant.data.metrics}
     views = {
-        LEADERBOARD: ("Leaderboard", _table((RATIO, KL, FLIPS, DELTA, *_COSTS), description=280)),
+        LEADERBOARD: ("Leaderboard", _table((FLIPS, KL, DELTA, RATIO, *_COSTS), description=280)),
         f"{LEADERBOARD}-all": (
             "All headline metrics",
             _table([*run_names.leaderboard(), run_names.ITEMS], description=200),
         ),
-        CHARTS: ("Size against distance", _charts()),
+        CHARTS: ("Size against distance", _charts(measured)),
     }
     for view, (name, state) in views.items():
         content = json.dumps({**_runs(evaluation), **state}).encode()
@@ -138,7 +181,7 @@ def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
     page = f"{_root(tracker)}/#/experiments/{experiment}"
     lines = [] if remote else [f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {tracker.uri}"]
     if run:
-        lines.insert(0, f"Artifacts:     {get_local_path_or_none(run.info.artifact_uri) or run.info.artifact_uri}")
+        lines.insert(0, f"Artifacts:     {artifacts_place(run.info.artifact_uri)}")
         lines.append(f"This run:      {run_address(tracker, experiment, str(run_id))}")
     ending = f"-{tags[run_names.EVALUATION][:8]}" if run_names.EVALUATION in tags else ""
     if view_tag(f"{LEADERBOARD}{ending}") in tracker.client.get_experiment(experiment).tags:

@@ -114,7 +114,7 @@ def test_a_worker_that_is_killed_costs_its_variant_a_retry(alone: dict[str, Any]
     tracker = tracker_of(tmp_path)
     [parent] = tracker.find_finished("sweep")
     mains = [tracker.look_up(run) for run in tracker.find_unfinished("main")]
-    assert [main.tags[run_names.PARENT] for main in mains] == [parent.info.run_id]
+    assert [main.tags[run_names.SWEEP_RUN] for main in mains] == [parent.info.run_id]
     assert set(states(tracker)) == {"FINISHED", "KILLED"}
     assert len(tracker.find_finished("main")) == 2 and len(tracker.find_finished("baseline")) == 1
 

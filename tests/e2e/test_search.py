@@ -86,7 +86,7 @@ def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform
             assert all(cost["kl_low"] <= cost["kl"] <= cost["kl_high"] for cost in recipe)
     mains = tracker.find_finished("main")
     assert {main.info.run_id for main in mains} == {row["run_id"] for row in rows.values()}
-    assert {main.data.tags[run_names.PARENT] for main in mains} == {run.info.run_id}
+    assert {main.data.tags[run_names.SWEEP_RUN] for main in mains} == {run.info.run_id}
     assert run.data.metrics["search/variants"] == 2 and len(run.data.metrics) < 50
 
     # The same again: nothing is made twice, and the numbers are the same.

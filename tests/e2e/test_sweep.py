@@ -73,6 +73,9 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
     assert "1 of 2 variants failed: hqq-4bit-g100: Stage quantize failed: Group size 100 does not divide" in shown.err
     assert "[2/2] hqq-4bit-g100: " in shown.err and "Not made:\n- hqq bits=5 group_size=64" in shown.err
     assert "1 of 2 variants against demo" in shown.out
+    assert max(len(line) for line in shown.out.splitlines() if "://" not in line and "/" not in line) <= 120
+    assert "Ship none of them yet" in shown.out and shown.out.splitlines()[-1].startswith("Page: ")
+    assert Path(shown.out.splitlines()[-1].removeprefix("Page: ")).is_file()
 
     [parent] = sweeps(tracker)
     assert parent.info.status == "FAILED"
@@ -87,7 +90,8 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
     }
     mains = tracker.find_finished("main")
     assert {run.data.tags[run_names.VARIANT] for run in mains} == {"hqq-4bit-g64"}
-    assert {run.data.tags[run_names.PARENT] for run in mains} == {parent.info.run_id}
+    assert {run.data.tags[run_names.SWEEP_RUN] for run in mains} == {parent.info.run_id}
+    assert run_names.PARENT not in mains[0].data.tags  # MLflow's list shows variants, and no collapsed sweep
     assert set(tracker.children(mains[0].info.run_id)) == {"quantize", "evaluate", "speed"}
     first = board_of(tracker, parent.info.run_id)
     every = tracker.client.search_runs([tracker.experiment_id])
@@ -123,7 +127,7 @@ def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) ->
     left = {name: value for name, value in ours.metrics.items() if not name.startswith("speed/")}
     right = {name: value for name, value in run.data.metrics.items() if not name.startswith("speed/")}
     assert left == right and ours.params == run.data.params
-    without = {run_names.PARENT, "mlflow.source.name", "mlflow.log-model.history", "mlflow.loggedArtifacts"}
+    without = {run_names.SWEEP_RUN, "mlflow.source.name", "mlflow.log-model.history", "mlflow.loggedArtifacts"}
     assert ours.tags.keys() - without == run.data.tags.keys() - without
 
 
@@ -167,7 +171,11 @@ def test_killed_at_five_random_points_the_scoreboard_is_the_same(tmp_path: Path)
         assert done.returncode == 0, done.stderr[-3000:]
         tracker = tracker_of(folder)
         boards[name] = board_of(tracker, tracker.find_finished("sweep")[0].info.run_id)
-        below = [r for r in tracker.client.search_runs([tracker.experiment_id]) if run_names.PARENT in r.data.tags]
+        below = [
+            r
+            for r in tracker.client.search_runs([tracker.experiment_id])
+            if {run_names.PARENT, run_names.SWEEP_RUN} & set(r.data.tags)
+        ]
         assert {r.info.status for r in below} <= {"FINISHED", "KILLED"}
         assert len(tracker.find_finished("main")) == 3
     assert boards["killed"] == boards["whole"]

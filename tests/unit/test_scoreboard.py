@@ -270,6 +270,50 @@ def test_text_markdown_and_csv_show_the_same_and_escape_what_is_not_theirs() -> 
     assert len({len(column) for column in table.values()}) == 1 and table["status"][1].startswith("failed: ")
 
 
+def measured(name: str, size: float, **values: float):
+    """Return a variant with every main metric, each with an interval."""
+    results = {
+        key: MetricResult(key, values.get(key, 12.34), 11.234, 13.456, n=1620)
+        for key in [
+            *MAIN_METRICS,
+            *SERVING,
+            "quality/accuracy",
+            "quality/accuracy_baseline",
+            "uncertainty/uacc_baseline",
+        ]
+    }
+    results |= {DELTA: MetricResult(DELTA, -0.0123, -0.0246, 0.0012, n=1620)}
+    sizes = {"size/bytes": size, "size/ratio": 4e9 / size, "size/bits_per_weight": 4.126}
+    return replace(
+        variant(name, runtime=VLLM), results=results, sizes=sizes, seconds={"quantize": 30.0, "evaluate": 1234.5}
+    )
+
+
+def test_a_terminal_of_120_columns_shows_what_decides_and_names_the_rest() -> None:
+    names = [f"smoothquant-{bits}bit-g128-sym-layers-{bits}" for bits in (8, 6, 4)]
+    found = board(*(measured(name, 1e9 + i) for i, name in enumerate(names)))
+    text = scoreboard_text(found)
+    assert max(map(len, text.splitlines())) <= 120
+    head, _, rows = text.partition("---")
+    for kept in ("Accuracy", "flipped", "KL"):
+        assert kept in head
+    assert rows.count("12.3 % [11.2, 13.5]") == 3  # the flips of every variant, with their interval
+    [told] = [line for line in text.split("\n\n") if line.startswith("Not shown here, but on the page: ")]
+    assert "UAcc" in told and "Answers flipped" not in told
+    assert "UAcc" in scoreboard_markdown(found)  # Markdown has room for all
+
+
+def test_the_baseline_has_a_row_with_its_own_values_and_no_distances() -> None:
+    one = measured("a", 1e9)
+    baseline = MetricResult("quality/accuracy_baseline", 0.696, 0.67, 0.72, n=1620)
+    found = board(replace(one, results=one.results | {baseline.name: baseline}))
+    assert found.baseline_cells["quality/accuracy"].value == 0.696 and found.baseline_cells["size/bytes"].value == 4e9
+    assert not {FLIPS, "distance/kl_mean", DELTA} & set(found.baseline_cells)
+    [row] = [line for line in scoreboard_text(found).splitlines() if line.startswith("base (baseline)")]
+    assert "4 GB" in row and "accuracy 69.6 %" in row and row.split().count("-") >= 2
+    assert board(variant("a", kl=0.1)).baseline_cells == {}
+
+
 def test_the_finding_is_one_sentence() -> None:
     found = board(
         variant("near", kl=0.1, size=9), variant("small", kl=0.3, size=1), variant("bad", status="failed", reason="x")

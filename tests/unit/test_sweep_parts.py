@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from mlflow_compress import cli
-from mlflow_compress.commands.shared.scores import score_runs
+from mlflow_compress.commands.shared.scores import duration, processor_seconds, score_runs, stage_seconds
 from mlflow_compress.commands.sweep.make_variant import one_process, parent_run
 from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 from mlflow_compress.compression import compress_model
@@ -88,6 +89,26 @@ def test_an_interrupted_stage_is_killed(tracker: Tracker) -> None:
     assert (status(tracker, parent.run_id), child.info.status) == ("KILLED", "KILLED")
 
 
+def test_the_cost_of_a_variant_is_its_processor_time_without_the_baseline(tracker: Tracker) -> None:
+    """A stage that waits costs nothing. Where a part was not noted, nothing is said."""
+    with tracker.run("evaluate", "evaluate", {}) as run:
+        with tracker.run("baseline", "baseline", {}, own=False) as baseline:
+            until = time.process_time() + 0.3
+            while time.process_time() < until:
+                pass
+        time.sleep(0.3)
+        run.set_tags({run_names.BASELINE_RUN: baseline.run_id})
+    children = {"evaluate": tracker.client.get_run(run.run_id)}
+    assert tracker.client.get_run(baseline.run_id).data.metrics[run_names.PROCESSOR] >= 0.3
+    assert stage_seconds(tracker, children, processor_seconds)["evaluate"] < 0.2
+    assert stage_seconds(tracker, children, duration)["evaluate"] >= 0.3
+    with tracker.run("main", "main", {}) as main:  # it notes none
+        pass
+    children["quantize"] = tracker.client.get_run(main.run_id)
+    children["quantize"].data.metrics["speed/compress_seconds"] = 1.0
+    assert stage_seconds(tracker, children, processor_seconds) == {}
+
+
 def left_running(tracker: Tracker, stage: str, **tags: str) -> str:
     """Return a run that a killed process has left behind."""
     return str(tracker.client.create_run(tracker.experiment_id, tags={"stage": stage, **tags}).info.run_id)
@@ -95,9 +116,9 @@ def left_running(tracker: Tracker, stage: str, **tags: str) -> str:
 
 def test_the_same_sweep_opens_its_unfinished_run_again_and_ends_what_was_left(tracker: Tracker) -> None:
     parent = left_running(tracker, "sweep", **{run_names.SWEEP_KEY: "k"})
-    main = left_running(tracker, "main", **{run_names.PARENT: parent})
+    main = left_running(tracker, "main", **{run_names.SWEEP_RUN: parent})
     stage = left_running(tracker, "evaluate", **{run_names.PARENT: main})
-    done = left_running(tracker, "main", **{run_names.PARENT: parent})
+    done = left_running(tracker, "main", **{run_names.SWEEP_RUN: parent})
     tracker.client.set_terminated(done, "FINISHED")
     other = left_running(tracker, "sweep", **{run_names.SWEEP_KEY: "other"})
     assert tracker.find_unfinished("sweep", sweep_key="k") == [parent]

@@ -23,7 +23,7 @@ LEAVE_OPEN = """
 import os, signal, sys
 from mlflow_compress.tracking.tracker import Tracker
 tracker = Tracker()
-tags = {"mlflow.parentRunId": sys.argv[1], "variant_key": "k", "base_model": "demo", "variant": "rtn"}
+tags = {"sweep_run_id": sys.argv[1], "variant_key": "k", "base_model": "demo", "variant": "rtn"}
 with tracker.run("main", "main", tags), tracker.run("answers", "answers", {}, own=False):
     os.kill(os.getpid(), signal.SIGKILL)
 """

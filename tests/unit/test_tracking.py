@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import zlib
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.model_registry import move_alias, previous_alias, registered_name
+from mlflow_compress.tracking.model_registry import move_alias, note_decision, previous_alias, registered_name
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard
 
@@ -147,17 +148,18 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
     runs = []
     for evaluation in ("a" * 16, "b" * 16):
         with tracker.run("x", "main", {run_names.EVALUATION: evaluation}) as run:
-            pass
+            run.log_values({"size/bits_per_weight": 4.0, "distance/kl_mean": 0.1})
         save_leaderboard(tracker, run.run_id)
         runs.append(run.run_id)
     state = saved_view(tracker, "leaderboard-aaaaaaaa")
     assert state["searchFilter"] == f"tags.`stage` = 'main' and tags.`evaluation` = '{'a' * 16}'"
-    columns = ["attributes.`Description`", "metrics.`size/ratio`", "metrics.`distance/kl_mean`"]
-    assert state["selectedColumns"][:3] == columns == state["columnOrder"][3:6]  # type: ignore[index]
+    columns = ["params.`accuracy`", "metrics.`distance/flips_pct`", "metrics.`distance/kl_mean`"]
+    assert state["selectedColumns"][:3] == columns == state["columnOrder"][2:5]  # type: ignore[index]
     charts = saved_view(tracker, "charts-aaaaaaaa")
     assert charts["searchFilter"] == state["searchFilter"]
-    first = charts["compareRunCharts"][0]  # type: ignore[index]
+    first, second = charts["compareRunCharts"]  # type: ignore[misc]
     assert (first["xaxis"]["key"], first["yaxis"]["key"]) == ("size/bits_per_weight", "distance/kl_mean")
+    assert second["metricKey"] == "distance/kl_mean"  # no chart of what no variant has, such as speed
     shown = tracker.client.search_runs([tracker.experiment_id], filter_string=str(state["searchFilter"]))
     assert [run.info.run_id for run in shown] == runs[:1]
     assert "viewStateShareKey=leaderboard-aaaaaaaa" in how_to_open(tracker, runs[0])
@@ -166,6 +168,30 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
     assert saved_view(tracker, LEADERBOARD) == saved_view(tracker, "leaderboard-bbbbbbbb")
     assert f"viewStateShareKey={LEADERBOARD}\n" in how_to_open(tracker)
     assert how_to_open(tracker).endswith("viewStateShareKey=charts&compareRunsMode=CHART")
+
+
+def test_no_two_variants_of_an_evaluation_have_one_colour(tracker: Tracker) -> None:
+    """Two that were coloured at once by two workers are told apart by the next; a person's colour stays."""
+    colour, tags = "mlflow.runColor", {run_names.EVALUATION: "a" * 16}
+    mine, *others = [
+        tracker.client.create_run(tracker.experiment_id, tags={"stage": "main", **tags, **own}).info.run_id
+        for own in ({colour: "#123456"}, {colour: "#abcdef"}, {colour: "#abcdef"}, *({} for _ in range(21)))
+    ]
+    save_leaderboard(tracker, mine)
+    found = {run_id: tracker.client.get_run(run_id).data.tags[colour] for run_id in (mine, *others)}
+    assert found[mine] == "#123456" and len(set(found.values())) == 24
+    assert all(re.fullmatch("#[0-9a-f]{6}", one) for one in found.values())
+    save_leaderboard(tracker, others[5])
+    assert {run_id: tracker.client.get_run(run_id).data.tags[colour] for run_id in found} == found
+
+
+def test_a_version_tells_the_newest_decision_in_words(tracker: Tracker) -> None:
+    tracker.client.create_registered_model("m")
+    version = str(tracker.client.create_model_version("m", source="runs:/x", description="Flips 3 %.").version)
+    for words in ("a is now 'champion'.", "b " + 5000 * "x"):
+        note_decision(tracker, "m", version, "r" * 32, words)
+        described = tracker.client.get_model_version("m", version).description
+        assert described == f"Flips 3 %.\n\n**Decision:** {words}"[:5000]
 
 
 def test_a_run_without_an_evaluation_saves_no_leaderboard_and_links_to_none(tracker: Tracker) -> None:

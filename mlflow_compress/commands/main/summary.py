@@ -15,7 +15,9 @@ from mlflow_compress.commands.shared.past_runs import described_runtime
 from mlflow_compress.commands.shared.stored import logged, read_metadata
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
-from mlflow_compress.decide.gates import KL, gate_values
+from mlflow_compress.config.policy import MARGIN
+from mlflow_compress.decide.direction import harm_of
+from mlflow_compress.decide.gates import FLIPS, KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, unmet
 from mlflow_compress.records import RunRecords
@@ -56,15 +58,19 @@ def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
     """Return the method's settings and the size that came of them, as parameters of the main run.
 
     MLflow's page of two runs opens on the parameters that differ, in the order of their names. So a setting that only
-    this method has is named after `method_args`, and the size is a parameter too: it comes before almost all others.
+    this method has is named after `method_args`, and what a reader asks first is a parameter too: the direction, the
+    share of changed answers, and the size.
     """
-    manifest = stages.manifest
+    manifest, harm = stages.manifest, harm_of(stages.pooled, MARGIN)
+    first: dict[str, object] = {} if harm is None else {run_names.WORSE: harm.word}
+    if FLIPS in stages.pooled:
+        first[run_names.FLIPPED] = f"{stages.pooled[FLIPS].value:.4g}"
     if manifest is None:
-        return {**stages.settings, "log_weights": NONE}
+        return {**first, **stages.settings, "log_weights": NONE}
     common = parameters(QuantizeConfig)
     settings = {name if name in common else f"method_args/{name}": value for name, value in manifest.settings.items()}
     size = {"bits_per_weight": round(manifest.bits_per_weight, 2)}
-    return {**settings, **size, "log_weights": str(keeps_weights).lower()}
+    return {**first, **settings, **size, "log_weights": str(keeps_weights).lower()}
 
 
 def _data_sets(stages: Stages) -> tuple[dict[str, DataSet], DataSet]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -322,8 +322,17 @@ def _promote(
         run_names.ALIAS: config.alias,
         run_names.POLICY: policy.sha256,
     }
+    passed = [reason for o in decision.outcomes if o.candidate is settlement.winner for reason in o.reasons]
+
+    def words(version: str) -> str:
+        """Return the decision as the version's page tells it."""
+        chosen = verdict_of(settlement, config.alias, incumbent, version)
+        return "\n".join([chosen, "", *(f"- {line}" for line in [*remarks, *passed])])
+
     with tracker.run(f"promote {competition.label}", "promote", tags) as run:
-        version = _apply(tracker, run, settlement, competition, name, config.alias, incumbent, versions, policy.sha256)
+        version = _apply(
+            tracker, run, settlement, competition, name, config.alias, incumbent, versions, policy.sha256, words
+        )
         verdict = verdict_of(settlement, config.alias, incumbent, version)
         if version is not None and settlement.winner is not None:
             decision = decision.with_version(settlement.winner.run_id, version)
@@ -352,6 +361,7 @@ def _apply(
     incumbent: Incumbent | None,
     versions: dict[str, str],
     policy: str,
+    words: Callable[[str], str],
 ) -> str | None:
     """Register the winner and move the alias to it, where it moves; return the winner's version."""
     winner = settlement.winner
@@ -364,6 +374,6 @@ def _apply(
     version = versions.get(winner.run_id) or register_version(tracker, name, variant.run)
     # The tags come first: a history that lacks a move is worse than one with a move that did not end.
     run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
-    note_decision(tracker, name, version, run.run_id, policy)
+    note_decision(tracker, name, version, run.run_id, words(version), policy)
     move_alias(tracker, name, alias, version)
     return version

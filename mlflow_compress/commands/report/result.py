@@ -17,6 +17,7 @@ class VariantsReport(ScoredVariants):
 
     board: Scoreboard  # The variants side by side, and which of them can be told apart
     decision: Decision  # What the default gates say; nothing was promoted
+    choice: str  # What the policy chooses, and why
     path: Path  # The file
 
     def __getitem__(self, name: str) -> ScoreRow:
@@ -40,7 +41,8 @@ class VariantsReport(ScoredVariants):
         return {"path": str(self.path), "scoreboard": self.board.to_dict(), "decision": asdict(self.decision)}
 
     def as_text(self) -> str:
-        """Return the scoreboard, and where the page lies."""
-        from mlflow_compress.reporting.scoreboard_text import scoreboard_text
+        """Return the scoreboard, what the policy chooses, and where the page lies."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_text, wrapped
 
-        return "\n".join([self.summary, "", scoreboard_text(self.board), "", f"Report: {self.path}"])
+        chosen = [*wrapped(self.choice), f"Report: {self.path}"]
+        return "\n\n".join(["\n".join(wrapped(self.summary)), scoreboard_text(self.board), "\n".join(chosen)])

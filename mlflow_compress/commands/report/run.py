@@ -45,7 +45,14 @@ from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
-from mlflow_compress.reporting.page.variants_page import content_values, gate_texts, page_markdown, render_page
+from mlflow_compress.reporting.page.variants_page import (
+    choice_reason,
+    choice_sentence,
+    content_values,
+    gate_texts,
+    page_markdown,
+    render_page,
+)
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, RECORDS
@@ -95,7 +102,16 @@ def _own_name(name: str, taken: Mapping[str, object]) -> str:
     return f"{name} (variant)" if name in taken else name
 
 
-_NOT_SHOWN = {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
+_NOT_SHOWN = {
+    "output_dir",
+    "log_weights",
+    "judge",
+    "resume",
+    "config",
+    "checkpoint",
+    run_names.WORSE,
+    run_names.FLIPPED,
+}
 
 
 def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = None) -> PageContent:
@@ -270,7 +286,8 @@ def run_report(config: ReportConfig) -> VariantsReport:
     tracker = Tracker(config.experiment)
     content = page_content(tracker, _scored(tracker, given, read_policy(config.policy).margin), config.policy)
     text = text_of(content)
-    report = VariantsReport(board=content.board, decision=content.decision, path=path)
+    choice = f"{choice_sentence(content)} {choice_reason(content)}".rstrip()
+    report = VariantsReport(board=content.board, decision=content.decision, choice=choice, path=path)
     if "MLFLOW_RUN_ID" not in os.environ:
         atomic.write(path, text.encode())
         return report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -195,7 +195,7 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
         reason=run.data.tags.get(run_names.ERROR, ""),
         results=headline(results),
         sizes={size: metrics[size] for size in _SIZES if size in metrics},
-        seconds=stage_seconds(tracker, children),
+        seconds=stage_seconds(tracker, children, processor_seconds),
         items=_items(tracker, children["evaluate"], baselines),
         runtime=timed.runtime,
         not_timed=timed.reason,
@@ -219,34 +219,51 @@ def _bits(params: Mapping[str, str]) -> float | None:
     return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
-def stage_seconds(tracker: Tracker, children: Mapping[str, Any]) -> dict[str, float]:
-    """Return what each stage costs for this variant, whichever run did the work.
-
-    What was found again costs what it took when it was computed. The baseline's part is no cost of a variant.
-    """
-    found = {}
-    if "quantize" in children and "speed/compress_seconds" in children["quantize"].data.metrics:
-        found["quantize"] = children["quantize"].data.metrics["speed/compress_seconds"]
-    if "evaluate" in children and children["evaluate"].info.status == "FINISHED":
-        tags = children["evaluate"].data.tags
-        computed = children["evaluate"]
-        if run_names.SKIPPED in tags:
-            computed = tracker.find_finished("evaluate", **{run_names.FINGERPRINT: tags[run_names.FINGERPRINT]})[-1]
-        found["evaluate"] = _without(tracker, computed, run_names.BASELINE_RUN)
-    if "judge" in children and children["judge"].info.status == "FINISHED":
-        found["judge"] = _without(tracker, children["judge"], "baseline_answers_run_id")
-        answers = tracker.client.get_run(children["judge"].data.tags["answers_run_id"])
-        if answers.data.tags.get(run_names.PARENT) != children["judge"].info.run_id:
-            found["judge"] += _duration(answers)
-    return found
+_COMPRESSION = "speed/compress_seconds"
 
 
-def _duration(run: Any) -> float:
+def duration(run: Any) -> float:
+    """Return how long a run took; of a checkpoint that was found, how long it took to make it."""
+    if _COMPRESSION in run.data.metrics:
+        return float(run.data.metrics[_COMPRESSION])
     return float(run.info.end_time - run.info.start_time) / 1000
 
 
-def _without(tracker: Tracker, run: Any, tag: str) -> float:
-    """Return the duration of a run without the part in which it computed the baseline, whose run `tag` names."""
+def processor_seconds(run: Any) -> float | None:
+    """Return the processor seconds of a run; None where none were noted."""
+    noted: float | None = run.data.metrics.get(run_names.PROCESSOR)
+    return noted
+
+
+def stage_seconds(tracker: Tracker, children: Mapping[str, Any], of: Callable[[Any], float | None]) -> dict[str, float]:
+    """Return what each stage costs for this variant, whichever run did the work; nothing where a part is not known.
+
+    What was found again costs what it took when it was computed. The baseline's part is no cost of a variant. `of`
+    returns the cost of one run.
+    """
+    finished = {stage: run for stage, run in children.items() if run.info.status == "FINISHED"}
+    parts: dict[str, list[float | None]] = {}
+    if "quantize" in children and _COMPRESSION in children["quantize"].data.metrics:
+        parts["quantize"] = [of(children["quantize"])]
+    if "evaluate" in finished:
+        tags = finished["evaluate"].data.tags
+        computed = finished["evaluate"]
+        if run_names.SKIPPED in tags:
+            computed = tracker.find_finished("evaluate", **{run_names.FINGERPRINT: tags[run_names.FINGERPRINT]})[-1]
+        parts["evaluate"] = _without(tracker, computed, run_names.BASELINE_RUN, of)
+    if "judge" in finished:
+        parts["judge"] = _without(tracker, finished["judge"], ANSWERS_RUN, of)
+        answers = tracker.client.get_run(finished["judge"].data.tags["answers_run_id"])
+        if answers.data.tags.get(run_names.PARENT) != finished["judge"].info.run_id:
+            parts["judge"].append(of(answers))
+    if any(cost is None for costs in parts.values() for cost in costs):
+        return {}
+    return {stage: sum(cost or 0.0 for cost in costs) for stage, costs in parts.items()}
+
+
+def _without(tracker: Tracker, run: Any, tag: str, of: Callable[[Any], float | None]) -> list[float | None]:
+    """Return the cost of a run, and minus that of the baseline, whose run `tag` names, if it was computed inside."""
     other = tracker.client.get_run(run.data.tags[tag])
     inside = run.info.start_time <= other.info.start_time and other.info.end_time <= run.info.end_time
-    return _duration(run) - (_duration(other) if inside else 0.0)
+    baseline = of(other) if inside else 0.0
+    return [of(run), None if baseline is None else -baseline]

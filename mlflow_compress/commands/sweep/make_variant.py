@@ -62,7 +62,7 @@ def close_killed(tracker: Tracker, parent: str) -> None:
     """Close the runs that workers of a sweep have left open when they were killed: they become KILLED."""
     open_mains = [
         run.data.tags[run_names.PROCESS]
-        for run_id in tracker.find_unfinished("main", **{run_names.PARENT: parent})
+        for run_id in tracker.find_unfinished("main", **{run_names.SWEEP_RUN: parent})
         if (run := tracker.client.get_run(run_id)).info.status == "RUNNING"
     ]
     until = time.monotonic() + _DYING_SECONDS
@@ -106,7 +106,7 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
             variant.known,
             say=say,
             start=partial(in_process, say=say),
-            more_tags={run_names.PARENT: parent, run_names.VARIANT_KEY: variant.key},
+            more_tags={run_names.SWEEP_RUN: parent, run_names.VARIANT_KEY: variant.key},
         )
     except Exception as error:
         unfinished = tracker.find_unfinished("main", **{run_names.VARIANT_KEY: variant.key})

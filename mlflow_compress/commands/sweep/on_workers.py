@@ -191,7 +191,7 @@ def _share(config: MainConfig, n: int) -> MainConfig:
 def _lost(tracker: Tracker, parent: str, variant: PreparedVariant, error: WorkerError) -> MadeVariant:
     """Return the failed main run of a variant whose workers were lost, one after the other."""
     close_killed(tracker, parent)
-    unfinished = tracker.find_unfinished("main", **{run_names.VARIANT_KEY: variant.key, run_names.PARENT: parent})
+    unfinished = tracker.find_unfinished("main", **{run_names.VARIANT_KEY: variant.key, run_names.SWEEP_RUN: parent})
     if not unfinished:
         raise error
     tracker.add_to(unfinished[0]).end("FAILED", str(error))

@@ -143,6 +143,8 @@ class Sweep(ScoredVariants):
     plan: SweepPlan  # What was asked for
     found: str  # What was found, in one sentence
     text: str  # The scoreboard as text for a terminal
+    choice: str  # What the default policy chooses, and why; empty where no variant has results
+    page: str  # Where the page over the variants lies; empty where there is none
     run: RunLink  # The run that holds it
 
     @property
@@ -165,5 +167,11 @@ class Sweep(ScoredVariants):
         return {"scoreboard": self.scoreboard.to_dict(), "plan": self.plan.to_dict(), "run": asdict(self.run)}
 
     def as_text(self) -> str:
-        """Return what was found, the scoreboard, and where to look."""
-        return "\n\n".join([self.found, self.text, *lines_of_run(self.run)])
+        """Return what was found, the scoreboard, where to look, what to choose, and the page."""
+        from mlflow_compress.reporting.scoreboard_text import wrapped
+
+        found, chosen = (
+            "\n".join(wrapped(self.found)),
+            [*wrapped(self.choice), *([f"Page: {self.page}"] if self.page else [])],
+        )
+        return "\n\n".join([found, self.text, *lines_of_run(self.run), *(["\n".join(chosen)] if chosen else [])])

@@ -34,7 +34,7 @@ from mlflow_compress.errors import SweepError
 from mlflow_compress.home import out_folder
 from mlflow_compress.kept import keeping
 from mlflow_compress.reporting.figures import draw_scoreboard, draw_similarity
-from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.page.variants_page import choice_reason, choice_sentence, render_page
 from mlflow_compress.reporting.scoreboard_text import (
     finding,
     scoreboard_columns,
@@ -70,13 +70,24 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
             draw_similarity(alike, folder)
             run.log_text(similarity_csv(alike), "answer_similarity.csv")
         run.log_folder(folder, "figures")
+    choice = page = ""
     if content is not None:
         run.log_text(render_page(content), "report.html")
+        choice = f"{choice_sentence(content)} {choice_reason(content)}"
+        page = f"{run.artifacts_at}/report.html"
     found = finding(board)
     run.log_values(_counts(board, plan))
     run.set_tags({run_names.VERDICT: found})
     run.set_note(scoreboard_markdown(board))
-    return Sweep(scoreboard=board, plan=plan, found=found, text=scoreboard_text(board), run=tracker.link(run.run_id))
+    return Sweep(
+        scoreboard=board,
+        plan=plan,
+        found=found,
+        text=scoreboard_text(board),
+        choice=choice,
+        page=page,
+        run=tracker.link(run.run_id),
+    )
 
 
 def _counts(board: Scoreboard, plan: SweepPlan) -> dict[str, float]:
