@@ -210,7 +210,7 @@ def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
 def scoreboard_text(board: Scoreboard) -> str:
     """Return the table with aligned columns, as many as fit, its legend, the correlations and the warnings."""
     table, left_out = _narrowed(scoreboard_table(board))
-    more = ["", f"Not shown here, but on the page: {', '.join(left_out)}"] if left_out else []
+    more = ["", f"Not shown here, but on the page: {'; '.join(left_out)}"] if left_out else []
     below = [line for text in [*_below(board), *more] for line in wrapped(text) or [""]]
     return "\n".join([*table.lines(wrapped=True), *below])
 

@@ -52,13 +52,13 @@ def _runs(evaluation: str) -> dict[str, object]:
 
 
 def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
-    """Return the state of the table: the verdict in a word, metrics, and the verdict in full, in this order.
+    """Return the state of the table: the verdict in short, metrics, and the verdict in full, in this order.
 
     `description` is the width of its column in pixels. Releases of MLflow that know no order sort columns by name.
     """
     worse = f"params.`{run_names.WORSE}`"
     columns = [worse, *(f"metrics.`{name}`" for name in metrics), "attributes.`Description`"]
-    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, worse: 95}
+    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, worse: 160}
     return {
         "selectedColumns": columns,
         "columnOrder": ["0", "attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
@@ -140,7 +140,7 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
     _colour(tracker, variants)
     measured = {name for variant in variants for name in variant.data.metrics}
     views = {
-        LEADERBOARD: ("Leaderboard", _table((FLIPS, KL, DELTA, RATIO, *_COSTS), description=280)),
+        LEADERBOARD: ("Leaderboard", _table((FLIPS, KL, DELTA, RATIO, *_COSTS), description=250)),
         f"{LEADERBOARD}-all": (
             "All headline metrics",
             _table([*run_names.leaderboard(), run_names.ITEMS], description=200),

@@ -62,7 +62,10 @@ def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
     share of changed answers, and the size.
     """
     manifest, harm = stages.manifest, harm_of(stages.pooled, MARGIN)
-    first: dict[str, object] = {} if harm is None else {run_names.WORSE: harm.word}
+    first: dict[str, object] = {}
+    if harm is not None:
+        settles = harm.word == "open" and harm.items is not None
+        first[run_names.WORSE] = f"open ({harm.items:,} items)" if settles else harm.text
     if FLIPS in stages.pooled:
         first[run_names.FLIPPED] = f"{stages.pooled[FLIPS].value:.4g}"
     if manifest is None:
