@@ -124,7 +124,8 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     os.environ["MLFLOW_TRACKING_URI"] = asked.store
     client = MlflowClient(asked.store)
-    loaded = "document.body && document.body.innerText.length > 200 && !/\\b0\\s+matching runs/.test(document.body.innerText)"
+    text = "document.body && document.body.innerText"
+    loaded = f"{text}.length > 200 && !/\\b0\\s+matching runs/.test({text})"
     with server(asked.store) as address, browser() as page:
         for dark in (False, True):
             shade = "dark" if dark else "light"

@@ -39,8 +39,9 @@ SWEEP_RUN = "sweep_run_id"  # of a main run: the sweep or search that made it. N
 SWEEP_KEY = "sweep_key"  # of a sweep: hash of its variants' keys, by which the same command goes on
 FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the other stages
 
-# Parameters of a main run: whether it is worse than its baseline (or how many items would tell), and the share of changed answers. MLflow's
-# page of several runs opens on the first three parameters that differ, by name, and on the first metric.
+# Parameters of a main run: whether it is worse than its baseline (or how many items would tell), and the share of
+# changed answers. MLflow's page of several runs opens on the first three parameters that differ, by name, and on the
+# first metric.
 WORSE, FLIPPED = "accuracy", "answers_flipped_pct"
 
 # Artifact folders and files of the stages' runs.

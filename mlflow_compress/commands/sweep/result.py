@@ -164,14 +164,17 @@ class Sweep(ScoredVariants):
 
     def to_dict(self) -> dict[str, Any]:
         """Return scoreboard and plan as plain values, ready for JSON."""
-        return {"scoreboard": self.scoreboard.to_dict(), "plan": self.plan.to_dict(), "run": asdict(self.run)}
+        return {
+            "scoreboard": self.scoreboard.to_dict(),
+            "plan": self.plan.to_dict(),
+            "choice": self.choice,
+            "run": asdict(self.run),
+        }
 
     def as_text(self) -> str:
         """Return what was found, the scoreboard, where to look, what to choose, and the page."""
         from mlflow_compress.reporting.scoreboard_text import wrapped
 
-        found, chosen = (
-            "\n".join(wrapped(self.found)),
-            [*wrapped(self.choice), *([f"Page: {self.page}"] if self.page else [])],
-        )
-        return "\n\n".join([found, self.text, *lines_of_run(self.run), *(["\n".join(chosen)] if chosen else [])])
+        chosen = [*wrapped(self.choice), f"Page: {self.page}"] if self.page else []
+        parts = ["\n".join(wrapped(self.found)), self.text, *lines_of_run(self.run), "\n".join(chosen)]
+        return "\n\n".join(part for part in parts if part)
