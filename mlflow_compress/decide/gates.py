@@ -16,6 +16,7 @@ SIZE = "size/bytes"
 RATIO = "size/ratio"
 KL = "distance/kl_mean"
 KL_REVERSE = "distance/kl_reverse_mean"
+CORPUS_KL = "distance/corpus_kl_mean"
 FLIPS = "distance/flips_pct"
 DELTA = "quality/accuracy_delta"
 
@@ -73,8 +74,11 @@ class Gate:
         read = metrics.get(self.metric)
         if read is None:
             why = f"{self.label}: {self.metric} is missing"
-            if self.metric.startswith((KL, KL_REVERSE)) and "(upper end)" in self.metric:
-                why += f", or cannot be trusted (fewer than {TRUSTED_ITEMS} items, or one holds {TRUSTED_TOP_PCT:g} %)"
+            if self.metric.startswith((KL, KL_REVERSE, CORPUS_KL)) and "(upper end)" in self.metric:
+                units = "documents" if self.metric.startswith(CORPUS_KL) else "items"
+                why += (
+                    f", or cannot be trusted (fewer than {TRUSTED_ITEMS} {units}, or one holds {TRUSTED_TOP_PCT:g} %)"
+                )
             return (Check(passed=False, reason=why, missing=self.metric),)
         passed = read >= self.bound if self.at_least else read <= self.bound
         signs = (">=", "<") if self.at_least else ("<=", ">")
@@ -186,9 +190,8 @@ def standard_gates(
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     """Return the unrounded values that gates read, by the names that metrics declare for them (`MetricKey.gate`).
 
-    A value is left out if its interval is missing or cannot be trusted: `gate/kl_upper`, the upper end of the mean KL's
-    interval, if `mean_is_trusted` is false. Gates then read `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper`,
-    whose bounds are valid for every n.
+    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted. Gates then read
+    `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper`, whose bounds are valid for every n.
     """
     values: dict[str, float] = {}
     for name, declared in all_keys().items():

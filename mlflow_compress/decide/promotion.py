@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
 from mlflow_compress.decide.gates import (
+    CORPUS_KL,
     DELTA,
     FLIPS,
     GATE_KL_ITEMS,
     KL,
-    KL_REVERSE,
     RATIO,
     SIZE,
     SPEED,
@@ -26,7 +26,8 @@ from mlflow_compress.decide.gates import (
 from mlflow_compress.errors import ConfigError, raise_together
 from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
-from mlflow_compress.metrics.kl_tail import TOP_ITEM, mean_is_trusted
+from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
+from mlflow_compress.metrics.perplexity import TOP_DOCUMENT
 from mlflow_compress.metrics.stats.significance import holm
 from mlflow_compress.metrics.stats.simultaneous import ERROR
 from mlflow_compress.records import MetricResult
@@ -275,16 +276,17 @@ class GateReading:
 def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
     """Return those of the wanted numbers that an evaluation has, by name.
 
-    The upper end of a mean KL, of items in either direction, is left out where its interval cannot be trusted: a few
-    items without an outlier look harmless.
+    A mean KL of items has no interval where it cannot be trusted. That of corpora has one from 20 documents on, which
+    documents like those seen can be trusted with; a gate reads its upper end by the rule of items, over documents:
+    a few without an outlier look harmless.
     """
     by_place = {(r.name, r.task or "", r.category or ""): r for r in results}
     values: dict[str, float] = {}
     for reading in readings:
         result = by_place.get((reading.metric, reading.task, reading.category))
-        top_item = by_place.get((TOP_ITEM.name, reading.task, reading.category))
-        unbounded = reading.end == "upper" and reading.metric in (KL, KL_REVERSE)
-        if result is not None and not (unbounded and not mean_is_trusted(result, top_item)):
+        top = by_place.get((TOP_DOCUMENT.name, reading.task, reading.category))
+        trusted = top is not None and top.n >= TRUSTED_ITEMS and top.value < TRUSTED_TOP_PCT
+        if result is not None and (trusted or reading.metric != CORPUS_KL or reading.end != "upper"):
             ends = {"upper": result.high, "lower": result.low, "value": result.value, "n": float(result.n)}
             value = ends[reading.end]
             if value is not None:

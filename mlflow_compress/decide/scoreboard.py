@@ -17,7 +17,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
 from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
-from mlflow_compress.metrics.kl_tail import TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT, shows_clipped
 from mlflow_compress.metrics.stats.arrays import Float, Objects, same_length
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
 from mlflow_compress.metrics.stats.intervals import paired_difference
@@ -168,7 +168,7 @@ _COST = (
 def columns() -> tuple[ScoreColumn, ...]:
     """Return all columns: sizes, the main metrics, serving, the other metrics of the headline table, and the cost."""
     main = (*MAIN_METRICS, *SERVING)
-    metrics = [*map(key, main), *(row for row in headline_keys() if row.name not in main)]
+    metrics = [*map(key, main), *(row for row in headline_keys() if row.name not in main), CLIPPED, ABOVE_CLIP]
     return (*_SIZES, *(_metric_column(declared, main=declared.name in main) for declared in metrics), *_COST)
 
 
@@ -177,13 +177,15 @@ def _metric_column(declared: MetricKey, *, main: bool) -> ScoreColumn:
 
 
 def _cells(variant: ScoredVariant) -> dict[str, Cell]:
-    """Return the values of a variant by column. What was not measured is left out."""
+    """Return the values of a variant by column. What was not measured, or is not shown, is left out."""
     values = {name: Cell(value=size) for name, size in variant.sizes.items()}
     values |= {name: Cell(value=r.value, low=r.low, high=r.high, n=r.n) for name, r in variant.results.items()}
     values |= {f"seconds/{stage}": Cell(value=seconds) for stage, seconds in variant.seconds.items()}
     if variant.seconds:
         values[SECONDS] = Cell(value=sum(variant.seconds.values()))
     shown = {column.key for column in columns()}
+    if not shows_clipped(variant.results):
+        shown -= {CLIPPED.name, ABOVE_CLIP.name}
     return {name: cell for name, cell in values.items() if name in shown}
 
 
@@ -393,13 +395,12 @@ def _warnings(
     if few:
         n = min(few.values())
         text = f"{n:,} {'item is' if n == 1 else 'items are'} too few for a decision: with fewer than {TRUSTED_ITEMS}, "
-        yield ScoreWarning("few_items", f"{text}intervals of the KL can be too narrow", tuple(few))
-    # One item holds so much of a mean KL that its interval cannot be trusted.
+        yield ScoreWarning("few_items", f"{text}a mean KL has no interval", tuple(few))
     largest = {v.name: v.results[TOP_ITEM.name].value for v in variants if TOP_ITEM.name in v.results}
     dominated = {name: share for name, share in largest.items() if share >= TRUSTED_TOP_PCT}
     if dominated:
         text = f"one item holds up to {max(dominated.values()):.0f} % of the mean KL of {_and(tuple(dominated))}: "
-        yield ScoreWarning("one_item", f"{text}its interval can be too narrow", tuple(dominated))
+        yield ScoreWarning("one_item", f"{text}it has no interval that can be trusted", tuple(dominated))
     yield from _fewer_bits(variants, separations)
     for group in same_kl:
         yield ScoreWarning("not_told_apart", f"{_and(group)} cannot be told apart by their KL", group)

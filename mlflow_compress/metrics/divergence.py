@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, Pooled, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_DISTANCES, VARIANT
 from mlflow_compress.metrics.kl_tail import mean_is_trusted
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
 
 LN2 = float(np.log(2.0))
-
-
-def trusted_upper_end(kl: MetricResult, pooled: Pooled) -> float | None:
-    """Return the upper end of the mean KL; None where its interval does not hold what it promises."""
-    trusted = mean_is_trusted(kl, pooled.get("distance/kl_share_top_item_pct"))
-    return kl.high if trusted else None
 
 
 def _nats(name: str, meaning: str, *, high: float = np.inf, **more: Any) -> MetricKey:
@@ -40,7 +35,7 @@ KL = _nats(
     leaderboard=True,
     by_task=True,
     unscored=TOO_LONG,
-    gate=GateValue("gate/kl_upper", trusted_upper_end),
+    gate=GateValue("gate/kl_upper", upper_end),
 )
 KL_REVERSE = _nats("distance/kl_reverse_mean", "KL(variant || baseline), weighted as eq. 1.", by_category=False)
 JS = _nats("distance/js_mean", "Jensen-Shannon divergence, weighted as eq. 1.", high=LN2, by_category=False)
@@ -68,7 +63,7 @@ ITEM_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", 
 def divergence(inputs: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
 
-    Divergences are skewed: their interval is the studentised bootstrap's.
+    Divergences are skewed: their interval is the studentised bootstrap's. A mean KL has one where `mean_is_trusted`.
 
     Lettered options of one token share a context, so that the mean over them is one divergence per question.
     """
@@ -77,6 +72,11 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
         of_item = {key: inputs.distance(column)[rows] for key, column in ITEM_COLUMNS.items()}
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
         groups = inputs.view.group[rows]
-        return {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
+        found = {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
+        return found | {
+            key: replace(mean, trusted=mean_is_trusted(mean.values, mean.groups))
+            for key, mean in found.items()
+            if key in (KL, KL_REVERSE)
+        }
 
     return by_subset(inputs, means, families=inputs.view.scored)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
+from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, Pooled, metric, upper_end
 from mlflow_compress.metrics.core.requirements import (
     ITEM_DISTANCES,
     ITEMS,
@@ -27,10 +27,10 @@ CLIP = 1.0
 
 
 TRUSTED_ITEMS = 200
-"""Fewest items whose mean KL has an interval that a gate may read."""
+"""Fewest items whose mean KL has an interval."""
 
 TRUSTED_TOP_PCT = 2.5
-"""A gate reads the interval of the mean KL only where the largest item holds less of the mean than this.
+"""A mean KL has an interval only where the largest item, or group of items, holds less of the mean than this.
 
 Chosen by simulation on real samples of 200 items and more, whatever their largest item holds
 (`benchmarks/interval_coverage.py`): no interval is both trusted and too low in more than 2.9 % of the draws. With 5 %
@@ -38,13 +38,16 @@ one is in 11 %, because a sample that missed the largest item looks harmless; wi
 """
 
 
-def mean_is_trusted(kl: MetricResult, top_item: MetricResult | None) -> bool:
-    """Return whether a gate may read the interval of a mean KL, in either direction.
+def mean_is_trusted(kl: Float, groups: Int | None) -> bool:
+    """Return whether the interval of a mean KL holds what it promises, in either direction; none is given where not.
 
-    - `top_item`: `distance/kl_share_top_item_pct` of the same items; where every KL is 0 there is none, and nothing is
-      known of the tail.
+    - `kl`: KL of the items, of shape (n,). Where every one is 0, nothing is known of the tail.
+    - `groups`: Code of each item's group, as groups are what the interval draws.
     """
-    return kl.n >= TRUSTED_ITEMS and top_item is not None and top_item.value < TRUSTED_TOP_PCT
+    sums = np.maximum(kl, 0.0)  # rounding below 0 removed
+    if groups is not None and are_grouped(groups):
+        sums = group_sums(sums, groups)[0]
+    return len(kl) >= TRUSTED_ITEMS and sums.sum() > 0.0 and top_share_pct(sums, 1) < TRUSTED_TOP_PCT
 
 
 def top_share_pct(kl: Float, count: int) -> float:
@@ -75,7 +78,7 @@ CLIPPED = MetricKey(
     direction="lower",
     high=CLIP,
     unit="nats",
-    label="KL, clipped (gate)",
+    label="KL per item, clipped (nats)",
     meaning="Mean KL of the items, each clipped at 1 nat, which the gate reads; betting interval.",
     by_category=False,
     gate=GateValue("gate/kl_clipped_upper", upper_end),
@@ -84,10 +87,21 @@ ABOVE_CLIP = MetricKey.percent(
     "distance/kl_above_clip_pct",
     "lower",
     "Share of items with a KL above 1 nat, which the gate reads; Wilson interval.",
-    label="KL above clip (gate)",
+    label="Items above the clip",
     by_category=False,
     gate=GateValue("gate/kl_above_clip_pct_upper", upper_end),
 )
+
+
+def shows_clipped(pooled: Pooled) -> bool:
+    """Return whether people are shown the clipped mean and what is above the clip beside a mean KL without interval.
+
+    These are what gates read then. Equal models need no interval.
+    """
+    kl = pooled.get("distance/kl_mean")
+    return kl is not None and kl.high is None and kl.value != 0 and CLIPPED.name in pooled
+
+
 KL_ITEMS = MetricKey(
     name="distance/kl_items",
     unit="items",

@@ -15,6 +15,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
+from mlflow_compress.metrics.kl_tail import top_share_pct
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite
 from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, group_sums
 from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, corpus_statistics
@@ -147,6 +148,12 @@ KL = _nats(
     headline=70,
     floor="noise/corpus_kl_mean",
 )
+TOP_DOCUMENT = MetricKey.percent(
+    "distance/corpus_kl_share_top_document_pct",
+    "neither",
+    "Share of the mean KL that one document holds; a gate reads its upper end below 2.5 % of 200 or more.",
+    counted="documents",
+)
 KL_P99 = _nats("kl_p99", "99th percentile of the KL over corpus tokens.")
 KL_MAX = _nats("kl_max", "Largest KL of any corpus token.")
 ACCEPTANCE = _agreement("acceptance", "Expected acceptance rate 1 - TV on corpus tokens.")
@@ -173,7 +180,7 @@ DP_RMS = MetricKey.percent(
 
 @METRICS.register("corpus_distance")
 @metric(
-    keys=(KL, KL_P99, KL_MAX, ACCEPTANCE, TOP1, TOP10, RBO10, DP_MEAN, DP_RMS),
+    keys=(KL, TOP_DOCUMENT, KL_P99, KL_MAX, ACCEPTANCE, TOP1, TOP10, RBO10, DP_MEAN, DP_RMS),
     requires=(VARIANT, TOKEN_SCORES, TOKEN_DISTANCES),
     source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over documents",
     noise=True,
@@ -193,7 +200,7 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
         n = len(subset.rows)
         p99, highest = np.quantile(kl[subset.rows], [0.99, 1.0])
         estimates: dict[MetricKey, Estimate] = {
-            KL: mean(kl),
+            KL: (mean_kl := mean(kl)),
             ACCEPTANCE: mean(accepted),
             TOP1: mean(top),
             DP_MEAN: mean(100.0 * dp),
@@ -203,5 +210,8 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
             KL_P99: Number(float(p99), n),
             KL_MAX: Number(float(highest), n),
         }
+        sums = np.maximum(mean_kl.sums, 0.0)
+        if sums.sum() > 0.0:
+            estimates[TOP_DOCUMENT] = Number(top_share_pct(sums, 1), len(sums))
         results += of_subset(inputs, subset, estimates)
     return results

@@ -7,10 +7,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlflow_compress.decide.gates import FLIPS, GATE_KL, KL, gate_values
+from mlflow_compress.decide.gates import FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, KL_ITEMS, TOP_ITEM, TOP_PERCENT
+from mlflow_compress.metrics.kl_tail import (
+    ABOVE_CLIP,
+    CLIP,
+    CLIPPED,
+    KL_ITEMS,
+    TOP_ITEM,
+    TOP_PERCENT,
+    TRUSTED_ITEMS,
+    TRUSTED_TOP_PCT,
+    shows_clipped,
+)
 from mlflow_compress.metrics.noise import SIGNIFICANT
 from mlflow_compress.metrics.win_rate import is_biased
 from mlflow_compress.records import MetricResult
@@ -94,13 +104,6 @@ class HeadlineRow:
     distinguishable: Words | None = None  # "yes" or "no", with a reason if needed
 
 
-def kl_not_trusted(pooled: Pooled) -> bool:
-    """Return whether the gates read the clipped mean instead of the KL's upper end."""
-    if CLIPPED.name not in pooled or KL not in pooled or pooled[KL].value == 0:  # equal models need no interval
-        return False
-    return GATE_KL not in gate_values(pooled)
-
-
 def only_generated(pooled: Pooled) -> bool:
     """Return whether all answers were generated. Such items have flips, but no options and so no KL."""
     items = pooled.get(KL_ITEMS.name)
@@ -160,7 +163,7 @@ def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
         rows.append(
             HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
         )
-    gated = (CLIPPED, ABOVE_CLIP) if kl_not_trusted(pooled) else ()
+    gated = (CLIPPED, ABOVE_CLIP) if shows_clipped(pooled) else ()
     return rows + [
         HeadlineRow(label=k.label, meaning=k.meaning, n=_count(found, k.counted), difference=result_text(found))
         for k in gated
@@ -264,10 +267,11 @@ def _biased_judge(pooled: Pooled) -> list[str]:
 def footnotes(pooled: Pooled) -> list[str]:
     """Return the sentences under the headline table; empty if there are none."""
     notes = []
-    if kl_not_trusted(pooled):
+    if shows_clipped(pooled):
         notes.append(
-            "The interval of the mean KL cannot be trusted here (few items, or one item holds much of the mean): "
-            "the gate reads the clipped mean and the share of items above the clip."
+            f"The mean KL has no interval that can be trusted (fewer than {TRUSTED_ITEMS} items, or one holds "
+            f"{TRUSTED_TOP_PCT:g} % of it): read, as the gate does, the mean of the KL clipped at {CLIP:g} nat per "
+            "item, and the share of items above it."
         )
     notes += _unscored(pooled) + _biased_judge(pooled)
     own = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"

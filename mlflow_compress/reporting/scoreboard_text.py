@@ -12,16 +12,16 @@ from mlflow_compress.decide.scoreboard import (
     NO_SPEED_STAGE,
     SECONDS,
     SIMILARITY,
-    Cell,
     Scoreboard,
     ScoreColumn,
     ScoreRow,
     VariantCorrelation,
 )
 from mlflow_compress.metrics.conscompf import ModelSimilarity
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text
-from mlflow_compress.reporting.tables import Column, Table, Words, csv_text, escape_markdown, filled
+from mlflow_compress.reporting.tables import Column, Table, Words, csv_text, escape_markdown, filled, result_text
 
 _WITH_INTERVAL = (DELTA, FLIPS, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
 _TERMINAL = 120  # characters of its lines
@@ -43,20 +43,25 @@ _LEFT_OUT = (
     DECODE_SPEEDUP,
     SIZE,
 )
+_CLIPPED = "c"
+_CLIPPED_MEANS = f"KL clipped at {CLIP:g} nat per item, as the mean has no interval that can be trusted; items above it"
 _PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
 
 
 def score_cell(row: ScoreRow, column: ScoreColumn, *, interval: bool) -> Words | None:
-    """Return a value of a variant, with a sign if its accuracy differs; None where there is none."""
+    """Return a value of a variant, with a sign if its accuracy differs, or its KL is clipped; None without a value."""
     cell = row.cells.get(column.key)
     if cell is None:
         return None
     moved = column.key == DELTA and row.accuracy_moved
-    return Words(score_text(cell, column, interval=interval), sign="!" if moved else "", value=cell.value)
+    clipped = column.key == KL and CLIPPED.name in row.cells
+    text = score_text(row, column, interval=interval)
+    return Words(text, sign="!" if moved else _CLIPPED if clipped else "", value=cell.value)
 
 
-def score_text(cell: Cell, column: ScoreColumn, *, interval: bool) -> str:
-    """Return one value as text, with its interval if wanted."""
+def score_text(row: ScoreRow, column: ScoreColumn, *, interval: bool) -> str:
+    """Return one value as text, with its interval if wanted: the clipped KL where the mean's cannot be trusted."""
+    cell = row.cells[CLIPPED.name if column.key == KL and CLIPPED.name in row.cells else column.key]
     result = MetricResult(column.key, cell.value, cell.low, cell.high)
     return number_text(result, column.unit, difference=column.key == DELTA, interval=interval)
 
@@ -94,7 +99,8 @@ def _baseline_row(board: Scoreboard, heads: Sequence[Column]) -> list[str | Word
             cells.append(None)
         else:
             own = "accuracy " if key == _ACCURACY else ""
-            cells.append(Words(own + score_text(cell, column, interval=False), value=cell.value))
+            text = number_text(MetricResult(key, cell.value), column.unit, difference=False, interval=False)
+            cells.append(Words(own + text, value=cell.value))
     return cells
 
 
@@ -133,8 +139,9 @@ def finding(board: Scoreboard) -> str:
     judged = [row for row in done if all(row.name not in warning.variants for warning in lacking)]
     column = next((found for found in board.columns if found.key == KL), None)
     if column is not None and judged and KL in judged[0].cells:
-        closest = score_text(judged[0].cells[KL], column, interval=True)
-        parts.append(f"closest is {judged[0].name} with a KL of {closest}")
+        clipped = "clipped " if CLIPPED.name in judged[0].cells else ""
+        closest = score_text(judged[0], column, interval=True)
+        parts.append(f"closest is {judged[0].name} with a {clipped}KL of {closest}")
     if board.pareto:
         parts.append(f"on the Pareto front of size and KL: {', '.join(board.pareto)}")
     return "; ".join(parts)
@@ -145,7 +152,16 @@ def legend(board: Scoreboard) -> list[str]:
     lines = ["* no other variant is both as small and as close to the baseline"] if board.pareto else []
     if any(row.accuracy_moved for row in board.rows):
         lines.append("! accuracy differs from the baseline's (McNemar's mid-p test, Holm's correction over variants)")
+    clipped = [row for row in board.rows if CLIPPED.name in row.cells]
+    if clipped:
+        lines.append(f"{_CLIPPED} {_CLIPPED_MEANS}: {', '.join(f'{row.name} {_above(row)}' for row in clipped)}")
     return [*lines, *_harm(board), *_serving_fronts(board), *_not_timed(board)]
+
+
+def _above(row: ScoreRow) -> str:
+    """Return the share of a variant's items above the clip."""
+    cell = row.cells[ABOVE_CLIP.name]
+    return result_text(MetricResult(ABOVE_CLIP.name, cell.value, cell.low, cell.high))
 
 
 def _harm(board: Scoreboard) -> list[str]:

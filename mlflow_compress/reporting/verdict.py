@@ -8,7 +8,7 @@ from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED, shows_clipped
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import only_generated
 from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, size_text
@@ -51,15 +51,13 @@ def _flips(flips: MetricResult | None) -> str:
 
 
 def _kl(pooled: Mapping[str, MetricResult]) -> str:
+    if shows_clipped(pooled):
+        above = interval_text(pooled[ABOVE_CLIP.name], PERCENT, difference=False)
+        clipped = interval_text(pooled[CLIPPED.name], NATS, difference=False)
+        return f"KL per item, clipped, {clipped}; {above} of items above {CLIP:g} nat"
     for key, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
         if key in pooled:
-            held = pooled.get("distance/kl_share_top_item_pct") if key == KL else None
-            one = (
-                f" ({held.value:.0f} % of it from one item)"
-                if held is not None and held.value >= TRUSTED_TOP_PCT
-                else ""
-            )
-            return f"{words} {interval_text(pooled[key], NATS, difference=False)}{one}"
+            return f"{words} {interval_text(pooled[key], NATS, difference=False)}"
     bound = next((found for name, found in pooled.items() if name.startswith("distance/kl_top")), None)
     if bound is not None:  # of a served model
         return f"KL at least {interval_text(bound, NATS, difference=False)}"

@@ -130,6 +130,7 @@ ALONE = {
     "distance/kl_items",
     "distance/kl_share_top_item_pct",  # of identical models none exists: every KL is 0
     "distance/kl_share_top_percent_pct",
+    "distance/corpus_kl_share_top_document_pct",
     "robustness/shuffle_accuracy",
     "uncertainty/set_size_kept",
     "uncertainty/coverage_kept",

@@ -165,7 +165,7 @@ def test_groups_change_intervals_and_no_value() -> None:
         "quality/accuracy_delta",
         "distance/flips_pct",
         "distance/all_flips_pct",
-        "distance/kl_mean",
+        "distance/js_mean",
         "distance/kl_clipped_mean",
         "robustness/shuffle_accuracy",
     } <= moved

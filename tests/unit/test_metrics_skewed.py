@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
-from mlflow_compress.metrics.kl_tail import mean_is_trusted
+from mlflow_compress.metrics.kl_tail import mean_is_trusted, shows_clipped
 from mlflow_compress.metrics.stats.bootstrap import UPPER_TAIL, bootstrap, cluster_sums, studentized_interval
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, wilson
 from mlflow_compress.records import MetricResult
@@ -204,7 +204,7 @@ def test_no_share_of_nothing():
     same = metric_records.identical(FULL)
     assert unmet(same)["kl_concentration"] == "the KL of every item is 0: no item holds a share of it"
     found = headline(compute_all(same))
-    assert "distance/kl_share_top_item_pct" not in found and found["distance/kl_mean"].high == 0.0
+    assert "distance/kl_share_top_item_pct" not in found and found["distance/kl_mean"].high is None
     assert found["distance/kl_clipped_mean"].value == 0.0 < found["distance/kl_clipped_mean"].high
 
 
@@ -212,25 +212,45 @@ def _kl_result(name, value, high, n):
     return MetricResult(name=f"distance/{name}", value=value, low=0.0, high=high, n=n)
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_gates_read_the_mean_only_where_its_interval_can_be_trusted(trusted):
+    results = (
+        _kl_result("kl_mean", 0.02, 0.03 if trusted else None, 300),
+        _kl_result("kl_clipped_mean", 0.018, 0.04, 300),
+        _kl_result("kl_above_clip_pct", 0.1, 0.5, 300),
+        _kl_result("kl_items", 300.0, None, 300),
+    )
+    found = gate_values({r.name: r for r in results})
+    assert ("gate/kl_upper" in found) == trusted != shows_clipped({r.name: r for r in results})
+    assert found["gate/kl_clipped_upper"] == 0.04 and found["gate/kl_above_clip_pct_upper"] == 0.5
+    assert found["gate/kl_items"] == 300
+
+
 @pytest.mark.parametrize(
     ("n", "top", "believed"), [(200, 2.4, True), (199, 2.4, False), (1000, 2.5, False), (5000, 20.0, False)]
 )
-def test_gates_read_the_mean_only_where_its_interval_can_be_trusted(n, top, believed):
-    results = (
-        _kl_result("kl_mean", 0.02, 0.03, n),
-        _kl_result("kl_share_top_item_pct", top, None, n),
-        _kl_result("kl_clipped_mean", 0.018, 0.04, n),
-        _kl_result("kl_above_clip_pct", 0.1, 0.5, n),
-        _kl_result("kl_items", float(n), None, n),
-    )
-    found = gate_values({r.name: r for r in results})
-    assert ("gate/kl_upper" in found) == believed
-    assert found["gate/kl_clipped_upper"] == 0.04 and found["gate/kl_above_clip_pct_upper"] == 0.5
-    assert found["gate/kl_items"] == n
+def test_a_mean_is_trusted_by_its_items_and_the_largest_share(n, top, believed):
+    kl = np.full(n, (100.0 - top) / (n - 1))
+    kl[3] = top
+    assert mean_is_trusted(kl, np.arange(n)) == believed
+    if believed:  # two items of one group hold 2.4 + 97.6/199 = 2.89 %
+        assert not mean_is_trusted(kl, np.arange(n) // 2)
+        assert not mean_is_trusted(-kl, np.arange(n))  # rounding below 0: nothing is known of the tail
 
 
-def test_a_mean_without_any_movement_is_not_trusted():
-    assert not mean_is_trusted(_kl_result("kl_mean", 0.0, 0.0, 5000), None)
+def test_each_direction_is_trusted_by_itself():
+    """Both means are from the same 220 items; of the reversed one an item holds a tenth, or of the other."""
+    whole = metric_records.inputs(110)
+    for odd in ("kl", "kl_reverse"):
+        table = whole.variant.option_distances
+        columns = {name: table.table.column(name).to_pylist() for name in table.SCHEMA.names}
+        first = table.key_rows()[0][:2]
+        columns |= {name: [0.05] * len(table) for name in ("kl", "kl_reverse")}
+        columns[odd] = [1.2 if key[:2] == first else 0.05 for key in table.key_rows()]
+        changed = replace(whole, variant=replace(whole.variant, option_distances=type(table).from_columns(columns)))
+        found = headline(compute_all(changed))
+        ends = {name: found[f"distance/{name}_mean"].high for name in ("kl", "kl_reverse")}
+        assert ends.pop(odd) is None and None not in ends.values()
 
 
 def test_gate_values_of_full_evidence():
@@ -248,8 +268,9 @@ def test_gate_values_of_full_evidence():
 
 
 def test_item_kl_uses_the_studentised_interval():
-    result = headline(compute_all(FULL))["distance/kl_mean"]
-    kl = FULL.distance("kl")[np.isin(FULL.view.family, ["lettered", "cloze"])]
+    many = metric_records.inputs(110)
+    result = headline(compute_all(many))["distance/kl_mean"]
+    kl = many.distance("kl")[np.isin(many.view.family, ["lettered", "cloze"])]
     assert (result.low, result.high) == studentized_interval(kl)
 
 

@@ -127,22 +127,32 @@ def test_a_mean_above_the_limit_does_not_pass_by_its_clipped_values() -> None:
 
 
 @pytest.mark.parametrize("metric", ["distance/kl_mean", "distance/kl_reverse_mean"])
-@pytest.mark.parametrize(
-    ("n", "top", "read"), [(20, 1.0, False), (300, 2.4, True), (300, 2.6, False), (300, None, False)]
-)
-def test_the_upper_end_of_a_mean_kl_is_read_only_where_it_can_be_trusted(
-    metric: str, n: int, top: float | None, read: bool
-) -> None:
-    results = [MetricResult(metric, 0.01, 0.005, 0.02, n=n, task="mmlu")]
-    if top is not None:
-        results.append(MetricResult("distance/kl_share_top_item_pct", top, n=n, task="mmlu"))
+def test_a_mean_kl_without_an_interval_passes_no_gate_on_its_upper_end(metric: str) -> None:
     reading = GateReading(metric=metric, end="upper", task="mmlu")
+    results = [MetricResult(metric, 0.01, n=300, task="mmlu")]
+    found = read_gates(results, [reading])
+    assert found == {} != read_gates(results, [replace(reading, end="value")])
+    [check] = Gate(metric=reading.name, bound=0.05, label="x").checks(found)
+    assert not check.passed and "cannot be trusted (fewer than 200 items, or one holds 2.5 %)" in check.reason
+
+
+@pytest.mark.parametrize(
+    ("documents", "top", "read"), [(199, 1.0, False), (300, 2.4, True), (300, 2.5, False), (300, None, False)]
+)
+def test_the_upper_end_of_a_corpus_kl_is_read_by_the_same_rule_over_documents(
+    documents: int, top: float | None, read: bool
+) -> None:
+    results = [MetricResult("distance/corpus_kl_mean", 0.01, 0.005, 0.02, n=15_000, task="wikitext2")]
+    if top is not None:
+        name = "distance/corpus_kl_share_top_document_pct"
+        results.append(MetricResult(name, top, n=documents, task="wikitext2"))
+    reading = GateReading(metric="distance/corpus_kl_mean", end="upper", task="wikitext2")
     found = read_gates(results, [reading])
     assert found == ({reading.name: 0.02} if read else {})
     assert read_gates(results, [replace(reading, end="value")]) != {}
     if not read:
         [check] = Gate(metric=reading.name, bound=0.05, label="x").checks(found)
-        assert not check.passed and "cannot be trusted (fewer than 200 items, or one holds 2.5 %)" in check.reason
+        assert not check.passed and "cannot be trusted (fewer than 200 documents, or one holds 2.5 %)" in check.reason
 
 
 @pytest.mark.parametrize("present", [{"kl_clipped_upper": 0.01}, {"kl_above_clip_pct_upper": 0.1}, {}])

@@ -64,20 +64,22 @@ def test_a_kl_that_hangs_on_few_items_is_shown_with_what_the_gate_reads():
     item, percent = result("distance/kl_share_top_item_pct", 18.4), result("distance/kl_share_top_percent_pct", 30.06)
     clipped = result("distance/kl_clipped_mean", 0.015, 0.01, 0.02, n=300)
     above = result("distance/kl_above_clip_pct", 0.33, 0.06, 1.9, n=300)
-    # The mean is trusted where its largest item holds less than 2.5 % of it.
-    rows = rows_of(kl, replace(item, value=1.5), percent, clipped, above)
-    assert rows["KL in largest item / 1 %"].difference == "1.50 % / 30.1 % of the mean"
-    assert not any("gate" in label for label in rows)
     rows = rows_of(kl, item, percent, clipped, above)
+    assert rows["KL, items (nats)"].difference == "0.02 [0.01, 0.05]"
     assert rows["KL in largest item / 1 %"].difference == "18.4 % / 30.1 % of the mean"
-    assert rows["KL, clipped (gate)"].difference == "0.015 [0.010, 0.020]"
-    assert rows["KL above clip (gate)"].difference == "0.3 % [0.1, 1.9]"
-    sentence = "the gate reads the clipped mean and the share of items above the clip"
-    assert sentence in " ".join(footnotes(by_name(kl, item, clipped, above)))
-    assert sentence not in " ".join(footnotes(by_name(kl, replace(item, value=1.5), clipped, above)))
+    assert not any("clip" in label for label in rows)
+    # A mean that cannot be trusted has no interval.
+    alone = replace(kl, low=None, high=None)
+    rows = rows_of(alone, item, percent, clipped, above)
+    assert rows["KL, items (nats)"].difference == "0.0200"
+    assert rows["KL per item, clipped (nats)"].difference == "0.015 [0.010, 0.020]"
+    assert rows["Items above the clip"].difference == "0.3 % [0.1, 1.9]"
+    sentence = "read, as the gate does, the mean of the KL clipped at 1 nat per item, and the share of items above it"
+    assert sentence in " ".join(footnotes(by_name(alone, item, clipped, above)))
+    assert footnotes(by_name(kl, item, clipped, above)) == []
     # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.
-    assert footnotes(by_name(replace(kl, value=0.0), replace(clipped, value=0.0))) == []
-    assert footnotes(by_name(kl)) == []
+    assert footnotes(by_name(replace(alone, value=0.0), replace(clipped, value=0.0))) == []
+    assert footnotes(by_name(alone)) == []
 
 
 def test_generated_answers_read_well():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import (
     NATS,
@@ -24,7 +23,8 @@ NAMES = {
     "flips": "distance/flips_pct",
     "every": "distance/all_flips_pct",
     "kl": "distance/kl_mean",
-    "top": "distance/kl_share_top_item_pct",
+    "clipped": "distance/kl_clipped_mean",
+    "above": "distance/kl_above_clip_pct",
     "items": "distance/kl_items",
     "corpus": "distance/corpus_kl_mean",
 }
@@ -124,13 +124,13 @@ def test_generated_answers_have_no_kl_and_the_verdict_says_why():
     )
 
 
-def test_a_mean_that_hangs_on_one_item_says_so():
-    kl = {"kl": (0.02, 0.01, 0.05)}
-    assert verdict("x", pooled(**kl, top=18.4), size_ratio=2.0).endswith(
-        "[0.01, 0.05] (18 % of it from one item); 2.0x smaller"
+def test_a_mean_without_a_trusted_interval_is_replaced_by_the_clipped_one():
+    bounded = {"clipped": (0.015, 0.01, 0.02), "above": (0.33, 0.06, 1.9)}
+    assert verdict("x", pooled(kl=0.02, **bounded), size_ratio=2.0).endswith(
+        "; KL per item, clipped, 0.015 [0.010, 0.020]; 0.3 % [0.1, 1.9] of items above 1 nat; 2.0x smaller"
     )
-    below = 0.99 * TRUSTED_TOP_PCT
-    assert verdict("x", pooled(**kl, top=below), size_ratio=2.0).endswith("[0.01, 0.05]; 2.0x smaller")
+    trusted = pooled(kl=(0.02, 0.01, 0.05), **bounded)
+    assert verdict("x", trusted, size_ratio=2.0).endswith("; KL 0.02 [0.01, 0.05]; 2.0x smaller")
 
 
 def test_a_pruned_model_that_is_saved_dense():

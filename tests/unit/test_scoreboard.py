@@ -160,7 +160,7 @@ def test_equals_few_items_and_what_has_no_results_are_told() -> None:
     assert [(w.kind, w.text) for w in found.warnings] == [
         ("failed", "c failed: killed by SIGKILL"),
         ("unsupported", "d was not started: hqq takes 1, 2, 3, 4, 8 bits"),
-        ("few_items", "3 items are too few for a decision: with fewer than 200, intervals of the KL can be too narrow"),
+        ("few_items", "3 items are too few for a decision: with fewer than 200, a mean KL has no interval"),
         ("not_told_apart", "a and b cannot be told apart by their KL"),
     ]
 
@@ -171,7 +171,7 @@ def test_a_mean_that_hangs_on_one_item_is_told() -> None:
     found = board(variant("a", kl=1, more={share: 30.0}), variant("b", kl=2, more={share: 2.4}), variant("c", kl=3))
     [warning] = found.warnings
     assert warning.kind == "one_item" and warning.variants == ("a",)
-    assert warning.text == "one item holds up to 30 % of the mean KL of a: its interval can be too narrow"
+    assert warning.text == "one item holds up to 30 % of the mean KL of a: it has no interval that can be trusted"
 
 
 def test_a_variant_that_lacks_scores_gets_no_verdict_and_the_finding_says_so_first() -> None:
@@ -264,7 +264,7 @@ def test_text_markdown_and_csv_show_the_same_and_escape_what_is_not_theirs() -> 
     assert len(widths) == 1
     rows = list(csv.DictReader(io.StringIO(scoreboard_csv(found))))
     assert float(rows[0]["distance/kl_mean"]) == found.rows[0].cells["distance/kl_mean"].value
-    assert float(rows[0]["distance/kl_mean:high"]) == found.rows[0].cells["distance/kl_mean"].high
+    assert float(rows[0]["distance/flips_pct:high"]) == found.rows[0].cells["distance/flips_pct"].high
     assert rows[1]["reason"].startswith("'=1+1") and rows[1]["distance/kl_mean"] == ""
     table = scoreboard_columns(found)
     assert len({len(column) for column in table.values()}) == 1 and table["status"][1].startswith("failed: ")
@@ -385,3 +385,22 @@ def test_the_page_shows_speed_where_it_says_what_to_ship() -> None:
     assert f"timed in {VLLM}" in page and "Decode speedup (batch 1)" in page
     told = "decodes at 1.50x [1.40, 1.60] the baseline's speed, 0.60x its peak memory"
     assert told in choice_sentence(shown) and str(escape(told)) in page
+
+
+def test_a_kl_without_a_trusted_interval_is_shown_clipped() -> None:
+    """What gates read of it stands in its place: as text, in the finding, in the choice and as columns of the CSV."""
+    bounded = {"distance/kl_clipped_mean": 0.8, "distance/kl_above_clip_pct": 2.0}
+    trusted = variant("b", kl=2, more=bounded)
+    kl = replace(trusted.results["distance/kl_mean"], low=1.9, high=2.1)
+    found = board(variant("a", kl=1, more=bounded), replace(trusted, results={**trusted.results, kl.name: kl}))
+    lines = scoreboard_text(found).splitlines()
+    assert next(line.split() for line in lines if line.startswith(("a ", "b ")))[-2:] == ["0.800", "c"]
+    assert any(line.startswith("b ") and line.endswith("[1.90, 2.10]") for line in lines)
+    assert any(line.startswith("c KL clipped at 1 nat per item") and line.endswith(": a 2.00 %") for line in lines)
+    assert "closest is a with a clipped KL of 0.800" in finding(found)
+    content = replace(page_content(), board=found)
+    champion = replace(content.decision.outcomes[0].candidate, name="a")
+    chosen = replace(content, decision=replace(content.decision, champion=champion))
+    assert "clipped KL 0.800" in choice_sentence(chosen)
+    [a, b] = csv.DictReader(io.StringIO(scoreboard_csv(found)))
+    assert (a["distance/kl_mean"], a["distance/kl_clipped_mean"], b["distance/kl_clipped_mean"]) == ("1", "0.8", "")

@@ -133,6 +133,7 @@ class Mean:
     skewed: bool = False  # Whether the interval is the studentised bootstrap's, as for means of divergences
     groups: Int | None = None  # Code of each item's group; shape (n,)
     upper: float | None = None  # Bound of values from 0 on, which have the betting interval
+    trusted: bool = True  # Whether their interval holds what it promises; else there is none
 
     @classmethod
     def of_scored(cls, values: Float, groups: Int | None = None, *, skewed: bool = False) -> Mean:
@@ -148,6 +149,8 @@ class Mean:
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the mean and its interval."""
         value, sizes, values = float(self.values.mean()), None, self.values
+        if not self.trusted:
+            return value, None
         if self.groups is not None and are_grouped(self.groups):
             values, sizes = group_sums(values, self.groups)
             if len(values) < FEWEST_GROUPS:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, RATIO, DivergenceGate, Gate
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
+from mlflow_compress.metrics.kl_tail import CLIPPED
 from mlflow_compress.reporting.html import changes_table, settings_table
 from mlflow_compress.reporting.page import page_tables
 from mlflow_compress.reporting.page.page_content import PageContent, page_data
@@ -166,7 +167,9 @@ def _values(board: Scoreboard, name: str) -> str:
     row = next(row for row in board.rows if row.name == name)
     columns: dict[str, ScoreColumn] = {column.key: column for column in board.columns}
     told = [
-        words.format(score_text(row.cells[key], columns[key], interval=True))
+        (words if key != KL or CLIPPED.name not in row.cells else "clipped KL {}").format(
+            score_text(row, columns[key], interval=True)
+        )
         for key, words in _TOLD.items()
         if key in row.cells and key in columns
     ]
