@@ -165,7 +165,7 @@ def compress(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -263,7 +263,7 @@ def diagnose(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -398,7 +398,7 @@ def evaluate(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -552,7 +552,7 @@ def gate(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -736,7 +736,7 @@ def judge(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -914,7 +914,7 @@ def plan(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -1260,7 +1260,7 @@ def run(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -1505,7 +1505,7 @@ def search(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -1661,7 +1661,7 @@ def speed(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
@@ -1803,7 +1803,7 @@ def sweep(
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
     trust_remote_code
         run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir

@@ -12,6 +12,7 @@ from mlflow_compress.config.declarations import (
 )
 from mlflow_compress.config.groups import (
     ENDPOINT,
+    SEED,
     AnswerConfig,
     CompressionConfig,
     EngineConfig,
@@ -30,6 +31,7 @@ from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 __all__ = [
     "EMBEDDED",
     "ENDPOINT",
+    "SEED",
     "AnswerConfig",
     "CompressionConfig",
     "EngineConfig",

@@ -13,6 +13,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "balanced"]
 AutoOrCount = Annotated[int, Field(ge=1)] | Literal["auto"]
 
+SEED = 42
+"""The seed that nobody has chosen. Another one is said in the verdict: whoever tries many finds one that passes."""
+
 
 class SourceConfig(Group):
     """Which baseline, where it runs, and the seed of everything random."""
@@ -35,7 +38,9 @@ class SourceConfig(Group):
     offload_dir: OptionalText = option(
         None, "device=balanced: folder for weights on the disk; none: that of temporary files", path="folder"
     )
-    seed: int = option(42, "seed of shuffles, splits, samples, calibration and bootstrap", ge=0)
+    seed: int = option(
+        SEED, "seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one", ge=0
+    )
     trust_remote_code: bool = option(False, "run code that a checkpoint brings along (off: such models are refused)")
     data_dir: OptionalText = option(None, "folder of data sets in hub layout, looked in before the hub", path="folder")
 

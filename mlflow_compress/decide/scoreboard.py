@@ -97,6 +97,7 @@ class ScoredVariant:
     lacking: tuple[str, ...] = ()  # Too many items without a score, or cut: there is no verdict on it then
     runtime: str = ""  # What it was timed in, with the version, or why it has no speed; the other of the two is empty
     not_timed: str = ""
+    seed: str = ""  # The seed of its evaluation where one was given
 
 
 BITS = "size/bits_per_weight"
@@ -353,6 +354,7 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
 
 Kind = Literal[
     "no_verdict",
+    "given_seed",
     "failed",
     "unsupported",
     "unlike_answers",
@@ -379,6 +381,9 @@ def _warnings(
     for v in variants:
         if v.lacking:
             yield ScoreWarning("no_verdict", f"no verdict on {v.name}: {'; '.join(v.lacking)}", (v.name,))
+    if given := sorted({v.seed for v in variants if v.seed}):
+        text = f"seed {_and(given)} was given: of many seeds, one may show what is wanted"
+        yield ScoreWarning("given_seed", text, tuple(v.name for v in variants if v.seed))
     for v in variants:
         reason = v.reason.removesuffix(".")
         if v.status == "failed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +162,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
     source="LLM-Uncertainty-Bench; textbook rank of the quantile, where the published script takes the next one",
 )
 def uncertainty(inputs: MetricInputs) -> list[MetricResult]:
-    """LAC and APS sets over six options, split by seed, both models on the same split; bootstrap over items.
+    """LAC and APS sets over six options, split by the items' ids, both models on the same split; bootstrap over items.
 
     Each task (dataset or prompt method) is calibrated by itself; the pooled value is the mean of the tasks' values, as
     in [LUB], where UAcc is a mean of ratios. The bootstrap draws calibration and test items, and takes the thresholds
@@ -213,9 +214,18 @@ def six_probabilities(inputs: MetricInputs, side: str, rows: Int) -> Float:
     return np.asarray(softmax(inputs.grid(side).loglik[rows, 0, :N_OPTIONS], axis=-1), dtype=np.float64)
 
 
+def split_seed(inputs: MetricInputs, rows: Int) -> int:
+    """Return the seed of the split of some items: 32 bits of the SHA-256 of the settings' seed and the items' ids.
+
+    The model is no part of it: all variants of an evaluation, and all prompts for the same items, share their splits.
+    """
+    drawn = "\x1f".join([str(inputs.settings.split_seed), *inputs.view.item_id[rows].astype(str)])
+    return int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:4], "big")
+
+
 def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Table]:
     s, gold = inputs.settings, inputs.view.gold[rows]
-    calibration, test = split(len(rows), seed=s.split_seed, calibration_share=s.calibration_share)
+    calibration, test = split(len(rows), seed=split_seed(inputs, rows), calibration_share=s.calibration_share)
     models: dict[str, _Model] = {}
     tables: dict[str, _Table] = {}
     for side in sides:

@@ -38,6 +38,7 @@ from mlflow_compress.metrics.uncertainty import (
     models_of,
     scored_rows,
     six_probabilities,
+    split_seed,
 )
 from mlflow_compress.records import MetricResult, RunRecords
 
@@ -200,10 +201,10 @@ LETTERS = "ABCDEF"
 def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[str, Any]]:
     """Return one row per six-option task (prompt method), model and score; empty without such tasks.
 
-    Columns: `task, model, score, n, threshold` (None where it is infinite), `accuracy, set_size, coverage, uacc`,
-    `coverage_by_class` (by the gold letter), `dont_know_pct, none_of_these_pct` (of the test items) on the seeded
-    split. `splits` has mean and central interval of UAcc, set size and coverage over `n_splits` random splits. It shows
-    how much a value depends on the split. The mean of a model's `uacc` is the pooled `uncertainty/uacc`.
+    Columns: `task, model, score, split_seed, n, threshold` (None where it is infinite), `accuracy, set_size, coverage,
+    uacc`, `coverage_by_class` (by the gold letter), `dont_know_pct, none_of_these_pct` (of the test items) on the split
+    of that seed. `splits` has mean and central interval of UAcc, set size and coverage over `n_splits` random splits.
+    It shows how much a value depends on the split. The mean of a model's `uacc` is the pooled `uncertainty/uacc`.
     """
     if inputs.missing(family("lettered_six"), OPTION_SCORES):
         return []
@@ -212,18 +213,18 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
         rows = scored_rows(inputs, subset)
         if len(rows) < 2:
             continue
-        gold = inputs.view.gold[rows]
+        gold, seed = inputs.view.gold[rows], split_seed(inputs, rows)
         for model in models_of(inputs):
             p = six_probabilities(inputs, model, rows)
             for score in SCORES:
-                row = {"task": subset.task, "model": model, "score": score}
-                table.append({**row, **_conformal_row(inputs, p, gold, score, n_splits)})
+                row = {"task": subset.task, "model": model, "score": score, "split_seed": seed}
+                table.append({**row, **_conformal_row(inputs, p, gold, score, n_splits, seed)})
     return table
 
 
-def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_splits: int) -> dict[str, Any]:
+def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_splits: int, seed: int) -> dict[str, Any]:
     s = inputs.settings
-    calibration, test = split(len(gold), seed=s.split_seed, calibration_share=s.calibration_share)
+    calibration, test = split(len(gold), seed=seed, calibration_share=s.calibration_share)
     found = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=s.alpha)
     answers = p[test].argmax(axis=1)
     runs = repeated_splits(
@@ -231,7 +232,7 @@ def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_sp
         gold,
         score,
         n_splits=n_splits,
-        seed=s.split_seed,
+        seed=seed,
         alpha=s.alpha,
         calibration_share=s.calibration_share,
     )

@@ -127,7 +127,8 @@ def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
     assert {p.name: p.read_bytes() for p in ours.iterdir()} == {p.name: p.read_bytes() for p in theirs.iterdir()}
     for table in ("metrics.json", "details.json", "flips.json"):
         assert tracker.fetch_json(first.info.run_id, table) == tracker.fetch_json(second.info.run_id, table)
-    run_evaluate(config.with_values(seed=7))  # another question is another evaluation
+    other = run_evaluate(config.with_values(seed=7))  # another question is another evaluation
+    assert str(other.verdict).endswith("; seed 7 (given)")
     assert loads.folders == [demo.MODEL_DIR, checkpoints["rtn"]]
 
 

@@ -118,7 +118,7 @@ def test_an_interrupted_gate_goes_on_with_the_block_that_it_was_at(
     newest = max(FolderStore(store).root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     assert json.loads(newest.read_text())["status"] == "KILLED"
     found = gate(near, store, policy=rules, seed=7)
-    assert found.passed and scored[:3] == [5, 5, -1]
+    assert found.passed and scored[:3] == [5, 5, -1] and found.verdict.endswith(" Seed 7 (given).")
     # The first two blocks were not scored again.
     assert 5 * 2 + sum(scored[3:]) == found.items_used
     assert found.rows == gate(near, store, policy=rules, seed=7).rows  # as without an interruption

@@ -15,7 +15,7 @@ from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, h
 from mlflow_compress.metrics.stats.bootstrap import resample_counts
 from mlflow_compress.metrics.stats.conformal import SCORES, conformal, split
 from mlflow_compress.metrics.stats.significance import adjusted_mcnemar
-from mlflow_compress.metrics.uncertainty import scored_rows, six_probabilities
+from mlflow_compress.metrics.uncertainty import scored_rows, six_probabilities, split_seed
 from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.details import conformal_table, corpus_table, details, divergence_table
 from tests import metric_records
@@ -65,7 +65,7 @@ def test_a_row_against_the_steps_it_is_made_of():
     six = FULL.variant.option_scores.where(task="mmlu_six").table.to_pylist()
     logits = np.array([[r["loglik"] for r in six if r["item_id"] == f"{i:05d}"] for i in range(60)])
     gold = np.arange(60) % 4
-    calibration, test = split(60)
+    calibration, test = split(60, seed=row["split_seed"])
     found = conformal(softmax(logits, axis=-1), gold, calibration=calibration, test=test, score="aps")
     assert (row["n"], row["set_size"], row["coverage"]) == (30, found.set_size, found.coverage)
     # The coverage is the mean of the classes' coverages, weighted by their sizes.
@@ -73,6 +73,15 @@ def test_a_row_against_the_steps_it_is_made_of():
     by_class = [row["coverage_by_class"][letter] for letter in "ABCD"]
     assert (sizes * by_class).sum() / 30 == pytest.approx(found.coverage)
     assert conformal_table(MetricInputs(RunRecords(items=FULL.baseline.items.where(task="piqa")))) == []
+
+
+def test_a_split_is_drawn_from_the_seed_and_the_items_alone():
+    rows = scored_rows(FULL, next(iter(FULL.subsets(("lettered_six",), categories=()))))
+    found = split_seed(FULL, rows)
+    assert found == split_seed(replace(FULL, variant=None), rows)  # all variants share it
+    assert found != split_seed(FULL, rows[1:])
+    assert found != split_seed(replace(FULL, settings=MetricSettings(split_seed=7)), rows)
+    assert {row["split_seed"] for row in conformal_table(_two_prompts(), n_splits=2)} == {found}  # so do prompts
 
 
 def test_a_tiny_calibration_set_has_no_finite_threshold():
@@ -121,7 +130,7 @@ def test_the_thresholds_are_taken_anew_in_every_resample():
     inputs = replace(FULL, settings=settings)
     rows = scored_rows(inputs, next(iter(inputs.subsets(("lettered_six",), categories=()))))
     gold = inputs.view.gold[rows]
-    calibration, test = split(len(rows))
+    calibration, test = split(len(rows), seed=split_seed(inputs, rows))
     values = {"uacc": [], "set_size": [], "coverage": [], "coverage_kept": []}
     draws = zip(
         *(np.concatenate([*resample_counts(len(part), 200, seed)]) for part, seed in ((calibration, 1), (test, 0))),

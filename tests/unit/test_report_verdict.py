@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import (
     NATS,
@@ -142,6 +145,14 @@ def test_a_pruned_model_that_is_saved_dense():
     assert verdict("x", {}, size_ratio=2.0, served_by=[]).endswith("; 2.0x smaller; no server reads its format")
     assert verdict("x", {}, size_ratio=2.0, sparsity=0.5).endswith("; 2.0x smaller")
     assert verdict("none", {}, size_ratio=1.0, sparsity=0.046).endswith("; not compressed")  # the demo's own zeros
+
+
+def test_a_seed_that_was_given_is_said():
+    account = Account(asked=20, setting={"seed": "7 (given)"})
+    assert verdict("x", {}, size_ratio=2.0, account=account).endswith("; 2.0x smaller; seed 7 (given)")
+    lacks = replace(account, unscored={"the variant gave none": 11})
+    assert verdict("x", {}, size_ratio=2.0, account=lacks).endswith("; 2.0x smaller; seed 7 (given)")
+    assert "seed" not in verdict("x", {}, size_ratio=2.0, account=replace(account, setting={}))
 
 
 def test_small_accuracy_changes_do_not_read_as_zero():

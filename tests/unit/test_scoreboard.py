@@ -404,3 +404,10 @@ def test_a_kl_without_a_trusted_interval_is_shown_clipped() -> None:
     assert "clipped KL 0.800" in choice_sentence(chosen)
     [a, b] = csv.DictReader(io.StringIO(scoreboard_csv(found)))
     assert (a["distance/kl_mean"], a["distance/kl_clipped_mean"], b["distance/kl_clipped_mean"]) == ("1", "0.8", "")
+
+
+def test_a_seed_that_was_given_is_told() -> None:
+    found = board(replace(variant("a", kl=1), seed="7"), replace(variant("b", kl=2), seed="7"), variant("c", kl=3))
+    [warning] = found.warnings
+    assert (warning.kind, warning.variants) == ("given_seed", ("a", "b"))
+    assert warning.text == "seed 7 was given: of many seeds, one may show what is wanted"

@@ -25,7 +25,7 @@ from mlflow_compress.commands.shared.stored import (
 )
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import EMBEDDED, as_text
+from mlflow_compress.config import EMBEDDED, SEED, as_text
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
@@ -169,6 +169,7 @@ def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
         "dtype": str(variant.dtype).removeprefix("torch."),
         "threads": rounding.get("threads", ""),
         "processor": " ".join(rounding[name] for name in ("processor", "instructions") if name in rounding),
+        "seed": "" if config.source.seed == SEED else f"{config.source.seed} (given)",
     }
     return {name: value for name, value in known.items() if value}
 

@@ -352,7 +352,8 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     )
     names = "; ".join([*lacking, *(row.reason or row.name for row in rows if row.verdict == "fail")])
     why = "every gate passes" if passed else f"it fails {names}" if names else "it is anomalous"
-    sentence = f"{made.label} {'passes' if passed else 'does not pass'}, {after}: {why}."
+    given = f" Seed {seed}." if (seed := work.conditions.get("seed")) else ""
+    sentence = f"{made.label} {'passes' if passed else 'does not pass'}, {after}: {why}.{given}"
     undecided = "Gates that are undecided were not needed: one that fails is enough."
     return GateVerdict(
         passed=passed,

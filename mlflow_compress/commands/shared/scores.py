@@ -10,6 +10,7 @@ from typing import Any
 
 from mlflow_compress.commands.shared.past_runs import timed_in
 from mlflow_compress.commands.shared.stored import stored_results
+from mlflow_compress.config import SEED
 from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.promotion import lacking_shares
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
@@ -187,6 +188,7 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
     results = stored_results(tracker, *(child.info.run_id for child in finished if child.info.status == "FINISHED"))
     metrics = run.data.metrics
     timed = timed_in(children.get("speed"))
+    seed = children["evaluate"].data.params.get("seed", str(SEED))
     return ScoredVariant(
         name=name,
         method=run.data.tags[run_names.METHOD],
@@ -199,6 +201,7 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
         items=_items(tracker, children["evaluate"], baselines),
         runtime=timed.runtime,
         not_timed=timed.reason,
+        seed="" if seed == str(SEED) else seed,
         lacking=tuple(lacking_shares(Requirements(), metrics)) if UNSCORED_PCT in metrics else (),
     )
 

@@ -36,7 +36,7 @@ class MetricSettings:
     seed: int = 0  # Seed of the bootstrap
     method: Method = "bca"  # Kind of bootstrap interval; means of divergences always have the studentised one
     alpha: float = 0.1  # Miscoverage that conformal sets aim at
-    split_seed: int = 42  # Seed of the calibration/test split
+    split_seed: int = 42  # Seed of the calibration/test splits, which are drawn from it and the items' ids
     calibration_share: float = 0.5  # Share of the items that calibrates
     pooled_only: bool = False  # Leave out the values by task and by category
     # Folder and layer of BERTScore's model; without it that metric is left out
