@@ -1715,6 +1715,7 @@ def sweep(
     calibration: str | PathLike[str] = "auto",
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
+    replicates: int = 1,
     method_args: str | Mapping[str, object] = {},
     output_dir: str = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
@@ -1823,6 +1824,9 @@ def sweep(
         calibration samples; 'auto' takes the method's default [auto]
     calibration_length
         tokens per calibration sample [256]
+    replicates
+        makes of each variant, each with other calibration samples, which shows how much is luck; further makes
+        are evaluated alone, and methods that read no calibration text are made once [1]
     method_args
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
     output_dir

@@ -84,6 +84,11 @@ class Requirements(Group):
 
     stages: tuple[Literal["evaluate", "judge"], ...] = option((), "stages that must have finished: evaluate, judge")
     items: int = option(0, "fewest items with an answer, pooled", ge=0)
+    replicates: int = option(
+        1,
+        "fewest makes with other calibration samples (sweep: replicates); a method that reads none is made once",
+        ge=1,
+    )
     items_by_task: dict[str, Annotated[int, Field(ge=1)]] = option({}, "fewest items with an answer, by task")
     max_unscored_pct: float = option(1.0, "largest share of the items without a score of both models, in percent", ge=0)
     max_cut_pct: float = option(1.0, "largest share of the items whose prompt was cut to the context, in percent", ge=0)

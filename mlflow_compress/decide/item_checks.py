@@ -123,6 +123,8 @@ def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
     """Return what a policy means item by item; an `UnsupportedError` names the part that cannot be decided so."""
     if policy.require.stages and set(policy.require.stages) != {"evaluate"}:
         raise UnsupportedError("The gate evaluates; it cannot require another stage", got=policy.require.stages)
+    if policy.require.replicates > 1:
+        raise UnsupportedError("The gate sees one make; it cannot require replicates", fix="Use promote")
     if policy.anomalies.max_accuracy_gain is not None:
         raise UnsupportedError(
             "anomalies.max_accuracy_gain is not decided item by item", fix="Leave it out, or use promote"

@@ -55,6 +55,7 @@ class Candidate:
     compresses: bool = True  # False for a control, whose method leaves the weights unchanged
     # Who can serve it; none: only this package reads it. None where nobody knows
     served_by: tuple[str, ...] | None = None
+    makes: int | None = 1  # With other calibration samples; None where another make would be the same
     served: bool = False  # Whether a server has the variant, so that neither its size nor its KL is known
     stages: frozenset[str] | None = None  # The stages that have finished; None where the policy does not ask
     # Why metrics are missing, by the beginning of their names: "speed/"
@@ -420,6 +421,8 @@ def _requires(required: Requirements) -> Rule:
         if required.items and (candidate.items is None or candidate.items < required.items):
             n_items = "an unknown number of" if candidate.items is None else candidate.items
             lacks.append(f"{n_items} items < {required.items}")
+        if candidate.makes is not None and candidate.makes < required.replicates:
+            lacks.append(f"{candidate.makes} makes with other calibration samples < {required.replicates}")
         if candidate.items != 0:  # an evaluation of running text alone has none
             lacks += lacking_shares(required, candidate.metrics)
         for task, fewest in required.items_by_task.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
 from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT, shows_clipped
-from mlflow_compress.metrics.stats.arrays import Float, Objects, same_length
+from mlflow_compress.metrics.stats.arrays import Float, Int, Objects, same_length
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
 from mlflow_compress.metrics.stats.intervals import paired_difference
 from mlflow_compress.metrics.stats.significance import holm, mcnemar_mid_p, paired_mean
+from mlflow_compress.metrics.stats.variance_components import MakeSpread, closer_probability, make_spread
 from mlflow_compress.records import MetricResult
 
+T = TypeVar("T")
 Status = Literal["finished", "failed", "unsupported"]
 NO_SPEED_STAGE = "the speed stage was not run"
 """Why a variant has no speed where none was asked for."""
@@ -38,9 +40,12 @@ class ItemScores:
     # 1 where the variant is right, 0 where it is wrong, NaN where variant or baseline has no answer; shape (n,)
     correct: Float
     kl: Float  # Divergence from the baseline in nats, NaN where the item has none; shape (n,)
+    # 1 where the baseline's answer is right and the variant's wrong, or the reverse, else 0; NaN like `correct`
+    flipped: Float
+    group: Int  # Code of the group that the item shares a text or source with; shape (n,)
 
     def __post_init__(self) -> None:
-        same_length(task=self.task, item_id=self.item_id, correct=self.correct, kl=self.kl)
+        same_length(**{one.name: getattr(self, one.name) for one in fields(self)})
 
     def in_order_of(self, other: ItemScores) -> ItemScores:
         """Return the same scores, with the items in the order of `other`; other items are an `AlignmentError`."""
@@ -53,7 +58,7 @@ class ItemScores:
                 "Two variants were not evaluated on the same items", fix="Compare variants of one evaluation"
             )
         order = np.array([rows[key] for key in theirs])
-        return ItemScores(self.task[order], self.item_id[order], self.correct[order], self.kl[order])
+        return ItemScores(*(getattr(self, one.name)[order] for one in fields(self)))
 
     def _keys(self) -> list[tuple[str, str]]:
         return list(zip(self.task.tolist(), self.item_id.tolist(), strict=True))
@@ -69,12 +74,14 @@ def item_scores(inputs: MetricInputs) -> ItemScores:
         raise DataError("The items of these records cannot be compared", got=reason)
     view, rows = inputs.view, inputs.headline_rows
     right = inputs.variant_predictions.correct[rows, 0].astype(np.float64)
-    measured = inputs.variant.option_distances is not None
+    measured, scored = inputs.variant.option_distances is not None, inputs.scored_by_both[rows]
     return ItemScores(
         task=view.task[rows],
         item_id=view.item_id[rows],
-        correct=np.where(inputs.scored_by_both[rows], right, np.nan),
+        correct=np.where(scored, right, np.nan),
         kl=inputs.distance("kl")[rows] if measured else np.full(len(rows), np.nan),
+        flipped=np.where(scored, right != inputs.baseline_predictions.correct[rows, 0], np.nan),
+        group=view.group[rows],
     )
 
 
@@ -93,6 +100,9 @@ class ScoredVariant:
     sizes: Mapping[str, float] = field(default_factory=dict)  # "size/bytes", "size/ratio", "size/bits_per_weight"
     seconds: Mapping[str, float] = field(default_factory=dict)  # Processor seconds of each stage, by its name
     items: ItemScores | None = None  # What it scored on each item; None where it has no results
+    # Its further makes, with other calibration samples, by run: what each scored on each item
+    again: Mapping[str, ItemScores | None] = field(default_factory=dict)
+    made_once: bool = False  # Whether it reads no calibration text, so that another make is the same
     left_out: str = ""  # Which of its results are not compared, and why
     lacking: tuple[str, ...] = ()  # Too many items without a score, or cut: there is no verdict on it then
     runtime: str = ""  # What it was timed in, with the version, or why it has no speed; the other of the two is empty
@@ -292,6 +302,61 @@ def groups_not_told_apart(order: Sequence[str], apart: Collection[frozenset[str]
     return tuple(groups)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Luck:
+    """What other calibration samples change in a variant: its spread between makes."""
+
+    runs: tuple[str, ...]  # The main runs of its further makes
+    kl: MakeSpread | None  # In nats; None where fewer than 20 groups of items have a value of every make
+    flips: MakeSpread | None  # In percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closer:
+    """How probable it is that a fresh make of one variant is closer to the baseline than one of another."""
+
+    first: str  # Their names
+    second: str
+    kl: float | None  # Probability that the first has the smaller mean KL; None where nothing is known
+    flips: float | None  # Probability that the first has fewer flips
+
+
+def _luck(variants: Sequence[ScoredVariant]) -> tuple[dict[str, Luck], tuple[Closer, ...]]:
+    """Return the spread of every variant with several makes, and every pair of which a fresh make can be predicted."""
+    first = next((v.items for v in variants if v.items is not None), None)
+    makes: dict[str, tuple[Float, Float]] = {}  # KL and flips in percent, both of shape (makes, items)
+    for v in variants:
+        every = [v.items, *v.again.values()]
+        aligned = [one.in_order_of(first) for one in every if one is not None and first is not None]
+        if (v.again or v.made_once) and len(aligned) == len(every):
+            makes[v.name] = np.array([one.kl for one in aligned]), 100 * np.array([one.flipped for one in aligned])
+
+    def of(estimate: Callable[..., T], *some: Float) -> T:
+        assert first is not None
+        there = np.isfinite(np.concatenate(some)).all(axis=0)
+        return estimate(*(values[:, there] for values in some), first.group[there])
+
+    several = {v.name: tuple(v.again) for v in variants if v.again}
+    spreads = {name: [of(make_spread, values) for values in makes[name]] for name in several if name in makes}
+    return (
+        {
+            name: Luck(runs=runs, kl=kl, flips=flips)
+            for name, runs in several.items()
+            for kl, flips in [spreads.get(name, (None, None))]
+        },
+        tuple(
+            Closer(
+                first=a,
+                second=b,
+                kl=of(closer_probability, makes[a][0], makes[b][0]),
+                flips=of(closer_probability, makes[a][1], makes[b][1]),
+            )
+            for a, b in itertools.combinations(makes, 2)
+            if a in several or b in several
+        ),
+    )
+
+
 FEWEST = 4
 
 
@@ -451,6 +516,8 @@ class ScoreRow:
     harm: HarmVerdict | None = None  # Worse, no worse, or open; None where its accuracy has no interval, or items lack
     runtime: str = ""
     not_timed: str = ""
+    made_once: bool = False
+    luck: Luck | None = None  # None where it was made once
 
     @property
     def accuracy_moved(self) -> bool | None:
@@ -479,6 +546,8 @@ class Scoreboard:
     # By metric (mean KL, accuracy difference): neighbours of which no two are told apart
     groups: Mapping[str, tuple[tuple[str, ...], ...]]
     warnings: tuple[ScoreWarning, ...]  # What a reader must know before a decision
+    # Pairs of which at least one was made several times, and the other too, or it is made once and for all
+    closer: tuple[Closer, ...] = ()
 
     @property
     def finished(self) -> tuple[ScoreRow, ...]:
@@ -517,6 +586,7 @@ def scoreboard(
     front = _front(judged, SIZE)
     raw = {v.name: v.results[_P].value for v in ordered if _P in v.results}
     corrected = dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
+    lucks, closer = _luck(ordered)
     rows = tuple(
         ScoreRow(
             name=v.name,
@@ -532,6 +602,8 @@ def scoreboard(
             harm=None if v.lacking else harm_of(v.results, margin),
             runtime=v.runtime,
             not_timed=v.not_timed,
+            made_once=v.made_once,
+            luck=lucks.get(v.name),
         )
         for v in ordered
     )
@@ -551,6 +623,7 @@ def scoreboard(
         separations=separations,
         groups=groups,
         warnings=tuple(_warnings(ordered, separations, groups[KL])),
+        closer=closer,
     )
 
 

@@ -155,7 +155,30 @@ def legend(board: Scoreboard) -> list[str]:
     clipped = [row for row in board.rows if CLIPPED.name in row.cells]
     if clipped:
         lines.append(f"{_CLIPPED} {_CLIPPED_MEANS}: {', '.join(f'{row.name} {_above(row)}' for row in clipped)}")
-    return [*lines, *_harm(board), *_serving_fronts(board), *_not_timed(board)]
+    return [*lines, *_harm(board), *_luck(board), *_serving_fronts(board), *_not_timed(board)]
+
+
+def _luck(board: Scoreboard) -> list[str]:
+    """Return how much makes with other calibration samples differ, and who is closer to the baseline in a fresh one."""
+    found = []
+    for row in board.rows:
+        if row.luck is not None:
+            spreads = ((label, one) for label, one in (("KL", row.luck.kl), ("flips in %", row.luck.flips)) if one)
+            parts = [
+                f"{label} {one.mean:.3g}, standard deviation between makes {one.between:.2g} "
+                f"[{one.low:.2g}, {one.high:.2g}] and over items {one.items:.2g}"
+                for label, one in spreads
+            ]
+            found.append(f"{1 + len(row.luck.runs)} makes of {row.name}: {'; '.join(parts) or 'too few items'}")
+    once = [row.name for row in board.finished if row.made_once]
+    if found and once:
+        found.append(f"Made once, because no calibration text is read: {', '.join(once)}")
+    names = [row.name for row in board.rows]
+    for pair in board.closer:
+        known = [f"{p:.2f} by {by}" for by, p in (("KL", pair.kl), ("flips", pair.flips)) if p is not None]
+        if known and names.index(pair.second) == names.index(pair.first) + 1:
+            found.append(f"Freshly made, {pair.first} is closer than {pair.second} with probability {', '.join(known)}")
+    return found
 
 
 def _above(row: ScoreRow) -> str:

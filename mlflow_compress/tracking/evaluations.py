@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlflow.entities import Run
 
@@ -20,6 +21,7 @@ class Variant:
     checkpoint: tuple[str, str]  # The variant's name and its checkpoint's hash. Together they identify a variant.
     run: Run  # The variant's main run
     items: int | None  # Number of items with a prediction; None if the run does not have it
+    makes: int = 1  # Makes with other calibration samples, itself included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +65,32 @@ def _items(metrics: Mapping[str, float]) -> int | None:
     return int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None
 
 
+def makes_of(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """Return those of some runs that have made a run's variant again with other calibration samples, each make once."""
+    made = Path(run.data.tags.get(run_names.CHECKPOINT, "")).name
+    again = [other for other in runs if other.data.tags.get(run_names.REPLICATE_OF) == made]
+    return list({_checkpoint(other): other for other in again}.values())
+
+
 def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
-    """Return the newest run of every checkpoint, sorted by name; `runs` are newest first."""
+    """Return the newest run of every checkpoint, sorted by name; `runs` are newest first.
+
+    A replicate stands for nothing but the luck of its variant: the luckiest of several would be chosen for its luck.
+    """
     newest: dict[tuple[str, str], Run] = {}
     for run in runs:
-        newest.setdefault(_checkpoint(run), run)
+        if run_names.REPLICATE_OF not in run.data.tags:
+            newest.setdefault(_checkpoint(run), run)
     shown = names_of(newest)
     found = [
-        Variant(name=shown[key], checkpoint=key, run=run, items=_items(run.data.metrics)) for key, run in newest.items()
+        Variant(
+            name=shown[key],
+            checkpoint=key,
+            run=run,
+            items=_items(run.data.metrics),
+            makes=1 + len(makes_of(run, runs)),
+        )
+        for key, run in newest.items()
     ]
     return tuple(sorted(found, key=lambda variant: variant.name))
 

@@ -117,6 +117,8 @@ def test_further_settings_reach_the_method() -> None:
     config = QuantizeConfig(method="wanda", method_args="sparsity=0.7", calibration_samples="8")
     settings = method_settings(config)
     assert (settings.sparsity, settings.calibration_samples, settings.seed) == (0.7, 8, 42)  # type: ignore[attr-defined]
+    reseeded = method_settings(QuantizeConfig(method="wanda", method_args="seed=3"))
+    assert reseeded.seed == 3  # type: ignore[attr-defined]  # of the calibration alone
     assert variant_name(config) == "wanda-70pct"
     assert variant_name(QuantizeConfig(method="magnitude", method_args="pattern=2:4")) == "magnitude-2of4"
 
@@ -128,7 +130,7 @@ def test_further_settings_reach_the_method() -> None:
         ("sparsity=", "'method_args' cannot be read"),
         ("sparsity=0.5,sparsity=0.6", "'method_args' cannot be read"),
         ("sparsty=0.5", "has no parameter 'sparsty'"),
-        ("seed=3", "holds the parameter seed"),
+        ("group_size=3", "holds the parameter group_size"),
     ],
 )
 def test_further_settings_that_cannot_be_are_refused(text: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_what_was_not_measured_is_no_difference() -> None:
 def test_items_are_aligned_by_their_ids() -> None:
     a = scores([1, 0, 1], [0.1, 0.2, 0.3])
     order = np.array([2, 0, 1])
-    shuffled = type(a)(a.task[order], a.item_id[order], a.correct[order], a.kl[order])
+    shuffled = type(a)(*(getattr(a, field.name)[order] for field in fields(a)))
     pair = two(a, shuffled)
     assert pair.kl is not None and pair.kl.value == 0 and pair.kl.p == 1
     with pytest.raises(AlignmentError, match="not evaluated on the same items"):

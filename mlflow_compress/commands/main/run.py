@@ -233,7 +233,8 @@ def _copy_from_children(stages: Stages) -> None:
 def _open(config: MainConfig, tracker: Tracker, tags: Mapping[str, object]) -> AbstractContextManager[TrackedRun]:
     """Open the main run: the one to resume, or a new one."""
     if config.resume is None:
-        name = f"{tags[run_names.VARIANT]} {tags[run_names.BASE_MODEL]}"
+        again = " (replicate)" if run_names.REPLICATE_OF in tags else ""
+        name = f"{tags[run_names.VARIANT]} {tags[run_names.BASE_MODEL]}{again}"
         return tracker.run(name, "main", tags)
     tracker.hand_over(config.resume)
     return tracker.reopen(config.resume)

@@ -70,7 +70,7 @@ def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
         first[run_names.FLIPPED] = f"{stages.pooled[FLIPS].value:.4g}"
     if manifest is None:
         return {**first, **stages.settings, "log_weights": NONE}
-    common = parameters(QuantizeConfig)
+    common = parameters(QuantizeConfig).keys() - stages.config.compression.method_args.keys()
     settings = {name if name in common else f"method_args/{name}": value for name, value in manifest.settings.items()}
     size = {"bits_per_weight": round(manifest.bits_per_weight, 2)}
     return {**first, **settings, **size, "log_weights": str(keeps_weights).lower()}

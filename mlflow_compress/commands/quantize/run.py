@@ -41,13 +41,13 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
     given: dict[str, Setting] = {"bits": asked.bits, "group_size": asked.group_size}
     if METHODS.get(asked.method).needs_calibration:
         given["calibration_samples"], given["calibration_length"] = asked.calibration_samples, asked.calibration_length
-        given["seed"] = config.source.seed
+        given["seed"] = asked.method_args.get("seed", config.source.seed)
     if asked.checkpoint is not None:
         given["checkpoint"] = asked.checkpoint
-    if twice := sorted(given.keys() & asked.method_args.keys()):
+    if twice := sorted(given.keys() & asked.method_args.keys() - {"seed"}):
         got = as_text(config)["method_args"]
         raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give {twice[0]}=VALUE")
-    return method_config(asked.method, **given, **asked.method_args)
+    return method_config(asked.method, **{**given, **asked.method_args})
 
 
 def variant_name(config: QuantizeConfig) -> str:

@@ -158,7 +158,8 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
     policy = read_policy(policy_file)
     gates = gates_of(policy, policy_file)
     score, ranked_by = ranking_of(policy.objective)
-    candidates = [_candidate(v, runs[v.name], children[v.name], gates) for v in variants]
+    makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
+    candidates = [_candidate(v, runs[v.name], children[v.name], gates, makes[v.name]) for v in variants]
     answered_by = [v for v in variants if v.answers is not None]
     decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
     ends = ends_for_all(decision, gates.gates)
@@ -210,7 +211,9 @@ def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]
     return None
 
 
-def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gates: PolicyGates) -> Candidate:
+def _candidate(
+    variant: PageVariant, run: Any, children: Mapping[str, Any], gates: PolicyGates, makes: int | None
+) -> Candidate:
     """Return a variant as a candidate of the policy, as `promote` does; the page registers nothing."""
     method = run.data.tags[run_names.METHOD]
     metrics = run.data.metrics
@@ -221,6 +224,7 @@ def _candidate(variant: PageVariant, run: Any, children: Mapping[str, Any], gate
         method=method,
         metrics={**metrics, **read_gates(variant.results, gates.readings)},
         items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
+        makes=makes,
         compresses=compresses(method),
         served_by=servers_of(run),
         served=method == SERVED_METHOD,
@@ -340,6 +344,7 @@ def _scored(tracker: Tracker, given: Sequence[str], margin: float) -> Scoreboard
                 others[row["name"]] = ScoredVariant(**told)
             else:
                 runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
+                runs |= dict.fromkeys((row.get("luck") or {"runs": ()})["runs"])
     _check_alike(tracker, list(runs))
     return score_runs(tracker, list(runs), others=list(others.values()), names=names, margin=margin)
 

@@ -24,6 +24,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant
 from mlflow_compress.tracking.model_registry import registered_models
 from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
 
 
@@ -118,6 +119,7 @@ def candidates_of(
                 method=method,
                 metrics={**run.data.metrics, **_read(tracker, below.values(), policy.readings)},
                 items=variant.items,
+                makes=None if made_once(run) else variant.makes,
                 compresses=compresses(method),
                 served_by=servers_of(run),
                 served=method == SERVED_METHOD,
@@ -132,6 +134,16 @@ def servers_of(run: Any) -> tuple[str, ...] | None:
     """Return who can serve a main run's checkpoint; none: only this package reads it. None where nobody knows."""
     text = run.data.tags.get(run_names.SERVED_BY)
     return None if text is None else tuple(name for name in text.split(",") if name != NONE)
+
+
+def made_once(run: Any) -> bool:
+    """Return whether the variant of a main run reads no calibration text, so that another make would be the same.
+
+    What others have compressed may have been calibrated: that is not known.
+    """
+    params = run.data.params
+    text = params.get(f"{RESOLVED}calibration", params.get("calibration"))
+    return text == NONE and run.data.tags[run_names.METHOD] not in (SERVED_METHOD, "checkpoint")
 
 
 def absent_values(speed: Any | None) -> dict[str, str]:

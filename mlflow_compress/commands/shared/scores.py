@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from mlflow_compress.commands.shared.past_runs import timed_in
+from mlflow_compress.commands.shared.past_runs import made_once, timed_in
 from mlflow_compress.commands.shared.stored import stored_results
 from mlflow_compress.config import SEED
 from mlflow_compress.config.policy import MARGIN, Requirements
@@ -21,7 +21,7 @@ from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.metrics.core.requirements import EMBEDDINGS, ITEMS, PREDICTIONS
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.evaluations import names_of
+from mlflow_compress.tracking.evaluations import makes_of, names_of
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
@@ -113,9 +113,12 @@ def score_runs(
     labels = [run.data.tags[run_names.BASE_MODEL] for run in runs] or ([baseline] if baseline else [])
     if not labels:
         raise ConfigError("There is no run to compare", allowed="one main run or more")
-    shown = names_of(_checkpoint(run) for run in finished)
+    again = {run.info.run_id: makes_of(run, finished) for run in finished}
+    replicates = {make.info.run_id for makes in again.values() for make in makes}
+    own = [run for run in finished if run.info.run_id not in replicates]
+    shown = names_of(_checkpoint(run) for run in own)
     baselines: dict[str, RunRecords] = {}
-    variants = [_finished(tracker, run, shown[_checkpoint(run)], baselines) for run in finished]
+    variants = [_finished(tracker, run, shown[_checkpoint(run)], again[run.info.run_id], baselines) for run in own]
     variants += [_failed(run) for run in runs if not _has_results(run)]
     variants = [replace(v, name=names.get(str(v.run_id), v.name)) for v in variants]
     variants = _without_unlike_answers(tracker, variants)
@@ -182,8 +185,11 @@ def _failed(run: Any) -> ScoredVariant:
     )
 
 
-def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRecords]) -> ScoredVariant:
+def _finished(
+    tracker: Tracker, run: Any, name: str, again: Sequence[Any], baselines: dict[str, RunRecords]
+) -> ScoredVariant:
     children = tracker.children(run.info.run_id)
+    evaluated = {str(make.info.run_id): tracker.children(make.info.run_id)["evaluate"] for make in again}
     finished = [children[stage] for stage in ("evaluate", "judge", "speed") if stage in children]
     results = stored_results(tracker, *(child.info.run_id for child in finished if child.info.status == "FINISHED"))
     metrics = run.data.metrics
@@ -199,6 +205,8 @@ def _finished(tracker: Tracker, run: Any, name: str, baselines: dict[str, RunRec
         sizes={size: metrics[size] for size in _SIZES if size in metrics},
         seconds=stage_seconds(tracker, children, processor_seconds),
         items=_items(tracker, children["evaluate"], baselines),
+        again={run_id: _items(tracker, evaluate, baselines) for run_id, evaluate in evaluated.items()},
+        made_once=made_once(run),
         runtime=timed.runtime,
         not_timed=timed.reason,
         seed="" if seed == str(SEED) else seed,

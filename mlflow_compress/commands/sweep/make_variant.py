@@ -99,6 +99,7 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
     if earlier is not None:
         return MadeVariant(run_id=earlier, state="found", said=f"run {earlier}")
     say("starts")
+    again = {} if variant.replicate_of is None else {run_names.REPLICATE_OF: variant.replicate_of}
     try:
         made = run_variant(
             variant.asked.config,
@@ -106,7 +107,7 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
             variant.known,
             say=say,
             start=partial(in_process, say=say),
-            more_tags={run_names.SWEEP_RUN: parent, run_names.VARIANT_KEY: variant.key},
+            more_tags={run_names.SWEEP_RUN: parent, run_names.VARIANT_KEY: variant.key, **again},
         )
     except Exception as error:
         unfinished = tracker.find_unfinished("main", **{run_names.VARIANT_KEY: variant.key})

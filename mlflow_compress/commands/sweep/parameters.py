@@ -39,6 +39,12 @@ class GridConfig(Group):
     calibration: str = like(CompressionConfig, "calibration")
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
     calibration_length: int = like(CompressionConfig, "calibration_length")
+    replicates: int = option(
+        1,
+        "makes of each variant, each with other calibration samples, which shows how much is luck; further makes are "
+        "evaluated alone, and methods that read no calibration text are made once",
+        ge=1,
+    )
     method_args: Pairs = like(CompressionConfig, "method_args")
     output_dir: str = like(CompressionConfig, "output_dir")
 

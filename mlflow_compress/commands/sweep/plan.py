@@ -27,7 +27,7 @@ from mlflow_compress.commands.shared.inputs import (
 from mlflow_compress.commands.shared.scores import duration, stage_seconds
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
-from mlflow_compress.compression.method import METHODS, MethodConfig
+from mlflow_compress.compression.method import METHODS, CalibratedConfig, MethodConfig
 from mlflow_compress.config import CompressionConfig, is_endpoint
 from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.engines.endpoint.served_model import check_same_model
@@ -60,6 +60,7 @@ class Combination:
     name: str  # Its short name, such as "awq-4bit-g128"
     config: MainConfig  # The parameters of its main job
     settings: MethodConfig | None  # The method's checked settings; None of a served model
+    replicate_of: str = ""  # The name of the variant that this one is a further make of
 
     @property
     def method(self) -> str:
@@ -100,7 +101,23 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]
     if not found:
         reasons = [f"{name}: {reason}" for name, reason in left_out.items()]
         raise ConfigError("No combination of this sweep is supported", got="; ".join(reasons) or "an empty grid")
-    return _with_own_names(found.values()), left_out
+    named = _with_own_names(found.values())
+    again = [_replicate(one, number) for number in range(2, config.variants.replicates + 1) for one in named]
+    every = [*named, *(one for one in again if one is not None)]
+    made = [(one.method, one.settings, one.config.compression.calibration) for one in every]
+    if twice := [one.name for one, key in zip(every, made, strict=True) if one.replicate_of and made.count(key) > 1]:
+        raise ConfigError("The grid holds a replicate of one of its variants", got=twice[0], fix="Give one seed")
+    return every, left_out
+
+
+def _replicate(one: Combination, number: int) -> Combination | None:
+    """Return a further make of a variant, which is evaluated alone; None where every make is the same."""
+    if not isinstance(one.settings, CalibratedConfig):
+        return None
+    method_args = {**one.config.compression.method_args, "seed": str(one.settings.seed + number - 1)}
+    variant = one.config.with_values(method_args=method_args, judge=False, speed=False)
+    name = f"{one.name} (replicate {number})"
+    return Combination(name=name, config=variant, settings=_settings(variant), replicate_of=one.name)
 
 
 def _settings(variant: MainConfig) -> MethodConfig | None:
@@ -204,6 +221,7 @@ class PreparedVariant:
     asked: Combination  # Its name and parameters
     known: dict[str, object]  # What its main run logs as parameters, with "auto" resolved
     key: str  # See `variant_key`
+    replicate_of: str | None = None  # The folder's name of the checkpoint that is made again
     # What the server of a served variant says now (see `evaluation.served.facts`)
     served: Mapping[str, object] | None = None
 
@@ -217,7 +235,8 @@ class PreparedVariant:
 
     def finished_run(self, tracker: Tracker) -> str | None:
         """Return the newest finished main run that holds its results; None where it is to be made."""
-        found = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
+        runs = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
+        found = [run for run in runs if run.data.tags.get(run_names.REPLICATE_OF) == self.replicate_of]
         if not found:
             return None
         run_id = str(found[0].info.run_id)
@@ -256,6 +275,7 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     read = readable(store, base, suite, first.evaluate_config(), write=not config.dry_run)
     evaluation = evaluation_id(base, read, first.evaluate_config())
     variants = []
+    folders: dict[str, str] = {}  # Of checkpoints, by variant
     for one, calibration in zip(chosen, calibrations, strict=True):
         known = resolved_parameters(one.config, calibration)
         if one.settings is None:
@@ -266,7 +286,8 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
         texts = calibration.rendered(source.tokenizer()) if calibration else []
         folder = new_checkpoint_folder(one.config.quantize_config, one.settings, source.folder, texts)
         key = variant_key(one.config, folder.name, evaluation)
-        variants.append(PreparedVariant(asked=one, known=known, key=key))
+        folders[one.name] = folder.name
+        variants.append(PreparedVariant(asked=one, known=known, key=key, replicate_of=folders.get(one.replicate_of)))
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
 
 
@@ -357,5 +378,5 @@ def _seconds(
     same_method = tracker.find_finished("main", **tags)[:_RUNS]
     served = variant.asked.settings is None
     compressed = 0.0 if served else _medians(tracker, [run.info.run_id for run in same_method]).get("quantize")
-    needed = [compressed, evaluated.get("evaluate"), *([evaluated.get("judge")] if config.judge else [])]
+    needed = [compressed, evaluated.get("evaluate"), *([evaluated.get("judge")] if variant.asked.config.judge else [])]
     return None if any(seconds is None for seconds in needed) else sum(seconds or 0.0 for seconds in needed)

@@ -95,9 +95,10 @@ def _counts(board: Scoreboard, plan: SweepPlan) -> dict[str, float]:
         return sum(1 for row in board.rows if row.status in statuses)
 
     incomplete = sum(1 for row in board.finished if row.reason)
+    replicates = sum(len(row.luck.runs) for row in board.rows if row.luck is not None)
     return {
         "sweep/variants": len(plan.variants),
-        "sweep/finished": with_status("finished") - incomplete,
+        "sweep/finished": with_status("finished") - incomplete + replicates,
         "sweep/found": len(plan.variants) - len(plan.to_do),
         "sweep/failed": with_status("failed") + incomplete,
         "sweep/unsupported": with_status("unsupported"),
