@@ -24,6 +24,7 @@ def test_replicates_are_runs_of_their_own_that_only_say_how_much_is_luck(
     assert cli.main([*sweep, "--replicates=3"]) == 0
     shown = capsys.readouterr()
     assert "4 variants of demo, 2 of them finished" in shown.err
+    assert "Made once, because no calibration text is read: rtn-4bit-g128." in shown.err
     assert "[3/4] gptq-4bit-g128 (replicate 2): starts" in shown.err
 
     # The first makes are found. The others have the same evaluation and another calibration, and tell whose they are.

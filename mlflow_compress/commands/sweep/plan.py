@@ -327,6 +327,8 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
                 size_bytes=_size(prepared.source, base_bytes, variant.asked),
             )
         )
+    again = {variant.asked.replicate_of for variant in prepared.variants}
+    firsts = [variant for variant in prepared.variants if not variant.asked.replicate_of]
     return SweepPlan(
         baseline=model_label(config.source.model),
         evaluation=prepared.evaluation,
@@ -334,6 +336,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
         left_out=left_out,
         base_size_bytes=base_bytes,
         copies=2 if logged else 1,
+        made_once=tuple(v.name for v in firsts if v.name not in again) if config.variants.replicates > 1 else (),
     )
 
 

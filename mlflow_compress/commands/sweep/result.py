@@ -38,6 +38,7 @@ class SweepPlan(Tabular):
     base_size_bytes: int  # Bytes of the baseline's stored tensors
     # How often a checkpoint is stored: in the folder of checkpoints, and with the registered model if it is logged
     copies: int
+    made_once: tuple[str, ...] = ()  # Variants without the replicates that were asked for: no calibration text is read
 
     @property
     def to_do(self) -> tuple[PlannedVariant, ...]:
@@ -80,6 +81,9 @@ class SweepPlan(Tabular):
         lines = [f"{self.summary}; evaluation {self.evaluation[:8]}", ""]
         lines += Table(columns=columns, rows=[_row(self, variant) for variant in self.variants]).lines(ruled=False)
         lines += ["", *_sums(self)]
+        lines += (
+            [f"Made once, because no calibration text is read: {', '.join(self.made_once)}."] if self.made_once else []
+        )
         not_made = [f"- {name}: {why}" for name, why in self.left_out.items()]
         return "\n".join([*lines, *(["", "Not made:", *not_made] if not_made else [])])
 
