@@ -24,7 +24,7 @@ import json
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.metrics.stats.variance_components import closer_probability, make_spread, mean_squares
+from mlflow_compress.metrics.stats.variance_components import closer_probability, make_spread, variance_of_makes
 
 Float = npt.NDArray[np.float64]
 ITEMS, KL = 400, 0.02
@@ -80,7 +80,7 @@ def cell(
         first, second = made(n_makes), made(n_others)
         found = make_spread(first, groups)
         assert found is not None
-        square, left = mean_squares(first, groups)
+        square, left = variance_of_makes(first, groups)
         components.append((square - left, found.between**2, left, found.items**2))
         covered.append(found.low <= luck <= found.high)
         difference = fresh(n_makes) - fresh(n_others)

@@ -32,7 +32,7 @@ def _variance_of_mean(values: Float, groups: Int) -> float:
     return len(sums) / (len(sums) - 1.0) * float((e**2).sum()) / len(values) ** 2
 
 
-def mean_squares(makes: Float, groups: Int) -> tuple[float, float]:
+def variance_of_makes(makes: Float, groups: Int) -> tuple[float, float]:
     """Return the variance of the makes' means, and its part that the sampling of items explains."""
     y = makes - makes[0]  # what the items have in common is gone: equal makes differ by exactly 0
     means = y.mean(axis=1)
@@ -68,7 +68,7 @@ def make_spread(makes: Float, groups: Int) -> MakeSpread | None:
     n_makes, n_items = makes.shape
     if n_makes < 2 or len(np.unique(groups)) < FEWEST_GROUPS:
         return None
-    square, inside = mean_squares(makes, groups)
+    square, inside = variance_of_makes(makes, groups)
     ends = (n_makes - 1) * square / chi2.ppf([0.975, 0.025], n_makes - 1) - inside
     between, low, high = np.sqrt(np.maximum([square - inside, *ends], 0.0)).tolist()
     return MakeSpread(
@@ -114,7 +114,7 @@ def closer_probability(first: Float, second: Float, groups: Int) -> float | None
     doubt = variance**2 / (count - 1)
     for makes in (first, second):
         if (df := len(makes) - 1) > 0:
-            square, inside = mean_squares(makes, groups)
+            square, inside = variance_of_makes(makes, groups)
             factor = 1 + 1 / len(makes)
             variance += factor * max(0.0, square - inside)
             doubt += factor**2 * (square**2 / df + inside**2 / (df * (count - 1)))
