@@ -135,7 +135,7 @@ class Evaluation(Measurement):
         from mlflow_compress.decide.gates import gate_values
         from mlflow_compress.decide.promotion import lacking_shares
 
-        values = gate_values(self.pooled)
+        values = {name: result.value for name, result in self.pooled.items()} | gate_values(self.pooled)
         checks = [check for gate in standard_gates(**bounds) for check in gate.checks(values)]
         shares = {} if self.account is None else self.account.values()
         wrong = lacking_shares(Requirements(), shares) if shares else []
