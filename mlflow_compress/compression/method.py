@@ -156,6 +156,13 @@ class Method(ABC, Generic[S]):
         """Return the checkpoint format for these settings; by default `format`."""
         return self.format
 
+    def packed(
+        self, config: S, layers: Mapping[str, tuple[int, int]]
+    ) -> list[tuple[int, int | str, Mapping[str, tuple[int, int]]]]:
+        """Return bits, group size and shapes of the layers whose packed weights a kernel must take."""
+        values = config.settings()
+        return [(values["bits"], values["group_size"], layers)]
+
     def rounds(self, config: S) -> bool:
         """Return whether these settings round activations; by default `rounds_activations`."""
         return self.rounds_activations

@@ -61,13 +61,12 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
         raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
     if written != PACKED:
         return
-    values = settings.settings()
-    bits, group = values["bits"], values["group_size"]
-    reasons = [_reason_of_cpu(bits, group, source.linear)]
-    if target == "vllm":
-        reasons.append(_reason_of_marlin(bits, group, source.linear))
-    if all(reasons):
-        raise UnsupportedError(f"vLLM has no kernel for {label}: {'; '.join(map(str, reasons))}", fix=fix)
+    for bits, group, layers in method.packed(settings, source.linear):
+        reasons = [_reason_of_cpu(bits, group, layers)]
+        if target == "vllm":
+            reasons.append(_reason_of_marlin(bits, group, layers))
+        if all(reasons):
+            raise UnsupportedError(f"vLLM has no kernel for {label}: {'; '.join(map(str, reasons))}", fix=fix)
 
 
 def _reason_of_cpu(bits: int, group: int | str, layers: Mapping[str, tuple[int, int]]) -> str | None:

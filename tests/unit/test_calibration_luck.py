@@ -108,7 +108,7 @@ def test_the_scoreboard_shows_the_spread_and_the_probability_and_who_is_made_onc
     assert gptq.kl.n_makes == 3 and 0 < gptq.flips.mean < 30
     [pair] = board.closer  # one make of awq says nothing of another
     assert (pair.first, pair.second) == ("gptq-4bit", "rtn-4bit") and pair.kl is not None and pair.kl > 0.9
-    text = scoreboard_text(board)
+    text = " ".join(scoreboard_text(board).split())
     assert "3 makes of gptq-4bit: KL 0.0" in text and "; flips in %" in text
     assert "Made once, because no calibration text is read: rtn-4bit" in text
     assert f"Freshly made, gptq-4bit is closer than rtn-4bit with probability {pair.kl:.2f} by KL" in text

@@ -44,7 +44,7 @@ def test_a_check_reads_the_mean_too_where_it_has_no_interval() -> None:
 
 def test_a_report_shows_the_scoreboard_and_every_list_is_short() -> None:
     content = page_content()
-    found = VariantsReport(board=content.board, decision=content.decision, path=Path("page.html"))
+    found = VariantsReport(board=content.board, decision=content.decision, choice="Ship near.", path=Path("page.html"))
     assert "0.010 [0.005, 0.020]" in repr(found) and "0.010" in found._repr_html_()
     frame = found.to_pandas()
     assert frame["Answers flipped (%), high"].tolist() == [2.0, 42.0] and frame["Size (bytes)"].tolist() == [4e6, 3e6]

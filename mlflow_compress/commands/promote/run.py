@@ -16,8 +16,8 @@ from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.decide.beside import choice_notes, to_compare
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
-from mlflow_compress.decide.choice import choice_notes, to_compare
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
 from mlflow_compress.decide.promotion import (

@@ -29,7 +29,7 @@ from mlflow_compress.commands.shared.scores import (
 from mlflow_compress.commands.shared.stored import read_metadata, stored_results
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
-from mlflow_compress.decide.choice import choice_notes
+from mlflow_compress.decide.beside import choice_notes
 from mlflow_compress.decide.promotion import (
     Candidate,
     PolicyGates,

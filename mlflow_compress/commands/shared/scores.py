@@ -233,7 +233,7 @@ def _bits(params: Mapping[str, str]) -> float | None:
 _COMPRESSION = "speed/compress_seconds"
 
 
-def duration(run: Any) -> float:
+def wall_seconds(run: Any) -> float:
     """Return how long a run took; of a checkpoint that was found, how long it took to make it."""
     if _COMPRESSION in run.data.metrics:
         return float(run.data.metrics[_COMPRESSION])

@@ -24,7 +24,7 @@ from mlflow_compress.commands.shared.inputs import (
     model_path,
     suite_of,
 )
-from mlflow_compress.commands.shared.scores import duration, stage_seconds
+from mlflow_compress.commands.shared.scores import stage_seconds, wall_seconds
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, MethodConfig
@@ -368,7 +368,7 @@ def _earlier(config: SweepConfig, prepared: Prepared, tracker: Tracker) -> dict[
 
 
 def _medians(tracker: Tracker, run_ids: list[str]) -> dict[str, float]:
-    each = [stage_seconds(tracker, tracker.children(run_id), duration) for run_id in run_ids]
+    each = [stage_seconds(tracker, tracker.children(run_id), wall_seconds) for run_id in run_ids]
     stages = {stage for found in each for stage in found}
     return {stage: statistics.median(found[stage] for found in each if stage in found) for stage in stages}
 

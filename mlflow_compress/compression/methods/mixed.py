@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -83,6 +84,18 @@ class Mixed(Method[MixedConfig]):
         """Return GGUF, or the format of compressed-tensors that all config groups have, or that of mixed formats."""
         found = {METHODS.get(one.method).format_of(one.config) for one in config.formats.values()}
         return found.pop() if len(found) == 1 else self.format
+
+    def packed(
+        self, config: MixedConfig, layers: Mapping[str, tuple[int, int]]
+    ) -> list[tuple[int, int | str, Mapping[str, tuple[int, int]]]]:
+        """Return those of every format, with its layers."""
+        return [
+            part
+            for name, one in config.formats.items()
+            for part in METHODS.get(one.method).packed(
+                one.config, {layer: layers[layer] for layer in config.content.layers_of(name)}
+            )
+        ]
 
     def rounds(self, config: MixedConfig) -> bool:
         return any(METHODS.get(one.method).rounds(one.config) for one in config.formats.values())

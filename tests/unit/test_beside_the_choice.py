@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from mlflow_compress.config.policy import Policy, Requirements
-from mlflow_compress.decide.choice import choice_notes, to_compare
+from mlflow_compress.decide.beside import choice_notes, to_compare
 from mlflow_compress.decide.gates import published_gate
 from mlflow_compress.decide.promotion import Candidate, decide, gates_of
 from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, scoreboard
@@ -29,7 +29,8 @@ def board(**right: slice) -> Scoreboard:
     for name, place in right.items():
         correct = np.zeros(N)
         correct[place] = 1.0
-        scores = ItemScores(np.full(N, "t", dtype=object), items, correct, np.full(N, 0.01))
+        task, kl, nothing = np.full(N, "t", dtype=object), np.full(N, 0.01), np.zeros(N)
+        scores = ItemScores(task, items, correct, kl, flipped=nothing, group=np.arange(N))
         variants.append(ScoredVariant(name=name, method="rtn", run_id=f"run-{name}", items=scores))
     return scoreboard(variants, baseline="b", evaluation="e")
 
