@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Met
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, resample_counts
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, are_grouped
 from mlflow_compress.metrics.stats.conformal import (
     SCORES,
     ConformalResult,
@@ -56,14 +58,17 @@ class _Table:
 
     columns: Float  # One row per item; see `_Model.columns`
     resampled: Float  # Their means in each resample of calibration and test items; shape (n_resamples, n_columns)
+    # Groups of the calibration or the test items, whichever are fewer; None where no items share a group
+    n_groups: int | None = None
 
     def beside(self, other: _Table) -> _Table:
         """Return the columns of both, this one's first."""
-        return _Table(np.hstack([self.columns, other.columns]), np.hstack([self.resampled, other.resampled]))
+        both = np.hstack([self.columns, other.columns]), np.hstack([self.resampled, other.resampled])
+        return _Table(*both, self.n_groups)
 
     def first(self, width: int) -> _Table:
         """Return the first columns alone."""
-        return _Table(self.columns[:, :width], self.resampled[:, :width])
+        return _Table(self.columns[:, :width], self.resampled[:, :width], self.n_groups)
 
 
 def _uacc(means: Float) -> Float:
@@ -99,8 +104,8 @@ def _mean_over_tasks(statistic: Statistic, tasks: list[_Table]) -> float:
 
 
 def _interval(name: str, statistic: Statistic, tasks: list[_Table], level: float) -> Interval | None:
-    fewest = min(len(task.columns) for task in tasks)
-    if fewest < 2:
+    fewest = min(len(task.columns) if task.n_groups is None else task.n_groups for task in tasks)
+    if fewest < 2 or any(task.n_groups is not None and task.n_groups < FEWEST_GROUPS for task in tasks):
         return None
     scale = 100.0 if "_pct" in name else 1.0
     share = _mean_over_tasks(statistic, tasks) / scale
@@ -168,7 +173,8 @@ def uncertainty(inputs: MetricInputs) -> list[MetricResult]:
     in [LUB], where UAcc is a mean of ratios. The bootstrap draws calibration and test items, and takes the thresholds
     anew in every resample (percentiles): one that is held fixed has the luck of its calibration items, and intervals
     that cover 34 to 89 % in place of 93 to 98 %. Tasks of one size share their draws, which is right for tasks that
-    hold the same items in one order. A share of 0 or 1, such as the coverage where every set holds the gold option, has
+    hold the same items in one order. Items in groups are split and drawn by whole groups; fewer than 20 groups on a
+    side have no interval. A share of 0 or 1, such as the coverage where every set holds the gold option, has
     Wilson's interval.
     """
     sides = models_of(inputs)
@@ -225,7 +231,11 @@ def split_seed(inputs: MetricInputs, rows: Int) -> int:
 
 def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Table]:
     s, gold = inputs.settings, inputs.view.gold[rows]
-    calibration, test = split(len(rows), seed=split_seed(inputs, rows), calibration_share=s.calibration_share)
+    groups = split_groups(inputs, rows)
+    seed, share = split_seed(inputs, rows), s.calibration_share
+    calibration, test = split(len(rows), seed=seed, calibration_share=share, groups=groups)
+    grouped = are_grouped(inputs.view.group[rows])
+    n_groups = min(len(np.unique(groups[half])) for half in (calibration, test)) if grouped else None
     models: dict[str, _Model] = {}
     tables: dict[str, _Table] = {}
     for side in sides:
@@ -242,7 +252,7 @@ def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Tabl
             np.concatenate(
                 [
                     resampled_quantiles(conformity_scores(p[calibration], gold[calibration], k), counts, s.alpha)
-                    for counts in resample_counts(len(calibration), s.resamples, s.seed + 1)
+                    for counts in _drawn(groups[calibration], s.resamples, s.seed + 1)
                 ]
             )
             for k in SCORES
@@ -250,22 +260,37 @@ def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Tabl
         drawn += models["baseline"].thresholds if kept else []
         models[side] = _Model(own, kept, np.asarray(p[test].argmax(axis=1), dtype=np.int64), drawn)
         columns = models[side].columns()
-        tables[side] = _Table(columns, _resampled(s, columns, p[test], gold[test], drawn))
+        means = _resampled(s, columns, p[test], gold[test], groups[test], drawn)
+        tables[side] = _Table(columns, means, n_groups)
     return tables
 
 
-def _resampled(s: MetricSettings, columns: Float, p: Float, gold: Int, thresholds: list[Float]) -> Float:
+def split_groups(inputs: MetricInputs, rows: Int) -> Int:
+    """Return the code of the group that is on one side of the split, from 0: of the item where all share one group."""
+    found = np.unique(inputs.view.group[rows], return_inverse=True)[1]
+    return np.asarray(found if found.max() else np.arange(len(rows)), dtype=np.int64)
+
+
+def _drawn(groups: Int, resamples: int, seed: int) -> Iterator[Float]:
+    """Iterate over how often each item is drawn, its group as a whole, in blocks of shape (some resamples, n)."""
+    codes = np.unique(groups, return_inverse=True)[1]
+    for counts in resample_counts(int(codes.max()) + 1, resamples, seed):
+        yield counts[:, codes]
+
+
+def _resampled(s: MetricSettings, columns: Float, p: Float, gold: Int, groups: Int, thresholds: list[Float]) -> Float:
     """Return the columns' means in each resample, with the sets that its thresholds make."""
-    n = len(columns)
-    means = np.concatenate([counts @ columns / n for counts in resample_counts(n, s.resamples, s.seed)])
+    means: Float = np.concatenate(
+        [counts @ columns / counts.sum(axis=1, keepdims=True) for counts in _drawn(groups, s.resamples, s.seed)]
+    )
     places = [*range(1, 1 + 2 * len(SCORES), 2), *range(_WIDTH, columns.shape[1], 2)]
     for place, score, of_resample in zip(places, SCORES * 2, thresholds, strict=False):
         distinct, at = np.unique(of_resample, return_inverse=True)
         for column, table in enumerate(sizes_and_coverage(p, gold, distinct, score), start=place):
             start = 0
-            for counts in resample_counts(n, s.resamples, s.seed):
+            for counts in _drawn(groups, s.resamples, s.seed):
                 rows = slice(start, start + len(counts))
-                means[rows, column] = np.einsum("rn,rn->r", counts, table[at[rows]]) / n
+                means[rows, column] = np.einsum("rn,rn->r", counts, table[at[rows]]) / counts.sum(axis=1)
                 start += len(counts)
     return means
 

@@ -38,6 +38,7 @@ from mlflow_compress.metrics.uncertainty import (
     models_of,
     scored_rows,
     six_probabilities,
+    split_groups,
     split_seed,
 )
 from mlflow_compress.records import MetricResult, RunRecords
@@ -213,18 +214,20 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
         rows = scored_rows(inputs, subset)
         if len(rows) < 2:
             continue
-        gold, seed = inputs.view.gold[rows], split_seed(inputs, rows)
+        gold, seed, groups = inputs.view.gold[rows], split_seed(inputs, rows), split_groups(inputs, rows)
         for model in models_of(inputs):
             p = six_probabilities(inputs, model, rows)
             for score in SCORES:
                 row = {"task": subset.task, "model": model, "score": score, "split_seed": seed}
-                table.append({**row, **_conformal_row(inputs, p, gold, score, n_splits, seed)})
+                table.append({**row, **_conformal_row(inputs, p, gold, score, n_splits, seed, groups)})
     return table
 
 
-def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_splits: int, seed: int) -> dict[str, Any]:
+def _conformal_row(
+    inputs: MetricInputs, p: Float, gold: Int, score: Score, n_splits: int, seed: int, groups: Int
+) -> dict[str, Any]:
     s = inputs.settings
-    calibration, test = split(len(gold), seed=seed, calibration_share=s.calibration_share)
+    calibration, test = split(len(gold), seed=seed, calibration_share=s.calibration_share, groups=groups)
     found = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=s.alpha)
     answers = p[test].argmax(axis=1)
     runs = repeated_splits(
@@ -235,6 +238,7 @@ def _conformal_row(inputs: MetricInputs, p: Float, gold: Int, score: Score, n_sp
         seed=seed,
         alpha=s.alpha,
         calibration_share=s.calibration_share,
+        groups=groups,
     )
     tails = [(1 - s.level) / 2, (1 + s.level) / 2]
     return {

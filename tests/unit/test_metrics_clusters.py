@@ -22,14 +22,18 @@ from mlflow_compress.items.task import Corpus, TaskSettings
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.metrics.core.account import take_account
 from mlflow_compress.metrics.core.estimates import Mean, PairedDifference, Proportion, Resampled
+from mlflow_compress.metrics.core.metric_registry import compute
 from mlflow_compress.metrics.core.token_groups import token_groups
-from mlflow_compress.metrics.stats.bootstrap import first_column
+from mlflow_compress.metrics.stats.bootstrap import first_column, resample_counts
 from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, design_effect, group_sums
+from mlflow_compress.metrics.stats.conformal import resampled_quantiles, split
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson
 from mlflow_compress.metrics.stats.sequential import BoundedCheck, ItemGroups, p_values
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
+from mlflow_compress.metrics.uncertainty import split_groups
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import Items, RunRecords, TokenScores
+from mlflow_compress.reporting.details import conformal_table
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoder
 from tests import metric_records
@@ -130,12 +134,12 @@ def test_bounded_sums_are_checked() -> None:
     assert bounded_mean_interval([0.0] * 30, [3] * 30) == bounded_mean_interval([0.0] * 30)
 
 
-def _grouped(inputs: MetricInputs, size: int) -> MetricInputs:
-    """The same records, with `size` items of the task mmlu in one group."""
+def _grouped(inputs: MetricInputs, size: int, of: str = "mmlu") -> MetricInputs:
+    """The same records, with `size` items of one task in a group."""
     assert inputs.baseline.items is not None
     table = inputs.baseline.items.table
     names = [
-        f"passage {int(item) // size}" if task == "mmlu" else None
+        f"passage {int(item) // size}" if task == of else None
         for task, item in zip(table.column("task").to_pylist(), table.column("item_id").to_pylist(), strict=True)
     ]
     place = table.column_names.index("group_id")
@@ -172,6 +176,35 @@ def test_groups_change_intervals_and_no_value() -> None:
     few = {(r.name, r.task): r for r in compute_all(_grouped(alone, 4))}
     assert few["distance/flips_pct", "mmlu"].low is None  # 15 groups
     assert few["distance/flips_pct", "piqa"].low is not None
+
+
+def test_conformal_splits_and_draws_take_whole_groups() -> None:
+    alone = replace(metric_records.inputs(100), settings=SETTINGS)
+    for size, known in ((2, True), (3, False)):  # 50 groups are 25 on a side, 34 are 17
+        grouped = _grouped(alone, size, "mmlu_six")
+        rows = np.flatnonzero(grouped.view.task == "mmlu_six")
+        calibration, test = split(len(rows), groups=split_groups(grouped, rows))
+        codes = grouped.view.group[rows]
+        assert not set(codes[calibration]) & set(codes[test]) and len(calibration) + len(test) == 100
+        found = {r.name: r for r in compute("uncertainty", grouped) if r.task == "mmlu_six"}
+        assert all((result.low is not None) == known for result in found.values())
+    [row, *_] = conformal_table(_grouped(alone, 2, "mmlu_six"))
+    both = {r.name: r.value for r in compute("uncertainty", _grouped(alone, 2, "mmlu_six")) if r.task == "mmlu_six"}
+    uacc = [r["uacc"] for r in conformal_table(_grouped(alone, 2, "mmlu_six")) if r["model"] == row["model"]]
+    assert np.mean(uacc) == pytest.approx(both["uncertainty/uacc_baseline"])
+
+
+def test_copies_of_an_item_in_one_group_add_nothing() -> None:
+    """Four copies of each item: drawn by groups the thresholds spread as those of the items alone."""
+    scores = np.random.default_rng(1).random(50)
+    alone = resampled_quantiles(scores, np.concatenate([*resample_counts(50, 2000, 0)]), 0.1)
+    copies, groups = np.repeat(scores, 4), np.repeat(np.arange(50), 4)
+    together = resampled_quantiles(copies, np.concatenate([*resample_counts(50, 2000, 0)])[:, groups], 0.1)
+    apart = resampled_quantiles(copies, np.concatenate([*resample_counts(200, 2000, 0)]), 0.1)
+    assert together.std() == pytest.approx(alone.std(), rel=0.2) and apart.std() < 0.75 * together.std()
+    # Groups of several sizes: the rank goes by how many items are drawn. 9 of 9 have rank 9, 4 of 4 have none.
+    found = resampled_quantiles([1.0, 2.0, 3.0], np.array([[3.0, 3.0, 3.0], [2.0, 1.0, 1.0]]), 0.1)
+    assert found.tolist() == [3.0, np.inf]
 
 
 def test_the_account_counts_the_groups() -> None:

@@ -115,14 +115,14 @@ def resampled_quantiles(scores: npt.ArrayLike, counts: Float, alpha: float = 0.1
     """Return the textbook threshold of each resample, shape (n_resamples,); see `conformal_quantile`.
 
     - `scores` (n,): The calibration scores.
-    - `counts` (n_resamples, n): How often each of them is drawn; each row sums to n.
+    - `counts` (n_resamples, n): How often each of them is drawn. The rows have several sums where whole groups are.
     """
     s = finite("conformity scores", scores)
-    k, order = _rank(len(s), alpha), np.argsort(s)
-    if k > len(s):
-        return np.full(len(counts), np.inf)
-    # The score of rank k is the first up to which at least k are drawn.
-    return np.asarray(s[order][(counts[:, order].cumsum(axis=1) < k).sum(axis=1)], dtype=np.float64)
+    drawn, of_row = np.unique(counts.sum(axis=1).astype(np.int64), return_inverse=True)
+    ranks, order = np.array([_rank(int(n), alpha) for n in drawn])[of_row], np.argsort(s)
+    # The score of rank k is the first up to which at least k are drawn; where fewer are drawn there is none.
+    places = (counts[:, order].cumsum(axis=1) < ranks[:, None]).sum(axis=1)
+    return np.asarray(np.append(s[order], np.inf)[places], dtype=np.float64)
 
 
 def sizes_and_coverage(
@@ -156,13 +156,18 @@ def _sets(p: Float, cumulative: Float, threshold: float, score: Score) -> Bool:
     return np.asarray(sets, dtype=bool)
 
 
-def split(n: int, *, seed: int = 42, calibration_share: float = 0.5) -> tuple[Int, Int]:
-    """Return (calibration rows, test rows), both sorted: a seeded permutation cut at ``floor(n share)``."""
-    cut = int(n * calibration_share)
-    if cut < 1 or n - cut < 1:
+def split(n: int, *, seed: int = 42, calibration_share: float = 0.5, groups: Int | None = None) -> tuple[Int, Int]:
+    """Return (calibration rows, test rows), both sorted: a seeded permutation cut at ``floor(n share)``.
+
+    With `groups`, codes from 0 of shape (n,), whole groups are on a side.
+    """
+    codes = np.arange(n) if groups is None else groups
+    n_groups = int(codes.max()) + 1 if n else 0
+    cut = int(n_groups * calibration_share)
+    if cut < 1 or n_groups - cut < 1:
         raise DataError("A conformal split needs at least one item on each side", got=f"{n} items")
-    order = np.random.default_rng(seed).permutation(n)
-    return np.sort(order[:cut]), np.sort(order[cut:])
+    first = np.isin(codes, np.random.default_rng(seed).permutation(n_groups)[:cut])
+    return np.flatnonzero(first), np.flatnonzero(~first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +253,7 @@ def repeated_splits(
     seed: int = 42,
     alpha: float = 0.1,
     calibration_share: float = 0.5,
+    groups: Int | None = None,
 ) -> dict[str, Float]:
     """Return "uacc", "set_size" and "coverage" over many seeded splits, each of shape (n_splits,).
 
@@ -257,6 +263,6 @@ def repeated_splits(
         raise ConfigError("n_splits must be at least 1", got=n_splits)
     runs = []
     for i in range(n_splits):
-        cal, test = split(len(np.asarray(gold)), seed=seed + i, calibration_share=calibration_share)
+        cal, test = split(len(np.asarray(gold)), seed=seed + i, calibration_share=calibration_share, groups=groups)
         runs.append(conformal(probabilities, gold, calibration=cal, test=test, score=score, alpha=alpha))
     return {name: np.array([getattr(r, name) for r in runs]) for name in ("uacc", "set_size", "coverage")}
