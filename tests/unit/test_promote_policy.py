@@ -193,6 +193,22 @@ def test_gates_of_tasks_and_categories_read_the_results_of_the_evaluation(
     assert mc.promote(model="llama", dry_run=True, policy=below).outcome == "nothing"
 
 
+def test_a_task_that_no_run_has_is_refused_before_a_run_is_made(
+    tracker: Tracker, policy: Callable[..., str], measured: tuple[RunRecords, list[dict[str, object]]]
+) -> None:
+    children(tracker, finished(tracker, "rtn-4bit"), records=measured[0], results=measured[1])
+    gates = [
+        {"metric": "distance/flips_pct", "at_most": 50, "task": "mmlu", "category": "laws"},
+        {"metric": "distance/flips_pct", "at_most": 50, "task": "mmlu2"},
+    ]
+    wanted = policy(gates=gates, require={"items_by_task": {"piqua": 5}})
+    with pytest.raises(ConfigError, match="3 things are wrong") as found:
+        mc.promote(model="llama", policy=wanted)
+    for words in ("Got: 'mmlu/laws'. Did you mean 'mmlu/law'?", "Did you mean 'mmlu", "Did you mean 'piqa'?"):
+        assert words in str(found.value)
+    assert tracker.find_finished("promote") == []
+
+
 def test_required_stages_are_those_that_finished(
     tracker: Tracker, policy: Callable[..., str], measured: tuple[RunRecords, list[dict[str, object]]]
 ) -> None:

@@ -14,7 +14,7 @@ from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import Candidate, GateReading, PolicyGates, read_gates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
-from mlflow_compress.errors import ConfigError, TrackingError
+from mlflow_compress.errors import ConfigError, TrackingError, raise_together
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.models.source_model import resolve as resolve_source
@@ -102,22 +102,26 @@ def candidates_of(
     """Return variants as candidates of a policy.
 
     Main runs show what the standard gates read. What else a policy reads is in the results of the stages' runs. Those
-    are found with one search per stage, whatever the number of variants, and only where the policy needs them.
+    are found with one search per stage, whatever the number of variants, and only where the policy needs them. A task
+    or category of the policy that no variant has results of is a `ConfigError`.
     """
     asks = bool(policy.readings or policy.asks_stages)
     children = finished_children(tracker, label) if asks else {}
     found = []
+    places: set[tuple[str, str]] = set()
     for variant in variants:
         run = variant.run
         method = run.data.tags[run_names.METHOD]
         below = children.get(run.info.run_id, {})
+        results = _results(tracker, below.values()) if policy.readings else []
+        places |= {(result.task or "", result.category or "") for result in results}
         found.append(
             Candidate(
                 name=variant.name,
                 run_id=run.info.run_id,
                 version=versions.get(run.info.run_id),
                 method=method,
-                metrics={**run.data.metrics, **_read(tracker, below.values(), policy.readings)},
+                metrics={**run.data.metrics, **read_gates(results, policy.readings)},
                 items=variant.items,
                 makes=None if made_once(run) else variant.makes,
                 compresses=compresses(method),
@@ -127,7 +131,24 @@ def candidates_of(
                 absent=absent_values(below.get("speed")) if policy.asks_speed else {},
             )
         )
+    if places:
+        _check_places(policy.readings, places)
     return found
+
+
+def _check_places(readings: Iterable[GateReading], places: Collection[tuple[str, str]]) -> None:
+    wanted = sorted({(reading.task, reading.category) for reading in readings if reading.task} - set(places))
+    named = sorted("/".join(filter(None, place)) for place in places if place[0])
+    raise_together(
+        [
+            ConfigError(
+                "The policy reads a task or category that no run of this evaluation has results of",
+                allowed=named,
+                got="/".join(filter(None, place)),
+            )
+            for place in wanted
+        ]
+    )
 
 
 def servers_of(run: Any) -> tuple[str, ...] | None:
@@ -162,14 +183,9 @@ def finished_children(tracker: Tracker, label: str) -> dict[str, dict[str, Any]]
     return found
 
 
-def _read(tracker: Tracker, runs: Iterable[Any], readings: Collection[GateReading]) -> dict[str, float]:
-    """Return the numbers that the results of some runs have; no file is read where nothing is wanted."""
-    if not readings:
-        return {}
-    results: list[MetricResult] = []
-    for run in runs:
-        results += results_from_json(tracker.json_of(run, "metrics.json"))
-    return read_gates(results, readings)
+def _results(tracker: Tracker, runs: Iterable[Any]) -> list[MetricResult]:
+    """Return the results that some runs of stages have."""
+    return [result for run in runs for result in results_from_json(tracker.json_of(run, "metrics.json"))]
 
 
 def headline_of(tracker: Tracker, main_run: str) -> dict[str, MetricResult]:
