@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.stats.intervals import fewest_without_event
-from mlflow_compress.metrics.stats.simultaneous import ERROR, OneEnd
+from mlflow_compress.metrics.stats.simultaneous import OneEnd
 from mlflow_compress.records import MetricResult
 
 SIZE = "size/bytes"
@@ -80,6 +80,8 @@ class Gate:
                     f", or cannot be trusted (fewer than {TRUSTED_ITEMS} {units}, or one holds {TRUSTED_TOP_PCT:g} %)"
                 )
             return (Check(passed=False, reason=why, missing=self.metric),)
+        if self.value and self.value not in metrics:
+            return (Check(passed=False, reason=f"{self.label}: {self.value} is missing", missing=self.value),)
         passed = read >= self.bound if self.at_least else read <= self.bound
         signs = (">=", "<") if self.at_least else ("<=", ">")
         sign = signs[0] if passed else signs[1]
@@ -87,20 +89,15 @@ class Gate:
         # A tenth of the width is a fifth of its half.
         narrow = one_end is not None and abs(self.bound - read) < abs(read - one_end.value) / 5
         reason = f"{self.label}: {read:.4g} {sign} {self.bound:g}{', narrowly' if narrow else ''}"
-        return (Check(passed=passed, reason=reason, p_value=self._p_value(passed, one_end), narrow=narrow),)
+        p_value = one_end.p_value(self.bound) if one_end is not None else float(not passed)
+        return (Check(passed=passed, reason=reason, p_value=p_value, narrow=narrow),)
 
     def one_end(self, metrics: Mapping[str, float]) -> OneEnd | None:
-        """Return the end that the gate reads, with its value; None where it reads no end, or its value is missing."""
+        """Return the end that the gate reads, with its value; None where it reads no end, or one of them is missing."""
         if not self.value or self.value not in metrics or self.metric not in metrics:
             return None
         value = self.factor * metrics[self.value]
         return OneEnd(value=value, end=metrics[self.metric], low=self.low, high=self.high)
-
-    def _p_value(self, passed: bool, one_end: OneEnd | None) -> float:
-        if one_end is not None:
-            return one_end.p_value(self.bound)
-        # Of an end whose value is not known no more can be said than that it keeps to the limit.
-        return (ERROR if self.value else 0.0) if passed else 1.0
 
 
 def published_gate(metric: str, bound: float, *, label: str = "", at_least: bool = False) -> Gate:

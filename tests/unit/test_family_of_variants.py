@@ -14,6 +14,7 @@ from mlflow_compress.decide.promotion import Candidate, decide, ends_for_all
 from mlflow_compress.metrics.stats.clusters import DesignEffect
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.metrics.stats.simultaneous import ERROR, OneEnd
+from mlflow_compress.tracking.run_names import on_main_run
 
 FLIPS = published_gate("distance/flips_pct", 5.0)
 
@@ -112,3 +113,12 @@ def test_the_winner_s_ends_hold_for_all() -> None:
     end = 100 * wilson(0, 1000, level=1 - 0.05 / 10).high
     assert said == f"Chosen among 10, with 95 % for all of them at once: flips in % at most {end:.4g}."
     assert ends_for_all(decide([variant("v", 1)], [FLIPS]), [FLIPS]) == ""
+
+
+def test_an_end_without_its_value_does_not_pass() -> None:
+    [check] = FLIPS.checks({"gate/flips_pct_upper": 1.0})
+    assert (
+        not check.passed and check.missing == "distance/flips_pct" and "distance/flips_pct is missing" in check.reason
+    )
+    logged = on_main_run({"distance/kl_clipped_mean": 0.01, "distance/kl_above_clip_pct": 0.0, "distance/js_mean": 0.1})
+    assert logged.keys() == {"distance/kl_clipped_mean", "distance/kl_above_clip_pct"}

@@ -95,7 +95,8 @@ KL_GATE = [DivergenceGate(max_kl=0.05, max_outliers_pct=1.0)]
 
 def divergent(name: str = "a", **metrics: float) -> Candidate:
     """Return a candidate without any gate value but the given ones."""
-    whole = candidate(name, **{"distance/flips_pct": 2.0})
+    values = {"distance/flips_pct": 2.0, "distance/kl_clipped_mean": 0.001, "distance/kl_above_clip_pct": 0.0}
+    whole = candidate(name, **values)
     kept = {k: v for k, v in whole.metrics.items() if not k.startswith("gate/")}
     return replace(whole, metrics={**kept, **{f"gate/{key}": value for key, value in metrics.items()}})
 
