@@ -75,7 +75,7 @@ def on_main_run(values: Mapping[str, float]) -> dict[str, float]:
     headline = [key.name for key in headline_keys()]
     # What gates read, and the values that those ends of intervals are of.
     gates = [name for name in values if name.startswith(_GATE)]
-    gates += [name for name, declared in all_keys().items() if declared.gate is not None]
+    gates += [name for name, declared in all_keys().items() if declared.gate is not None and declared.unit != "items"]
     ordered = dict.fromkeys([KL, *_SIZES, *leaderboard(), *headline, *_MORE, *gates])
     return {name: values[name] for name in ordered if name in values}
 
