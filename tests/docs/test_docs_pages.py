@@ -50,7 +50,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_links_lead_to_pages_and_headings(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([\w./-]+\.md)(?:#([\w.-]+))?\)", page.read_text()):
         file = (page.parent / target).resolve()
-        assert file.is_file(), f"{page.name}: {target}"
+        assert file in PAGES, f"{page.name}: {target} is no page of the documentation"
         headings = [heading.lower() for heading in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)]
         assert not anchor or anchor in [re.sub(r"[^\w\s-]", "", h).strip().replace(" ", "-") for h in headings]
 
