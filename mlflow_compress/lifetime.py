@@ -1,4 +1,4 @@
-"""Ends this process early: on SIGTERM and SIGINT, and when its parent process has ended."""
+"""Ends this process early: on SIGTERM and SIGINT, and when its parent process has ended. And what it has cost."""
 
 from __future__ import annotations
 
@@ -82,6 +82,11 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def processor_time() -> float:
+    """Return the processor time of this process, and of the processes that it has started and that have ended."""
+    return sum(os.times()[:4])
 
 
 def killed_by(returncode: int) -> str | None:

@@ -25,7 +25,7 @@ class CheckpointManifest:
     label: str  # Short name of the variant, for example ``awq-4bit-g128``
     settings: dict[str, Any]  # The method's settings
     format: str  # Checkpoint format
-    # Who can serve it: see `servers.TARGETS`; none: only this package reads it. None where nobody knows
+    # Who can serve it: some of `config.declarations.Target`; none: only this package reads it. None where nobody knows
     served_by: list[str] | None = None
     base_model: str  # Folder or hub id that was compressed
     base_weights_hash: str  # SHA-256 over the base's weight files
@@ -46,8 +46,8 @@ class CheckpointManifest:
     sparsity: float | None  # Share of exact zeros in the linear layers' weights; None where they are stored packed
     base_sparsity: float | None = None  # The same share in the base; None where `sparsity` is None or 0
     seconds: float  # Time of the compression, including loading and saving, without the reload check
-    # Processor time of the same, also that of processes which it started and which ended; None in older manifests
-    processor_seconds: float | None = None
+    # Processor time of the same, also that of processes which it started and which ended
+    processor_seconds: float
     peak_memory_bytes: int  # Peak memory of the compression
     peak_memory_kind: str  # "cuda", "rss" or "rss_process": see `pipeline.Peak`
     device: str  # Device of the compression

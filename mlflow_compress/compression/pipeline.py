@@ -28,6 +28,7 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, 
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, variant_label
 from mlflow_compress.compression.servers import served_by
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
+from mlflow_compress.lifetime import processor_time
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload, placement
 from mlflow_compress.models.source_model import SourceModel, resolve
@@ -242,11 +243,11 @@ def compress_model(
 def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig], label: str) -> CheckpointManifest:
     import torch
 
-    start, processor = time.perf_counter(), sum(os.times()[:4])
+    start, processor = time.perf_counter(), processor_time()
     with peak_memory(job.device) as peak, quiet(), torch.random.fork_rng():
         torch.manual_seed(getattr(job.config, "seed", 0))
         logits = _compressed(method, job)
-    seconds, processor = time.perf_counter() - start, sum(os.times()[:4]) - processor
+    seconds, processor = time.perf_counter() - start, processor_time() - processor
     _require_compressed(method, job)
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
     report = reload_in_fresh_process(

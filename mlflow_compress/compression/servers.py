@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 from mlflow_compress.compression.method import Method, MethodConfig
+from mlflow_compress.config.declarations import Target
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -25,15 +26,12 @@ FORMATS = (
 _MARLIN_GROUPS = (32, 64, 128)
 
 
-TARGETS = ("vllm", "vllm-cpu", "llama.cpp", "transformers")
-
-
 def served_by(method: Method[Any], settings: MethodConfig, source: SourceModel) -> list[str] | None:
     """Return the targets that take a checkpoint; none: only this package reads it. None where nobody knows."""
     if not method.runs_in and not method.own_format:
         return None
     found = []
-    for target in TARGETS:
+    for target in (target for target in get_args(Target) if target != "any"):
         with suppress(UnsupportedError):
             check_target(target, method, settings, source)
             found.append(target)

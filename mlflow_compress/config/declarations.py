@@ -24,7 +24,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "finite": "a number", "b
 
 
 def one_error(error: ValidationError, known: list[str]) -> ConfigError:
-    """Return the first thing that is wrong with the values of parameters, whose names are `known`."""
+    """Return every name that no parameter has; where each is `known`, the first value that is wrong."""
     details = error.errors(include_url=False)
     first = details[0]
     names = [str(part) for part in first["loc"] if part in known]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from mlflow_compress.decide.gates import SIZE
-from mlflow_compress.decide.promotion import CandidateOutcome, Decision
+from collections.abc import Iterable
+
+from mlflow_compress.decide.gates import SIZE, DivergenceGate, Gate
+from mlflow_compress.decide.promotion import CandidateOutcome, Decision, ends_for_all
 from mlflow_compress.decide.scoreboard import Scoreboard, Separation
 
 _MOST_SMALLER = 5
@@ -18,8 +20,10 @@ def to_compare(decision: Decision, *, most: int = 12) -> list[str]:
     return [*passing[: most - min(len(smaller), _MOST_SMALLER)], *smaller[:_MOST_SMALLER]]
 
 
-def choice_notes(decision: Decision, board: Scoreboard | None) -> list[str]:
-    """Return with what the choice is tied, and why each smaller variant was not taken, a sentence each.
+def choice_notes(
+    decision: Decision, board: Scoreboard | None, gates: Iterable[Gate | DivergenceGate] = ()
+) -> list[str]:
+    """Return the ends that hold for all, what the choice is tied with, and why no smaller variant was taken.
 
     Two variants are tied where neither the KL nor the right answers tell them apart on the items of `board`: the
     p-values of all its pairs are adjusted together, so that an order which is not there is claimed with at most 5 %.
@@ -37,9 +41,10 @@ def choice_notes(decision: Decision, board: Scoreboard | None) -> list[str]:
 
     others = [o for o in decision.outcomes if o.passed and o.candidate.run_id != champion.run_id]
     tied = [o.candidate.name for o in others if (pair := beside(o)) is not None and not pair.told_apart]
-    notes = (
-        [f"Tied with {', '.join(tied)}: neither KL nor right answers tell them apart on these items."] if tied else []
-    )
+    for_all = ends_for_all(decision, gates)
+    notes = [for_all] if for_all else []
+    if tied:
+        notes.append(f"Tied with {', '.join(tied)}: neither KL nor right answers tell them apart on these items.")
     unread = [o.candidate.name for o in others if o.candidate.served_by == ()] if champion.served_by != () else []
     notes += [f"Not {', '.join(unread)}: only this package reads the format, no server does."] if unread else []
     smaller = _smaller(decision)
@@ -51,7 +56,7 @@ def choice_notes(decision: Decision, board: Scoreboard | None) -> list[str]:
             # A pair is the second minus the first.
             ends = (test.value, test.low, test.high)
             change, low, high = ends if pair.first == chosen else (-ends[0], -ends[2], -ends[1])
-            apart = "" if test.significant else ", which chance alone explains"
+            apart = "" if test.significant else ", which chance alone may explain"
             said += (
                 f". Its accuracy differs from {champion.name}'s by {100 * change:+.2f} points "
                 f"[{100 * low:+.2f}, {100 * high:+.2f}]{apart}"

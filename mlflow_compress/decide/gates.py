@@ -41,7 +41,6 @@ class Check:
     missing: str = ""
     # Probability of a value this far within the limit, if the truth were at the limit; None where nothing is compared
     p_value: float | None = None
-    narrow: bool = False  # Whether the interval ends less than a tenth of its width from the limit
 
 
 def without_speed(reason: str) -> dict[str, str]:
@@ -86,11 +85,11 @@ class Gate:
         signs = (">=", "<") if self.at_least else ("<=", ">")
         sign = signs[0] if passed else signs[1]
         one_end = self.one_end(metrics)
-        # A tenth of the width is a fifth of its half.
+        # Narrow is less than a tenth of the interval's width, which is a fifth of its half.
         narrow = one_end is not None and abs(self.bound - read) < abs(read - one_end.value) / 5
         reason = f"{self.label}: {read:.4g} {sign} {self.bound:g}{', narrowly' if narrow else ''}"
         p_value = one_end.p_value(self.bound) if one_end is not None else float(not passed)
-        return (Check(passed=passed, reason=reason, p_value=p_value, narrow=narrow),)
+        return (Check(passed=passed, reason=reason, p_value=p_value),)
 
     def one_end(self, metrics: Mapping[str, float]) -> OneEnd | None:
         """Return the end that the gate reads, with its value; None where it reads no end, or one of them is missing."""
@@ -104,16 +103,16 @@ def published_gate(metric: str, bound: float, *, label: str = "", at_least: bool
     """Return the gate on what a metric publishes for gates: the end of its interval that is worse."""
     declared = key(metric)
     assert declared.gate is not None
-    drop = metric == DELTA  # published as the loss in points
+    low, high = sorted((declared.gate.factor * declared.low, declared.gate.factor * declared.high))
     return Gate(
         metric=declared.gate.name,
         bound=bound,
         label=label or upper_end_label(metric),
         at_least=at_least,
         value=metric,
-        factor=-100.0 if drop else 1.0,
-        low=-100.0 if drop else declared.low,
-        high=100.0 if drop else declared.high,
+        factor=declared.gate.factor,
+        low=low,
+        high=high,
     )
 
 
@@ -136,10 +135,10 @@ class DivergenceGate:
             return (Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing"),)
         if n_items == 0:
             return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
-        if GATE_KL in metrics:
-            return self.reads(metrics)[0].checks(metrics)
-        clipped, outliers = self.reads(metrics)
-        [above] = outliers.checks(metrics)
+        first, *rest = self.reads(metrics)
+        if not rest:
+            return first.checks(metrics)
+        [above] = rest[0].checks(metrics)
         needed = fewest_without_event(self.max_outliers_pct / 100.0)
         if not above.passed and not above.missing and n_items < needed < math.inf:
             fix = f"even with none above it, at least {needed:,} items are needed: raise limit, or name more tasks"
@@ -147,7 +146,7 @@ class DivergenceGate:
         # Clipping only lowers a mean: one that breaks the limit as it is does not pass without its largest values.
         mean = Gate(metric=KL, bound=self.max_kl, label="KL (mean)").checks(metrics)
         broken = mean if metrics.get(KL, 0.0) > self.max_kl else ()
-        return (*broken, *clipped.checks(metrics), above)
+        return (*broken, *first.checks(metrics), above)
 
     def reads(self, metrics: Mapping[str, float]) -> tuple[Gate, ...]:
         """Return the gate on the mean if its interval can be trusted, otherwise the two on bounded values."""
@@ -187,7 +186,7 @@ def standard_gates(
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     """Return the unrounded values that gates read, by the names that metrics declare for them (`MetricKey.gate`).
 
-    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted. Gates then read
+    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted. Only then there are
     `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper`, whose bounds are valid for every n.
     """
     values: dict[str, float] = {}

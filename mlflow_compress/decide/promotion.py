@@ -174,10 +174,10 @@ def decide(
     score: Score = _by_size,
     ranked_by: Sequence[str] = (SIZE, KL),
 ) -> Decision:
-    """Gate every candidate of one evaluation, and rank the passing ones. Ties are ranked by KL, then flips, then name.
+    """Gate every candidate of one evaluation, and rank the passing ones.
 
-    One that no server reads ranks behind all others.
-    The decision does not depend on the order of the candidates. One passes when it is smaller than the baseline and
+    Ties are ranked by KL, then flips, then name; one that no server reads ranks behind all others. The decision does
+    not depend on the order of the candidates. One passes when it is smaller than the baseline and
     passes every gate and rule; a metric that a gate or the ranking (`ranked_by`) reads and that is missing or NaN
     fails. The size of a served model is not known, and not asked for. The champion has rank 1.
 
@@ -254,7 +254,13 @@ def ends_for_all(decision: Decision, gates: Iterable[Gate | DivergenceGate]) -> 
 
 _UNDECLARED = ("size/", "gate/")  # metrics of the main run that no metric declares
 
-_BETTER_SIZE = {SIZE: "lower", RATIO: "higher", "size/bits_per_weight": "lower"}
+_BETTER_SIZES = {SIZE: "lower", RATIO: "higher", "size/bits_per_weight": "lower"}
+
+
+def _better(metric: str) -> str:
+    """Return which way a metric, or what runs log beside metrics, is better."""
+    declared = all_keys().get(metric)
+    return _BETTER_SIZES.get(metric, "neither") if declared is None else declared.direction
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -318,7 +324,7 @@ def _declared(metric: str) -> MetricKey | None:
 
 def _check_sense(entry: MetricGate, declared: MetricKey | None) -> None:
     """Refuse a limit on the side that is better, and one that the metric cannot reach."""
-    better = _BETTER_SIZE.get(entry.metric, "neither") if declared is None else declared.direction
+    better = _better(entry.metric)
     given, other = ("at_least", "at_most") if entry.at_least is not None else ("at_most", "at_least")
     if better == ("lower" if given == "at_least" else "higher"):
         raise ConfigError(
@@ -349,13 +355,12 @@ def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
         label = entry.metric if declared is None else declared.gate_label or entry.metric
         read = () if declared is None else (GateReading(metric=entry.metric, end="value"),)
         return Gate(metric=entry.metric, bound=entry.limit, label=label, at_least=at_least), read
-    published = declared.gate
-    # Of KL this is the upper end only where it can be trusted; of the accuracy change it is another number.
-    if entry.task is None and entry.end == "upper" and published is not None and entry.metric != DELTA:
+    # What every main run publishes; of KL only where it can be trusted.
+    if entry.task is None and entry.end == "upper" and entry.metric in (KL, FLIPS):
         return published_gate(entry.metric, entry.limit, at_least=at_least), ()
     reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
     value = replace(reading, end="value")
-    named = declared.gate_label and entry.task is None and entry.end == "lower" and published is None
+    named = declared.gate_label and entry.task is None and entry.end == "lower" and declared.gate is None
     gate = Gate(
         metric=reading.name,
         bound=entry.limit,
@@ -365,7 +370,7 @@ def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
         low=declared.low,
         high=declared.high,
     )
-    return gate, tuple({reading, value})
+    return gate, (reading, value)
 
 
 def _margin(entry: MarginGate) -> tuple[Gate, tuple[GateReading, ...]]:
@@ -554,9 +559,7 @@ def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
 
 def _sign(metric: str, prefer: str) -> float:
     """Return 1 where lower is better, and -1 where higher is."""
-    known: Mapping[str, str] = {name: declared.direction for name, declared in all_keys().items()}
-    sizes = {SIZE: "lower", "size/ratio": "higher", "size/bits_per_weight": "lower"}
-    way = prefer if prefer != "auto" else sizes.get(metric) or known.get(metric, "neither")
+    way = prefer if prefer != "auto" else _better(metric)
     if way == "neither":
         raise ConfigError(f"The utility does not know which way {metric} is better", allowed="prefer: lower or higher")
     return 1.0 if way == "lower" else -1.0

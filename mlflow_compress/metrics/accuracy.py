@@ -62,7 +62,7 @@ DELTA = MetricKey.share(
     label="Accuracy difference",
     leaderboard=True,
     by_task=True,
-    gate=GateValue("gate/accuracy_drop_pct_upper", largest_drop_pct),
+    gate=GateValue("gate/accuracy_drop_pct_upper", largest_drop_pct, factor=-100.0),
     gate_label="accuracy drop in points",
 )
 P_VALUE = MetricKey.probability(

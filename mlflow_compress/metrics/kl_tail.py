@@ -73,6 +73,14 @@ TOP_PERCENT = MetricKey.percent(
     "Share of the mean KL that the largest percent of the items hold (rounded up to whole items).",
     by_category=False,
 )
+
+
+def _upper_end_without_mean(result: MetricResult, pooled: Pooled) -> float | None:
+    """Return the upper end where the mean KL has none that can be trusted: gates read the mean's otherwise."""
+    kl = pooled.get("distance/kl_mean")
+    return upper_end(result, pooled) if kl is None or kl.high is None else None
+
+
 CLIPPED = MetricKey(
     name="distance/kl_clipped_mean",
     direction="lower",
@@ -81,7 +89,7 @@ CLIPPED = MetricKey(
     label="KL per item, clipped (nats)",
     meaning="Mean KL of the items, each clipped at 1 nat, which the gate reads; betting interval.",
     by_category=False,
-    gate=GateValue("gate/kl_clipped_upper", upper_end),
+    gate=GateValue("gate/kl_clipped_upper", _upper_end_without_mean),
 )
 ABOVE_CLIP = MetricKey.percent(
     "distance/kl_above_clip_pct",
@@ -89,7 +97,7 @@ ABOVE_CLIP = MetricKey.percent(
     "Share of items with a KL above 1 nat, which the gate reads; Wilson interval.",
     label="Items above the clip",
     by_category=False,
-    gate=GateValue("gate/kl_above_clip_pct_upper", upper_end),
+    gate=GateValue("gate/kl_above_clip_pct_upper", _upper_end_without_mean),
 )
 
 

@@ -57,7 +57,7 @@ ACCOUNT = "account.json"  # of an evaluate run: what was asked, what became of i
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
 
 _SIZES = ("size/ratio", "size/bits_per_weight")
-_MORE = ("size/bytes", "size/sparsity", "noise/kl_mean")
+_MORE = ("size/bytes", "size/sparsity")
 _GATE = "gate/"
 
 
@@ -75,7 +75,11 @@ def on_main_run(values: Mapping[str, float]) -> dict[str, float]:
     headline = [key.name for key in headline_keys()]
     # What gates read, and the values that those ends of intervals are of.
     gates = [name for name in values if name.startswith(_GATE)]
-    gates += [name for name, declared in all_keys().items() if declared.gate is not None and declared.unit != "items"]
+    gates += [
+        name
+        for name, declared in all_keys().items()
+        if declared.gate is not None and declared.gate.name in values and declared.unit != "items"
+    ]
     ordered = dict.fromkeys([KL, *_SIZES, *leaderboard(), *headline, *_MORE, *gates])
     return {name: values[name] for name in ordered if name in values}
 

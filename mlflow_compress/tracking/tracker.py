@@ -19,7 +19,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
-from mlflow_compress.lifetime import KILLED_BY
+from mlflow_compress.lifetime import KILLED_BY, processor_time
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import json_artifact, local_folder
 from mlflow_compress.tracking.database import create_database
@@ -72,11 +72,6 @@ def tracking_uri() -> str:
 
 def _stored(run: Run) -> StoredRun:
     return StoredRun(run_id=str(run.info.run_id), tags=dict(run.data.tags), metrics=dict(run.data.metrics))
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of this process, and of the processes that it has started and that have ended."""
-    return sum(os.times()[:4])
 
 
 def close_dead_runs(client: PatientClient, uri: str) -> None:
@@ -293,10 +288,10 @@ class Tracker:
                 tracked.rename(name)
                 tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
             note_run(self.uri, stage, run_id)
-            before = _processor_seconds()
+            before = processor_time()
             yield tracked
             if stage in _MEASURED:
-                tracked.log_values({run_names.PROCESSOR: round(_processor_seconds() - before, 2)})
+                tracked.log_values({run_names.PROCESSOR: round(processor_time() - before, 2)})
         for key in tags.keys() & {run_names.FINGERPRINT, run_names.VARIANT_KEY}:
             self.drop_killed(self.find_unfinished(stage, **{key: str(tags[key])}))
 

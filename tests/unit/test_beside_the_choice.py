@@ -55,7 +55,7 @@ def test_ties_and_smaller_ones_are_told_with_their_difference() -> None:
     assert found == [
         "Tied with tied: neither KL nor right answers tell them apart on these items.",
         "Not narrow, 10 % smaller: accuracy drop in points (upper end): 2.1 > 2, narrowly. Its accuracy differs from "
-        "chosen's by -0.20 points [-0.85, +0.37], which chance alone explains.",
+        "chosen's by -0.20 points [-0.85, +0.37], which chance alone may explain.",
         "Not far, 50 % smaller: accuracy drop in points (upper end): 11 > 2. Its accuracy differs from chosen's by "
         "-20.00 points [-22.59, -17.64].",
     ]

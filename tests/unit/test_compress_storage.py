@@ -147,6 +147,7 @@ def manifest(checkpoint: Path) -> CheckpointManifest:
         sparsity=None,
         base_sparsity=None,
         seconds=1.5,
+        processor_seconds=1.4,
         peak_memory_bytes=10,
         peak_memory_kind="rss",
         device="cpu",

@@ -104,7 +104,7 @@ def test_a_result_near_its_limit_is_called_narrow() -> None:
     """Of 35 in 1,000 the upper end is 4.825, 1.325 from the value: narrow within 0.265 of a limit."""
     for limit, narrow in ((5.2, False), (5.0, True), (4.6, True), (4.5, False)):
         [check] = published_gate("distance/flips_pct", limit).checks(variant("one", 35).metrics)
-        assert check.narrow == narrow == check.reason.endswith(", narrowly")
+        assert check.reason.endswith(", narrowly") == narrow
 
 
 def test_the_winner_s_ends_hold_for_all() -> None:
@@ -120,5 +120,7 @@ def test_an_end_without_its_value_does_not_pass() -> None:
     assert (
         not check.passed and check.missing == "distance/flips_pct" and "distance/flips_pct is missing" in check.reason
     )
-    logged = on_main_run({"distance/kl_clipped_mean": 0.01, "distance/kl_above_clip_pct": 0.0, "distance/js_mean": 0.1})
-    assert logged.keys() == {"distance/kl_clipped_mean", "distance/kl_above_clip_pct"}
+    values = {"distance/kl_clipped_mean": 0.01, "distance/kl_above_clip_pct": 0.0, "distance/js_mean": 0.1}
+    ends = {"gate/kl_clipped_upper": 0.02, "gate/kl_above_clip_pct_upper": 0.5}
+    assert on_main_run({**values, **ends}).keys() == {*values, *ends} - {"distance/js_mean"}
+    assert on_main_run(values) == {}

@@ -222,8 +222,8 @@ def test_gates_read_the_mean_only_where_its_interval_can_be_trusted(trusted):
     )
     found = gate_values({r.name: r for r in results})
     assert ("gate/kl_upper" in found) == trusted != shows_clipped({r.name: r for r in results})
-    assert found["gate/kl_clipped_upper"] == 0.04 and found["gate/kl_above_clip_pct_upper"] == 0.5
-    assert found["gate/kl_items"] == 300
+    ends = {"gate/kl_upper": 0.03} if trusted else {"gate/kl_clipped_upper": 0.04, "gate/kl_above_clip_pct_upper": 0.5}
+    assert found == {**ends, "gate/kl_items": 300}
 
 
 @pytest.mark.parametrize(

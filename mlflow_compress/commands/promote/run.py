@@ -27,7 +27,6 @@ from mlflow_compress.decide.promotion import (
     PolicyGates,
     Score,
     decide,
-    ends_for_all,
     gates_of,
     ranking_of,
 )
@@ -257,9 +256,8 @@ def _harm(tracker: Tracker, winner: Candidate | None, margin: float) -> list[str
 
 def _beside(tracker: Tracker, decision: Decision, gates: PolicyGates) -> list[str]:
     """Return what stands beside a choice: ends that hold for all, ties, and why no smaller variant was taken."""
-    ends = ends_for_all(decision, gates.gates)
     runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
-    return [*([ends] if ends else []), *choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None)]
+    return choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None, gates.gates)
 
 
 def run_promote(config: PromoteConfig) -> Promotion:

@@ -34,7 +34,6 @@ from mlflow_compress.decide.promotion import (
     Candidate,
     PolicyGates,
     decide,
-    ends_for_all,
     gates_of,
     ranking_of,
     read_gates,
@@ -46,8 +45,7 @@ from mlflow_compress.records import Generations, Items, Judgments, OptionDistanc
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.page.variants_page import (
-    choice_reason,
-    choice_sentence,
+    choice_and_reason,
     content_values,
     gate_texts,
     page_markdown,
@@ -162,11 +160,10 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
     candidates = [_candidate(v, runs[v.name], children[v.name], gates, makes[v.name]) for v in variants]
     answered_by = [v for v in variants if v.answers is not None]
     decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
-    ends = ends_for_all(decision, gates.gates)
     return PageContent(
         board=board,
         decision=decision,
-        beside=[*([ends] if ends else []), *choice_notes(decision, board)],
+        beside=choice_notes(decision, board, gates.gates),
         policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
         objective=policy.objective.by,
         gates=[*gate_texts(gates.gates), *_required_texts(policy)],
@@ -290,8 +287,9 @@ def run_report(config: ReportConfig) -> VariantsReport:
     tracker = Tracker(config.experiment)
     content = page_content(tracker, _scored(tracker, given, read_policy(config.policy).margin), config.policy)
     text = text_of(content)
-    choice = f"{choice_sentence(content)} {choice_reason(content)}".rstrip()
-    report = VariantsReport(board=content.board, decision=content.decision, choice=choice, path=path)
+    report = VariantsReport(
+        board=content.board, decision=content.decision, choice=choice_and_reason(content), path=path
+    )
     if "MLFLOW_RUN_ID" not in os.environ:
         atomic.write(path, text.encode())
         return report

@@ -34,7 +34,7 @@ from mlflow_compress.errors import SweepError
 from mlflow_compress.home import out_folder
 from mlflow_compress.kept import keeping
 from mlflow_compress.reporting.figures import draw_scoreboard, draw_similarity
-from mlflow_compress.reporting.page.variants_page import choice_reason, choice_sentence, render_page
+from mlflow_compress.reporting.page.variants_page import choice_and_reason, render_page
 from mlflow_compress.reporting.scoreboard_text import (
     finding,
     scoreboard_columns,
@@ -73,7 +73,7 @@ def publish_sweep(tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapp
     choice = page = ""
     if content is not None:
         run.log_text(render_page(content), "report.html")
-        choice = f"{choice_sentence(content)} {choice_reason(content)}"
+        choice = choice_and_reason(content)
         page = f"{run.artifacts_at}/report.html"
     found = finding(board)
     run.log_values(_counts(board, plan))

@@ -35,6 +35,7 @@ class GateValue:
     name: str  # Under which it is published, "gate/<what>"
     # Takes it from the pooled result; None where there is nothing that a gate may trust
     read: Callable[[MetricResult, Pooled], float | None]
+    factor: float = 1.0  # What turns a value of the metric into the published unit
 
 
 def upper_end(result: MetricResult, pooled: Pooled) -> float | None:

@@ -163,6 +163,11 @@ def choice_reason(content: PageContent) -> str:
     return f"It is {_BEST[content.objective]} of the {passing} variants, of {n}, that pass {content.policy}."
 
 
+def choice_and_reason(content: PageContent) -> str:
+    """Return the choice and why."""
+    return f"{choice_sentence(content)} {choice_reason(content)}".rstrip()
+
+
 def _values(board: Scoreboard, name: str) -> str:
     row = next(row for row in board.rows if row.name == name)
     columns: dict[str, ScoreColumn] = {column.key: column for column in board.columns}
@@ -227,7 +232,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
     shared, made = page_tables.shared_table(content), page_tables.made_table(content)
     alike, counts = content.similarity, page_tables.items_by_task(content).rows
     return {
-        "choice": f"{choice_sentence(content)} {choice_reason(content)}".rstrip(),
+        "choice": choice_and_reason(content),
         "beside": list(content.beside),
         "gates": [
             {"variant": o.candidate.name, "passed": o.passed, "rank": o.rank, "failed": list(o.failed)}
