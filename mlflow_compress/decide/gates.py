@@ -186,8 +186,8 @@ def standard_gates(
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     """Return the unrounded values that gates read, by the names that metrics declare for them (`MetricKey.gate`).
 
-    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted. Only then there are
-    `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper`, whose bounds are valid for every n.
+    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted. Only then are
+    there `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper`, whose bounds are valid for every n.
     """
     values: dict[str, float] = {}
     for name, declared in all_keys().items():
