@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow_compress.registry import Registry
+
+# Fields of data sets' documents with a text that several questions are about, the most telling first.
+_SHARED_TEXTS = ("passage", "article", "story", "document", "paragraph", "context")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +22,11 @@ class ItemFamily:
     by_category: bool = False  # Results are given for every category too
     # The item is scored under every order of its options: only the metric `all_orders` reads its option scores
     every_order: bool = False
+
+
+def shared_text(document: Mapping[str, object]) -> str | None:
+    """Return the text of a data set's document that several of its questions share; None where it has none."""
+    return next((text for name in _SHARED_TEXTS if isinstance(text := document.get(name), str) and text.strip()), None)
 
 
 ITEM_FAMILIES: Registry[ItemFamily] = Registry(

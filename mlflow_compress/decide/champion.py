@@ -10,11 +10,11 @@ import numpy as np
 
 from mlflow_compress.config.policy import ReplacementRule
 from mlflow_compress.decide.promotion import Candidate, Decision
+from mlflow_compress.metrics.core.estimates import Mean, PairedDifference
 from mlflow_compress.metrics.core.item_table import option_means
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.stats.bootstrap import studentized_interval
-from mlflow_compress.metrics.stats.intervals import Interval, paired_difference
-from mlflow_compress.metrics.stats.significance import count_flips, non_inferior
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.stats.intervals import Interval
+from mlflow_compress.metrics.stats.significance import non_inferior
 from mlflow_compress.records import RunRecords
 
 
@@ -27,7 +27,7 @@ class HeadToHead:
     kl_interval: Interval | None
     kl_items: int  # Items with a KL of both
     accuracy: float  # Difference of accuracy, as a share
-    accuracy_interval: Interval  # Tango's paired score interval
+    accuracy_interval: Interval | None  # Tango's paired score interval; None where too few groups hold the items
     items: int  # Items that both answered
     gained: int  # Items that only the challenger, and only the champion, has right
     lost: int
@@ -35,8 +35,9 @@ class HeadToHead:
     @property
     def described(self) -> str:
         """Both differences with their intervals, in one sentence."""
-        low, high = (100 * end for end in self.accuracy_interval)
-        accuracy = f"accuracy {100 * self.accuracy:+.2f} points [{low:+.2f}, {high:+.2f}] on {self.items} items"
+        points = None if self.accuracy_interval is None else [100 * end for end in self.accuracy_interval]
+        ends = "no interval" if points is None else "[{:+.2f}, {:+.2f}]".format(*points)
+        accuracy = f"accuracy {100 * self.accuracy:+.2f} points {ends} on {self.items} items"
         if self.kl is None:
             return f"{accuracy}; no item has a KL"
         ends = "no interval" if self.kl_interval is None else "[{:+.4g}, {:+.4g}]".format(*self.kl_interval)
@@ -46,7 +47,8 @@ class HeadToHead:
 def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0) -> HeadToHead | str:
     """Return the direct comparison of two variants of one baseline, or the reason why there is none.
 
-    Per item, the difference of both models' KL to the baseline and of their correctness; intervals at 95 %.
+    Per item, the difference of both models' KL to the baseline and of their correctness; intervals at 95 %, over groups
+    of items where they share a text.
 
     Raises `AlignmentError`: the two answered other items.
     """
@@ -56,21 +58,27 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
     rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
     if not len(rows):
         return "no item was answered by both"
-    moved = count_flips(inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0])
-    differences = np.zeros(0)
+    settings, groups = MetricSettings(seed=seed), inputs.view.group[rows]
+    before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
+    moved = PairedDifference.of(before, after, groups)
+    accuracy, accuracy_interval = moved.at(settings, 1.0)
+    kl: tuple[float, tuple[float, float] | None] | None = None
+    n_kl = 0
     if champion.option_distances is not None and challenger.option_distances is not None:
         of_champion = option_means(inputs.view, champion.option_distances, "kl")[rows]
         both = np.maximum(inputs.distance("kl")[rows], 0.0) - np.maximum(of_champion, 0.0)
-        differences = both[np.isfinite(both)]
+        differences = Mean.of_scored(both, groups, skewed=True)
+        n_kl = differences.n
+        kl = differences.at(settings, 1.0) if n_kl else None
     return HeadToHead(
-        kl=float(differences.mean()) if len(differences) else None,
-        kl_interval=studentized_interval(differences, seed=seed) if len(differences) else None,
-        kl_items=len(differences),
-        accuracy=(moved.w2c - moved.c2w) / moved.n,
-        accuracy_interval=paired_difference(moved.w2c, moved.c2w, moved.n),
+        kl=kl[0] if kl else None,
+        kl_interval=Interval(*kl[1]) if kl and kl[1] else None,
+        kl_items=n_kl,
+        accuracy=accuracy,
+        accuracy_interval=Interval(*accuracy_interval) if accuracy_interval else None,
         items=moved.n,
-        gained=moved.w2c,
-        lost=moved.c2w,
+        gained=moved.gained,
+        lost=moved.lost,
     )
 
 
@@ -136,9 +144,12 @@ def _may_replace(pair: HeadToHead | str, rule: ReplacementRule) -> tuple[bool, s
     if rule.require == "none":
         return True, pair.described
     better, because = rule.require == "better", ""
-    shown = non_inferior(*pair.accuracy_interval, margin=rule.accuracy_margin, direction="higher")
-    if pair.kl_items == 0:
-        shown = pair.accuracy_interval.low > 0.0 if better else shown
+    change = pair.accuracy_interval
+    shown = change is not None and non_inferior(*change, margin=rule.accuracy_margin, direction="higher")
+    if change is None:
+        because = ", because the accuracy has no interval"
+    elif pair.kl_items == 0:
+        shown = change.low > 0.0 if better else shown
     elif pair.kl_interval is None:
         shown, because = False, ", because KL has no interval"
     elif better:

@@ -12,7 +12,7 @@ from mlflow_compress.decide.champion import HeadToHead, Incumbent, head_to_head,
 from mlflow_compress.decide.promotion import Candidate, CandidateOutcome, Decision
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics.stats.intervals import Interval
-from mlflow_compress.records import RunRecords
+from mlflow_compress.records import Items, RunRecords
 from tests.metric_records import inputs, items
 
 HERE, ELSEWHERE = "a" * 16, "b" * 16
@@ -72,6 +72,31 @@ def test_the_order_of_the_records_does_not_matter() -> None:
     assert not isinstance(one, str) and not isinstance(two, str)
     assert one.kl == pytest.approx(two.kl) and one.kl_interval == pytest.approx(two.kl_interval)
     assert (one.accuracy_interval, one.gained, one.lost) == (two.accuracy_interval, two.gained, two.lost)
+
+
+def in_groups(records: RunRecords, per_group: int) -> RunRecords:
+    """Return the records with every `per_group` items of a task as one group."""
+    assert records.items is not None
+    table = records.items.table
+    names = [f"p{int(item) // per_group}" for item in table.column("item_id").to_pylist()]
+    place = table.schema.get_field_index("group_id")
+    return replace(records, items=Items(table.set_column(place, table.schema.field("group_id"), [names])))
+
+
+def test_items_with_a_text_in_common_are_compared_as_groups() -> None:
+    full = inputs(60)
+    assert full.variant is not None and full.variant.option_distances is not None
+    kl = replace(full.baseline, option_distances=with_kl(full.variant, 0.1).option_distances)
+    alone, by_two, by_twenty = (head_to_head(in_groups(kl, size), in_groups(full.variant, size)) for size in (1, 2, 20))
+    assert not isinstance(alone, str) and not isinstance(by_two, str) and not isinstance(by_twenty, str)
+    assert alone == head_to_head(kl, full.variant)
+    assert (alone.kl, alone.accuracy) == (pytest.approx(by_two.kl), by_twenty.accuracy)
+    assert by_two.accuracy_interval not in (None, alone.accuracy_interval)
+    # Twenty items a group leave nine groups in three tasks.
+    assert by_twenty.kl_interval is by_twenty.accuracy_interval is None
+    assert by_twenty.described.count("no interval") == 2
+    found = settle(decision("new"), OLD, ReplacementRule(require="not_worse"), HERE, lambda candidate: by_twenty)
+    assert found.outcome == "unchanged" and "because the accuracy has no interval" in found.reasons[0]
 
 
 def test_other_items_are_refused_and_no_items_are_a_reason() -> None:

@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from mlflow_compress.commands.compare.result import Comparison
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import compute_all, headline
 from mlflow_compress.metrics.core.answer_files import (
@@ -74,6 +76,50 @@ def test_answers_of_any_type_compare_by_their_text():
     for broken in ({"a": 1}, float("inf")):
         with pytest.raises(DataError, match="Row 1 has a pred that is no answer"):
             _rows([broken], gold=["x"])
+
+
+def _grouped(flips, size, groups):
+    """`groups` passages with `size` questions each; all answers about the first `flips` passages become wrong."""
+    rows = [{"id": f"{g}-{i}", "pred": "A", "gold": "A", "group": f"p{g}"} for g in range(groups) for i in range(size)]
+    return rows, [{**row, "pred": "B" if int(row["group"][1:]) < flips else "A"} for row in rows]
+
+
+def test_items_with_a_group_in_common_count_as_what_they_are():
+    # Ten answers of a passage flip together or not at all: the design effect is 10 * 40/39, so that 400 items tell what
+    # 39 do, with 1.5 (4*81 + 36)^2 / (4*6561 + 36) = 7.397 degrees of freedom.
+    base, variant = _grouped(4, 10, 40)
+    found = compare_answers(answers_from_rows(base), answers_from_rows(variant))
+    single = [[{**row, "group": None} for row in rows if row["id"].endswith("-0")] for rows in (base, variant)]
+    alone = compare_answers(*map(answers_from_rows, single))
+    assert (found["n"], found["n_groups"], alone["n"], alone["n_groups"]) == (400, 40, 40, 40)
+    z = float(stats.t.ppf(0.975, 7.3973))
+    half = z * math.sqrt(0.1 * 0.9 / 39 + (z / 78) ** 2) / (1 + z * z / 39)
+    low, high = found["flips_pct_interval"]
+    assert high - low == pytest.approx(200 * half, rel=1e-4) and found["flips_pct"] == alone["flips_pct"] == 10.0
+    # 4 of 4 passages became wrong: mid-p 1/16 of passages, as of items alone; of 40 items alone it were 1e-12.
+    assert alone["mcnemar_p"] == pytest.approx(1 / 16) and found["mcnemar_p"] == pytest.approx(1 / 16)
+    text = Comparison(found).as_text()
+    assert "items      400 in 40 groups" in text and "[" in text
+    few = compare_answers(*map(answers_from_rows, _grouped(2, 10, 8)))
+    assert few["flips_pct_interval"] is few["accuracy_delta_interval"] is None
+    assert "items of fewer than 20 groups have no valid one" in Comparison(few).as_text()
+    json.dumps(few)
+
+
+def test_groups_that_differ_are_refused_and_harness_passages_are_groups():
+    base, variant = _grouped(1, 2, 3)
+    variant[0]["group"] = "other"
+    with pytest.raises(AlignmentError, match="differ in the group of 1 item"):
+        compare_answers(answers_from_rows(base), answers_from_rows(variant))
+    with pytest.raises(DataError, match="Row 1 has a group that is no text"):
+        answers_from_rows([{**base[0], "group": 3}])
+    docs = [{"passage": "It rains.", "q": i} for i in range(2)] + [{"passage": "It snows."}, {"query": "Why?"}]
+    logged = [_sample(i, (-1.0, -2.0), 0, acc=1.0, doc=doc, task_name="boolq") for i, doc in enumerate(docs)]
+    assert [answer.group for answer in answers_from_harness(logged)] == [
+        *["boolq/It rains."] * 2,
+        "boolq/It snows.",
+        None,
+    ]
 
 
 def test_other_items_golds_and_prompts_are_refused():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow_compress.commands.shared.tabular import Tabular
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,25 @@ class Comparison(Tabular):
     def as_text(self) -> str:
         """Return accuracy of both, the difference, flips, and McNemar's test."""
         found = self.found
-        low, high = (100 * bound for bound in found["accuracy_delta_interval"])
-        flips_low, flips_high = found["flips_pct_interval"]
+        points, flips = found["accuracy_delta_interval"], found["flips_pct_interval"]
+        change = "" if points is None else f" [{100 * points[0]:+.2f}, {100 * points[1]:+.2f}]"
+        shares = "" if flips is None else f" [{flips[0]:.2f}, {flips[1]:.2f}]"
+        grouped = found["n_groups"] < found["n"]
         w2w = "" if found["w2w"] is None else f", wrong to another wrong {found['w2w']}"
         accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
         lines = [
             f"items      {found['n']}"
+            + (f" in {found['n_groups']} groups" if grouped else "")
             + (f" ({found['n_unscored']} more without an answer)" if found["n_unscored"] else ""),
-            f"accuracy   {accuracies}, difference {100 * found['accuracy_delta']:+.2f} points "
-            f"[{low:+.2f}, {high:+.2f}]",
-            f"flips      {found['flips_pct']:.2f} % [{flips_low:.2f}, {flips_high:.2f}]: "
+            f"accuracy   {accuracies}, difference {100 * found['accuracy_delta']:+.2f} points{change}",
+            f"flips      {found['flips_pct']:.2f} %{shares}: "
             f"right to wrong {found['c2w']}, wrong to right {found['w2c']}{w2w}",
             f"McNemar    p = {found['mcnemar_p']:.4g}",
         ]
         if found["all_flips_pct"] is not None:
             lines.insert(3, f"all flips  {found['all_flips_pct']:.2f} %")
+        if points is None:
+            lines.append(f"intervals  none: items of fewer than {FEWEST_GROUPS} groups have no valid one")
         if found.get("rule"):
             lines.append(f"scored by  {found['rule']}")
         return "\n".join(lines)

@@ -14,6 +14,7 @@ import numpy as np
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.item_families import shared_text
 from mlflow_compress.items.harness.harness_tasks import load_harness_tasks
 from mlflow_compress.items.task import (
     Answering,
@@ -256,8 +257,6 @@ def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]])
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 UNCONDITIONAL = ".unconditional"  # suffix of the task of options without context, whose scores some tasks subtract
-SHARED_TEXTS = ("passage", "article", "story", "document", "paragraph", "context")
-"""Fields of the harness's documents with a text that several questions are about, the most telling first."""
 
 DEFAULT_TOKENS = 256  # longest answer if the task does not set it, as in the harness's Hugging Face backend
 
@@ -409,9 +408,7 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
         "family": family,
         "rule": rule,
         "category": leaf.name if leaf.records != leaf.name else None,
-        "group_id": group_of(
-            next((text for name in SHARED_TEXTS if isinstance(text := document.doc.get(name), str)), None)
-        ),
+        "group_id": group_of(shared_text(document.doc)),
         "question": text if isinstance(text := leaf.task.doc_to_text(document.doc), str) else contexts[0],
         "prompt": "\n".join(contexts),
         "options": None,

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.item_families import shared_text
+from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, Proportion
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.requirements import PREDICTIONS
-from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
-from mlflow_compress.metrics.stats.significance import Flips, count_flips, holm
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.significance import holm
 from mlflow_compress.records import RunRecords
 
 
@@ -33,6 +34,7 @@ class Answer:
     correct: bool | None = None  # Set where a scorer has decided already; otherwise ``pred == gold`` decides
     # Whether `pred` is free text: two wrong texts are nearly always different, so that w2w is not counted
     generated: bool = False
+    group: str | None = None  # What the item shares with others, such as a passage, where known
     rule: str | None = None  # How the answer was scored, where known: "acc", "acc_norm", "exact_match,strict-match"
 
     @property
@@ -42,7 +44,7 @@ class Answer:
 
 
 def answers_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
-    """Read plain rows with `id`, `pred` and `gold` (and, if wanted, `prompt`).
+    """Read plain rows with `id`, `pred` and `gold` (and, if wanted, `prompt`, and `group`, which items share).
 
     Raises `DataError`: naming the row and the column that is missing or NaN; a missing answer is null, a gold cannot be
     missing.
@@ -59,11 +61,12 @@ def answers_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
             raise DataError(f"Row {number} has no gold answer", got=str(row["id"]))
         if not isinstance(row["id"], str | int) or isinstance(row["id"], bool) or not str(row["id"]).strip():
             raise DataError(f"Row {number} has no id", allowed="a text that is not empty, or a whole number")
-        prompt = row.get("prompt")
-        if prompt is not None and not isinstance(prompt, str):
-            raise DataError(f"Row {number} has a prompt that is no text", got=type(prompt).__name__)
+        prompt, group = row.get("prompt"), row.get("group")
+        for name, text in (("prompt", prompt), ("group", group)):
+            if text is not None and not isinstance(text, str):
+                raise DataError(f"Row {number} has a {name} that is no text", got=type(text).__name__)
         pred, gold = (_as_text(row[name], f"Row {number} has a {name}") for name in ("pred", "gold"))
-        answers.append(Answer(id=str(row["id"]), pred=pred, gold=gold, prompt=prompt))
+        answers.append(Answer(id=str(row["id"]), pred=pred, gold=gold, prompt=prompt, group=group))
     return answers
 
 
@@ -94,7 +97,7 @@ def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
     equal values the lowest index. What was logged says whether it is right, and must agree with the target where that
     is an index. Otherwise the first filtered response is the answer. Where a task has several filters, such as GSM8K,
     the first in the file is taken. Hashes of documents and prompts are compared, so other shots or templates are
-    refused.
+    refused. Documents of a task with one passage, article or the like are a group.
 
     Raises `DataError`: naming the row or document that is broken.
     """
@@ -143,6 +146,12 @@ def _identity(row: Mapping[str, Any]) -> str:
     return f"{row.get('task_name', '')}/{row['doc_id']}".lstrip("/")
 
 
+def _group(row: Mapping[str, Any]) -> str | None:
+    document = row.get("doc")
+    text = shared_text(document) if isinstance(document, dict) else None
+    return None if text is None else f"{row.get('task_name', '')}/{text}"
+
+
 def _logged(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, bool]:
     """Return the first of the scores that the row has, named as the harness names it, and whether it is 1."""
     for name in names:
@@ -181,6 +190,7 @@ def _choice(row: Mapping[str, Any]) -> Answer:
         prompt=row.get("prompt_hash"),
         correct=correct,
         rule=rule,
+        group=_group(row),
     )
 
 
@@ -195,6 +205,7 @@ def _scored_text(row: Mapping[str, Any]) -> Answer:
         correct=correct,
         generated=True,
         rule=rule,
+        group=_group(row),
     )
 
 
@@ -209,7 +220,7 @@ def _choice_lengths(row: Mapping[str, Any], n: int) -> Float:
     return np.array([max(len(str(text).removeprefix(" ")), 1) for text in texts], dtype=np.float64)
 
 
-_COMPARED = {"item": "question", "gold": "gold", "prompt": "prompt", "rule": "scoring rule"}
+_COMPARED = {"item": "question", "gold": "gold", "prompt": "prompt", "rule": "scoring rule", "group": "group"}
 
 
 def check_same_questions(baseline: Sequence[Answer], variant: Sequence[Answer]) -> None:
@@ -244,40 +255,42 @@ def check_same_questions(baseline: Sequence[Answer], variant: Sequence[Answer]) 
             )
 
 
-def _summary(found: Flips, *, level: float, n_unscored: int) -> dict[str, Any]:
-    n, n_variant = found.n, found.n_correct + found.w2c - found.c2w
-    percent = [100.0 * bound for bound in wilson(found.c2w + found.w2c, n, level=level)]
-    all_flips = found.all_flips
+def _summary(before: Bool, after: Bool, changed: Bool | None, groups: Int, *, n_unscored: int) -> dict[str, Any]:
+    """Return the numbers of items that both models answered; arrays have shape (n,), `changed` is of answers."""
+    difference = PairedDifference.of(before, after, groups)
+    between_wrong = None if changed is None else ~before & ~after & changed
+    flipped = before != after
+    shares: dict[str, tuple[Estimate | None, float]] = {
+        "accuracy_baseline": (Proportion.of(before, groups), 1.0),
+        "accuracy_variant": (Proportion.of(after, groups), 1.0),
+        "accuracy_delta": (difference, 1.0),
+        "flips_pct": (Proportion.of(flipped, groups), 100.0),
+        "all_flips_pct": (None if between_wrong is None else Proportion.of(flipped | between_wrong, groups), 100.0),
+    }
+    settings = MetricSettings()
+    found = {name: (None, None) if of is None else of.at(settings, factor) for name, (of, factor) in shares.items()}
     return {
-        "n": n,
-        "accuracy_baseline": found.n_correct / n,
-        "accuracy_variant": n_variant / n,
-        "accuracy_delta": found.accuracy_delta,
-        "c2w": found.c2w,
-        "w2c": found.w2c,
-        "w2w": found.w2w,
-        "flips_pct": 100.0 * found.flips,
-        "all_flips_pct": None if all_flips is None else 100.0 * all_flips,
-        "mcnemar_p": found.mcnemar_p,
+        "n": difference.n,
+        "n_groups": len(np.unique(groups)),
         "n_unscored": n_unscored,
-        "level": level,
-        "accuracy_baseline_interval": list(wilson(found.n_correct, n, level=level)),
-        "accuracy_variant_interval": list(wilson(n_variant, n, level=level)),
-        "accuracy_delta_interval": list(paired_difference(found.w2c, found.c2w, n, level=level)),
-        "flips_pct_interval": percent,
-        "all_flips_pct_interval": None
-        if found.w2w is None
-        else [100.0 * bound for bound in wilson(found.c2w + found.w2c + found.w2w, n, level=level)],
+        "c2w": difference.lost,
+        "w2c": difference.gained,
+        "w2w": None if between_wrong is None else int(between_wrong.sum()),
+        **{name: value for name, (value, _) in found.items()},
+        "mcnemar_p": difference.p_value.value,
+        "level": settings.level,
+        **{f"{name}_interval": None if ends is None else list(ends) for name, (_, ends) in found.items()},
     }
 
 
-def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer], *, level: float = 0.95) -> dict[str, Any]:
+def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer]) -> dict[str, Any]:
     """Return the flips family, both accuracies, McNemar's p and intervals; ready for JSON.
 
-    Keys: `n, accuracy_baseline, accuracy_variant, accuracy_delta` (shares), `c2w, w2c, w2w` (counts), `flips_pct,
-    all_flips_pct` (percent), `mcnemar_p`, `n_unscored`, `level`, `..._interval` of each, and `rule` where the files say
-    how answers were scored. `w2w` and `all_flips_pct` are None for generated answers: two wrong texts are nearly always
-    different.
+    Keys: `n, n_groups, n_unscored, c2w, w2c, w2w` (counts), `accuracy_baseline, accuracy_variant, accuracy_delta`
+    (shares), `flips_pct, all_flips_pct` (percent), `mcnemar_p`, `level`, `..._interval` of each, and `rule` where the
+    files say how answers were scored. `w2w` and `all_flips_pct` are None for generated answers: two wrong texts are
+    nearly always different. Intervals and p-value are over groups of items where the files name them (an item without
+    one is its own); an interval is None for fewer than `FEWEST_GROUPS` of them.
 
     Raises `AlignmentError`: when ids, golds, questions, prompts or scoring rules differ.
     """
@@ -288,19 +301,17 @@ def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer], *, le
     if not scored:
         raise DataError("No item has an answer of both models")
     # Whether answers of any type are equal is asked of themselves, never of numpy, which would cast them.
-    moved = [a.pred != b.pred for a, b in scored]
+    moved = np.array([a.pred != b.pred for a, b in scored])
     chosen = not any(a.generated or b.generated for a, b in scored)
-    found = count_flips(
-        [a.is_correct for a, _ in scored],
-        [b.is_correct for _, b in scored],
-        np.zeros(len(scored), dtype=bool) if chosen else None,
-        moved if chosen else None,
-    )
+    before, after = (np.array([answer.is_correct for answer in side]) for side in zip(*scored, strict=True))
+    codes: dict[tuple[str, bool], int] = {}
+    groups = [codes.setdefault((a.id, False) if a.group is None else (a.group, True), len(codes)) for a, _ in scored]
+    found = _summary(before, after, moved if chosen else None, np.array(groups), n_unscored=len(pairs) - len(scored))
     rules = sorted({a.rule for a in baseline if a.rule is not None})
-    return {**_summary(found, level=level, n_unscored=len(pairs) - len(scored)), "rule": ", ".join(rules) or None}
+    return {**found, "rule": ", ".join(rules) or None}
 
 
-def compare_records(baseline: RunRecords, variant: RunRecords, *, level: float = 0.95) -> dict[str, Any]:
+def compare_records(baseline: RunRecords, variant: RunRecords) -> dict[str, Any]:
     """Return the same from two runs' records, pooled over multiple choice, and for each task under `tasks`.
 
     Where no task is multiple choice, the pooled values are over all answered items and without `w2w`. Every task also
@@ -312,14 +323,14 @@ def compare_records(baseline: RunRecords, variant: RunRecords, *, level: float =
         raise DataError("The records cannot be compared", got=reason)
     view = inputs.view
 
-    def counted(rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any] | None:
+    def counted(rows: Int) -> dict[str, Any] | None:
         both = rows[inputs.scored_by_both[rows]]
         if not len(both):
             return None
         b, q = inputs.baseline_predictions, inputs.variant_predictions
-        answers = (b.content[both, 0], q.content[both, 0]) if view.chooses[both].all() else (None, None)
-        found = count_flips(b.correct[both, 0], q.correct[both, 0], *answers)
-        return _summary(found, level=level, n_unscored=len(rows) - len(both))
+        changed = b.content[both, 0] != q.content[both, 0] if view.chooses[both].all() else None
+        right = b.correct[both, 0], q.correct[both, 0]
+        return _summary(*right, changed, view.group[both], n_unscored=len(rows) - len(both))
 
     whole = counted(np.flatnonzero(np.isin(view.family, inputs.headline_families)))
     if whole is None:
