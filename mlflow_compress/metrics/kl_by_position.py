@@ -14,7 +14,7 @@ from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCO
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.greedy_answers import AnswerPlaces, answer_places
 from mlflow_compress.metrics.stats.arrays import Bool, finite
-from mlflow_compress.metrics.stats.clusters import group_sums
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, group_sums
 from mlflow_compress.records import MetricResult, Traces
 
 TRACES_KL = MetricKey(
@@ -65,7 +65,8 @@ def _parts(traces: Traces, places: AnswerPlaces) -> Iterator[tuple[str | None, B
     noise=True,
 )
 def kl_by_position(inputs: MetricInputs) -> list[MetricResult]:
-    """Means over tokens; the studentised bootstrap draws prompts, with all samples of a prompt together.
+    """Means over tokens; the studentised bootstrap draws prompts, with all samples of a prompt together. Fewer than
+    `FEWEST_GROUPS` prompts have no interval.
 
     The categories are places in the answer ("tokens 4-7"), and "reasoning" and "answer" where any answer has <think>
     tags. At temperature 1 the sum over an answer's tokens, averaged over answers, estimates the KL between both models'
@@ -82,7 +83,8 @@ def kl_by_position(inputs: MetricInputs) -> list[MetricResult]:
     results = []
     for name, rows in _parts(traces, places):
         if rows.any() and (name is None or not inputs.settings.pooled_only):
-            sums = Ratio(*group_sums(kl[rows], prompt[places.answer[rows]]))
+            sums, sizes = group_sums(kl[rows], prompt[places.answer[rows]])
+            mean = Ratio(sums, sizes, trusted=len(sums) >= FEWEST_GROUPS)
             subset = ItemSubset(None if name is None else task, name, np.empty(0, dtype=np.int64))
-            results += of_subset(inputs, subset, {TRACES_KL: sums})
+            results += of_subset(inputs, subset, {TRACES_KL: mean})
     return results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from mlflow_compress.errors import DataError
@@ -10,6 +12,7 @@ from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_BOUNDS, VARIANT
+from mlflow_compress.metrics.kl_tail import mean_is_trusted
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import TOP_LADDER, MetricResult
 
@@ -57,7 +60,8 @@ CLIPPED_RESTS = MetricKey(
 def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens, of the KL after merging what is not in both.
 
-    The tokens in both lists keep their mass; all others are one token. Merging never raises a divergence.
+    The tokens in both lists keep their mass; all others are one token. Merging never raises a divergence. The
+    interval is the studentised bootstrap's, where `mean_is_trusted`.
     """
     bounds = inputs.variant.option_bounds if inputs.variant is not None else None
     if bounds is None:
@@ -73,8 +77,9 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
     def means(rows: Int) -> Estimates:
         scored = np.isfinite(kl[rows])
         left, groups = int((~scored).sum()), inputs.view.group[rows]
+        mean = Mean.of_scored(kl[rows], groups, skewed=True)
         return {
-            key: Mean.of_scored(kl[rows], groups, skewed=True),
+            key: replace(mean, trusted=mean_is_trusted(mean.values, mean.groups)),
             KEPT: Mean.of_scored(np.minimum(kept[rows], 1.0), groups),
             CLIPPED_RESTS: Number(float((clipped[rows][scored] > 0).sum()), int(scored.sum()), left),
         }
