@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import factorial
 
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.metrics.core.item_table import ItemSubset, ItemTable, predict
+from mlflow_compress.metrics.core.estimates import (
+    Estimate,
+    Estimates,
+    Mean,
+    Number,
+    PairedDifference,
+    Proportion,
+    Resampled,
+    of_subset,
+)
+from mlflow_compress.metrics.core.item_table import ItemTable, predict
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, first_column
-from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import MetricResult, RunRecords
 
 FAMILY = "lettered_orders"
@@ -76,27 +83,28 @@ _MEANINGS: tuple[tuple[str, Direction, str], ...] = (
     ("orders_agreement", "higher", "chance that two different answer orders give the same content"),
     ("orders_position_bias", "lower", "distance of the chosen letters from the uniform distribution, over all orders"),
 )
+_KEYS = {
+    key.name.removeprefix("robustness/"): key
+    for name, direction, meaning in _MEANINGS
+    for key in (
+        _key(name, direction, f"The {meaning}."),
+        _key(f"{name}_baseline", "neither", f"The baseline's {meaning}."),
+        _key(f"{name}_delta", direction, f"Variant minus baseline {meaning}; paired.", low=-1.0),
+    )
+}
 
 
 @METRICS.register("all_orders")
 @metric(
-    keys=tuple(
-        key
-        for name, direction, meaning in _MEANINGS
-        for key in (
-            _key(name, direction, f"The {meaning}."),
-            _key(f"{name}_baseline", "neither", f"The baseline's {meaning}."),
-            _key(f"{name}_delta", direction, f"Variant minus baseline {meaning}; paired.", low=-1.0),
-        )
-    ),
+    keys=tuple(_KEYS.values()),
     requires=(ITEMS, OPTION_SCORES, family(FAMILY)),
     source="Ours, after Changing Answer Order Can Decrease MMLU Accuracy, whose metric takes two orders of the 24",
 )
 def all_orders(inputs: MetricInputs) -> list[MetricResult]:
     """Every order of the sampled items, pooled and by task; an item that lacks an order in either model is left out.
 
-    Means have bootstrap intervals over items, the robust accuracy Wilson's and Tango's. A position bias is a distance,
-    which resampling overestimates: it has no interval of its own, its paired difference has.
+    Means have bootstrap intervals over items, or groups of them; the robust accuracy Wilson's and Tango's. A position
+    bias is a distance, which resampling overestimates: it has no interval of its own, its paired difference has.
     """
     items = inputs.baseline.items
     assert items is not None
@@ -111,34 +119,24 @@ def all_orders(inputs: MetricInputs) -> list[MetricResult]:
     for subset in view.subsets((FAMILY,), pooled=(FAMILY,), categories=()):
         rows = subset.rows[complete[subset.rows]]
         if len(rows) and not (inputs.settings.pooled_only and subset.task):
-            results += _report(inputs, subset, models, rows)
+            left = len(subset.rows) - len(rows)
+            results += of_subset(inputs, subset, _estimates(models, rows, view.group[rows]), n_unscored=left)
     return results
 
 
-def _report(inputs: MetricInputs, subset: ItemSubset, models: dict[str, _Orders], rows: Int) -> Iterator[MetricResult]:
-    s, n = inputs.settings, len(rows)
-
-    def result(name: str, value: float, interval: tuple[float, float] | None) -> MetricResult:
-        left = len(subset.rows) - n
-        return subset.result(f"robustness/{name}", value, interval, n=n, level=s.level, n_unscored=left)
-
-    def drawn(columns: Float, statistic: Statistic = first_column) -> tuple[float, float] | None:
-        return s.interval(columns, statistic)
-
+def _estimates(models: dict[str, _Orders], rows: Int, groups: Int) -> Estimates:
+    found: dict[str, Estimate] = {}
     for suffix, model in models.items():
-        robust = int(model.always[rows].sum())
-        yield result(f"orders_robust_accuracy{suffix}", robust / n, wilson(robust, n, level=s.level))
-        for name, values in (("orders_accuracy", model.right[rows]), ("orders_agreement", model.same[rows])):
-            yield result(f"{name}{suffix}", float(values.mean()), drawn(values))
-        yield result(f"orders_position_bias{suffix}", float(bias_of(model.excess[rows].mean(axis=0))), None)
-    if "_baseline" not in models:
-        return
-    b, q = models["_baseline"], models[""]
-    gained, lost = int((~b.always & q.always)[rows].sum()), int((b.always & ~q.always)[rows].sum())
-    tango = paired_difference(gained, lost, n, level=s.level)
-    yield result("orders_robust_accuracy_delta", (gained - lost) / n, tango)
-    for name, change in (("orders_accuracy", (q.right - b.right)[rows]), ("orders_agreement", (q.same - b.same)[rows])):
-        yield result(f"{name}_delta", float(change.mean()), drawn(change))
-    excess = np.hstack([b.excess[rows], q.excess[rows]])
-    moved = float(bias_difference(excess.mean(axis=0)))
-    yield result("orders_position_bias_delta", moved, drawn(excess, bias_difference))
+        found[f"orders_robust_accuracy{suffix}"] = Proportion.of(model.always[rows], groups)
+        found[f"orders_accuracy{suffix}"] = Mean(model.right[rows], groups=groups)
+        found[f"orders_agreement{suffix}"] = Mean(model.same[rows], groups=groups)
+        bias = float(bias_of(model.excess[rows].mean(axis=0)))
+        found[f"orders_position_bias{suffix}"] = Number(bias, len(rows))
+    if "_baseline" in models:
+        b, q = models["_baseline"], models[""]
+        found["orders_robust_accuracy_delta"] = PairedDifference.of(b.always[rows], q.always[rows], groups)
+        found["orders_accuracy_delta"] = Mean((q.right - b.right)[rows], groups=groups)
+        found["orders_agreement_delta"] = Mean((q.same - b.same)[rows], groups=groups)
+        excess = np.hstack([b.excess[rows], q.excess[rows]])
+        found["orders_position_bias_delta"] = Resampled(excess, bias_difference, groups=groups)
+    return {_KEYS[name]: estimate for name, estimate in found.items()}

@@ -58,14 +58,15 @@ def test_the_shuffle_metric_by_hand():
     assert found["robustness/shuffle_drop_pct"].value == pytest.approx(100 / 3)
 
 
-def _orders_run(choose, n_options=(4, 4, 3), *, task="t_orders", family="lettered_orders", left_out=()):
+def _orders_run(choose, n_options=(4, 4, 3), *, task="t_orders", family="lettered_orders", left_out=(), group=str):
     """Records of a model that gives the shown position `choose(order, gold)` the highest score; gold is item % k."""
     items, rows = [], []
     for i, k in enumerate(n_options):
         texts = [f"text {c}" for c in range(k)]
         key = {"task": task, "item_id": str(i)}
         shown = {"family": family, "rule": "loglik", "category": "c", "question": f"q{i}", "prompt": f"p{i}"}
-        items.append({**key, **shown, "options": texts, "gold": i % k, "answers": None})
+        shown |= {"options": texts, "gold": i % k, "answers": None, "group_id": group(i)}
+        items.append({**key, **shown})
         for permutation, order in enumerate(itertools.permutations(range(k))):
             if (i, permutation) in left_out:
                 continue
@@ -83,6 +84,26 @@ def _knows(order, gold):
 
 def _says_a(order, gold):
     return 0
+
+
+def test_items_with_a_text_in_common_are_drawn_together():
+    """Both models answer the items of a passage alike, so that 24 passages of two items tell what 24 items do."""
+
+    def found(group, n):
+        runs = [
+            _orders_run(lambda order, gold: order.index(gold), (2,) * n, group=group),
+            _orders_run(lambda order, gold: 0 if gold else order.index(gold), (2,) * n, group=group),
+        ]
+        results = headline(compute_all(MetricInputs(*runs)))
+        return {name: r for name, r in results.items() if name.startswith("robustness/orders")}
+
+    alone, together = found(str, 48), found(lambda i: f"p{i % 24}", 48)
+    few = found(lambda i: f"p{i % 19}", 48)
+    for name, result in alone.items():
+        assert result.value == together[name].value == few[name].value
+        assert few[name].low is None
+        if result.low is not None and result.low < result.high:
+            assert together[name].high - together[name].low > 1.2 * (result.high - result.low), name
 
 
 def test_all_orders_by_hand():
