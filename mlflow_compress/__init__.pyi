@@ -1778,6 +1778,7 @@ def sweep(
     judge: bool = True,
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
+    policy: str | PathLike[str] | None = None,
     dry_run: bool = False,
     experiment: str = "auto",
 ) -> Sweep | SweepPlan:
@@ -1966,6 +1967,8 @@ def sweep(
     log_weights
         store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by
         path (auto | true | false) [auto]
+    policy
+        YAML file that says which variant to ship; none: the default policy of promote [none]
     dry_run
         show the plan with estimates of time and disk, and do nothing [false]
     experiment

@@ -97,9 +97,11 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
     every = tracker.client.search_runs([tracker.experiment_id])
     assert {run.info.status for run in every} == {"FINISHED", "FAILED"}
 
-    # The same command: the same run is opened again, and only what failed is tried again.
-    assert cli.main(arguments) == 1
+    # The same command: the same run is opened again, and only what failed is tried again. Another policy chooses anew.
+    (tmp_path / "policy.yaml").write_text("{kl: none, gates: [], margins: []}\n")
+    assert cli.main([*arguments, "--policy", str(tmp_path / "policy.yaml")]) == 1
     shown = capsys.readouterr()
+    assert "Ship hqq-4bit-g64: " in shown.out and "passes the policy policy.yaml." in shown.out
     assert "2 variants of demo, 1 of them finished" in shown.err and "finished, run" in shown.err
     [again] = sweeps(tracker)
     assert again.info.run_id == parent.info.run_id

@@ -116,6 +116,7 @@ def test_axes_stand_in_the_grid_or_beside_it_not_both(tmp_path: Path) -> None:
         (["--judges=nobody"], "nobody"),
         (["--limit=-1"], "'limit' is too small"),
         (["--resume=abc"], "Unknown parameter"),
+        (["--policy=nowhere.yaml"], "nowhere.yaml"),
     ],
 )
 def test_what_is_refused_leaves_no_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
+from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.config.declarations import AUTO, Group, Names, OptionalText, Pairs, Parameters, like, option
 from mlflow_compress.config.groups import (
     AnswerConfig,
@@ -65,6 +66,7 @@ class SweepConfig(Parameters):
     judge: bool = like(MainConfig, "judge")
     speed: bool = like(MainConfig, "speed")
     log_weights: LogWeights = like(MainConfig, "log_weights")
+    policy: OptionalText = like(ReportConfig, "policy")
     dry_run: bool = option(False, "show the plan with estimates of time and disk, and do nothing")
 
     def main_config(self, **variant: Any) -> MainConfig:
