@@ -16,8 +16,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.commands.report.result import VariantsReport
-from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses
-from mlflow_compress.commands.shared.past_runs import absent_values, servers_of
+from mlflow_compress.commands.shared.past_runs import candidate_of
 from mlflow_compress.commands.shared.scores import (
     ANSWERS_RUN,
     answer_setting,
@@ -31,8 +30,6 @@ from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
 from mlflow_compress.decide.beside import choice_notes
 from mlflow_compress.decide.promotion import (
-    Candidate,
-    PolicyGates,
     decide,
     gates_of,
     ranking_of,
@@ -157,7 +154,16 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
     gates = gates_of(policy, policy_file)
     score, ranked_by = ranking_of(policy.objective)
     makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
-    candidates = [_candidate(v, runs[v.name], children[v.name], gates, makes[v.name]) for v in variants]
+    candidates = [
+        candidate_of(
+            v.name,
+            runs[v.name],
+            {**runs[v.name].data.metrics, **read_gates(v.results, gates.readings)},
+            children[v.name],
+            makes=makes[v.name],
+        )
+        for v in variants
+    ]
     answered_by = [v for v in variants if v.answers is not None]
     decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
     return PageContent(
@@ -206,28 +212,6 @@ def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]
         if any(file.path == BASELINE_GRADES for file in tracker.client.list_artifacts(judge.info.run_id)):
             return _table(tracker.fetch(judge.info.run_id, BASELINE_GRADES), Judgments)
     return None
-
-
-def _candidate(
-    variant: PageVariant, run: Any, children: Mapping[str, Any], gates: PolicyGates, makes: int | None
-) -> Candidate:
-    """Return a variant as a candidate of the policy, as `promote` does; the page registers nothing."""
-    method = run.data.tags[run_names.METHOD]
-    metrics = run.data.metrics
-    return Candidate(
-        name=variant.name,
-        run_id=variant.run_id,
-        version=None,
-        method=method,
-        metrics={**metrics, **read_gates(variant.results, gates.readings)},
-        items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
-        makes=makes,
-        compresses=compresses(method),
-        served_by=servers_of(run),
-        served=method == SERVED_METHOD,
-        stages=frozenset(stage for stage, child in children.items() if child.info.status == "FINISHED"),
-        absent=absent_values(children.get("speed")),
-    )
 
 
 def _settings(runs: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -111,24 +111,17 @@ def candidates_of(
     places: set[tuple[str, str]] = set()
     for variant in variants:
         run = variant.run
-        method = run.data.tags[run_names.METHOD]
         below = children.get(run.info.run_id, {})
         results = _results(tracker, below.values()) if policy.readings else []
         places |= {(result.task or "", result.category or "") for result in results}
         found.append(
-            Candidate(
-                name=variant.name,
-                run_id=run.info.run_id,
-                version=versions.get(run.info.run_id),
-                method=method,
-                metrics={**run.data.metrics, **read_gates(results, policy.readings)},
-                items=variant.items,
+            candidate_of(
+                variant.name,
+                run,
+                {**run.data.metrics, **read_gates(results, policy.readings)},
+                below if asks else None,
                 makes=None if made_once(run) else variant.makes,
-                compresses=compresses(method),
-                served_by=servers_of(run),
-                served=method == SERVED_METHOD,
-                stages=frozenset(below) if asks else None,
-                absent=absent_values(below.get("speed")) if policy.asks_speed else {},
+                version=versions.get(run.info.run_id),
             )
         )
     if places:
@@ -151,10 +144,35 @@ def _check_places(readings: Iterable[GateReading], places: Collection[tuple[str,
     )
 
 
-def servers_of(run: Any) -> tuple[str, ...] | None:
-    """Return who can serve a main run's checkpoint; none: only this package reads it. None where nobody knows."""
-    text = run.data.tags.get(run_names.SERVED_BY)
-    return None if text is None else tuple(name for name in text.split(",") if name != NONE)
+def candidate_of(
+    name: str,
+    run: Any,
+    metrics: Mapping[str, float],
+    stages: Mapping[str, Any] | None,
+    *,
+    makes: int | None,
+    version: str | None = None,
+) -> Candidate:
+    """Return a main run as a candidate of a policy.
+
+    - `metrics`: What its gates read.
+    - `stages`: The runs of its stages; None where the policy does not ask.
+    """
+    method, servers = run.data.tags[run_names.METHOD], run.data.tags.get(run_names.SERVED_BY)
+    return Candidate(
+        name=name,
+        run_id=run.info.run_id,
+        version=version,
+        method=method,
+        metrics=metrics,
+        items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
+        makes=makes,
+        compresses=compresses(method),
+        served_by=None if servers is None else tuple(server for server in servers.split(",") if server != NONE),
+        served=method == SERVED_METHOD,
+        stages=None if stages is None else frozenset(s for s, own in stages.items() if own.info.status == "FINISHED"),
+        absent=without_speed(timed_in((stages or {}).get("speed")).reason),
+    )
 
 
 def made_once(run: Any) -> bool:
@@ -165,11 +183,6 @@ def made_once(run: Any) -> bool:
     params = run.data.params
     text = params.get(f"{RESOLVED}calibration", params.get("calibration"))
     return text == NONE and run.data.tags[run_names.METHOD] not in (SERVED_METHOD, "checkpoint")
-
-
-def absent_values(speed: Any | None) -> dict[str, str]:
-    """Return why a variant has no speed and no memory, as candidates take it; nothing where it has both."""
-    return without_speed(timed_in(speed).reason)
 
 
 def finished_children(tracker: Tracker, label: str) -> dict[str, dict[str, Any]]:
