@@ -90,7 +90,7 @@ EVALUATION_SET = "evaluation"
 
 SIGNATURE = ModelSignature(
     # Texts. In a column that is declared as "string", MLflow's server turns null into the text "None".
-    inputs=Schema([ColSpec(AnyType(), "prompt"), ColSpec(AnyType(), "continuation", required=False)]),
+    inputs=Schema([ColSpec(AnyType(), name, required=False) for name in ("prompt", "continuation", "messages")]),
     outputs=Schema(
         [
             ColSpec(kind, name, required=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class VariantModel(PythonModel):  # type: ignore[misc]
     """A compressed checkpoint with MLflow's interface `predict`.
 
     `predict` takes a table. With a column "prompt" alone, it generates and returns "text". With a second column
-    "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". Parameters of generation:
+    "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". With a column "messages" alone,
+    each a conversation of {"role", "content"}, it returns the next answer as "text". Parameters of generation:
     `max_new_tokens` (default 128), `temperature` (default 0: greedy) and `seed`. Other columns and parameters are
     errors.
     """
@@ -64,16 +66,21 @@ class VariantModel(PythonModel):  # type: ignore[misc]
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
-        """Generate after each prompt, or score each continuation."""
+        """Generate after each prompt, answer each conversation, or score each continuation."""
         from mlflow_compress.records import Request
         from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+        from mlflow_compress.scoring.generation.chat_format import chat_format
         from mlflow_compress.scoring.generation.generate import generate
         from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
-        frame = _rows(pd.DataFrame(model_input))
+        frame = pd.DataFrame(model_input)
         settings = {**self._defaults, **(params or {})}
-        if "continuation" not in frame:
-            texts = generate(self._loaded, list(frame["prompt"]), GenerationConfig(samples=1, **settings))
+        chats = _conversations(frame)
+        frame = frame if chats else _rows(frame)
+        if chats or "continuation" not in frame:
+            chat = chat_format(self._loaded.tokenizer) if chats else None
+            prompts = [chat.prompt(turns, system=system) for system, turns in chats] if chat else list(frame["prompt"])
+            texts = generate(self._loaded, prompts, GenerationConfig(samples=1, **settings), chat=chat)
             return pd.DataFrame({"text": [samples[0] for samples in texts]})
         if settings != self._defaults:
             raise _refusal(f"Scoring a continuation takes no parameters. Allowed: none. Got: {settings}")
@@ -113,6 +120,37 @@ def _refuse_unknown_fields(meta: Model) -> None:
     logger.setLevel(min(logger.getEffectiveLevel(), logging.WARNING))  # filters see nothing below the level
 
 
+def _conversations(frame: pd.DataFrame) -> list[tuple[str, list[str]]]:
+    """Return the system's text and the turns of each conversation of the column "messages"; empty without one."""
+    if "messages" not in frame or frame["messages"].isna().all():
+        return []
+    cells = [list(cell) if isinstance(cell, list | np.ndarray) else [cell] for cell in frame["messages"]]
+    if all(isinstance(cell, Mapping) for cell in frame["messages"]):
+        cells = [list(frame["messages"])]  # a dictionary with one conversation comes as a row for each message
+    elif len(cells) == 1 and cells[0] and all(isinstance(one, list | np.ndarray) for one in cells[0]):
+        cells = [list(one) for one in cells[0]]  # a dictionary with several comes as one row
+    found = []
+    for row, cell in enumerate(cells):
+        turns = [one for one in cell if _is_message(one)]
+        whole = len(turns) == len(cell)
+        system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
+        in_turn = [*["user", "assistant"] * (len(turns) // 2), "user"]
+        if not whole or [one["role"] for one in turns] != in_turn:
+            raise _refusal(
+                f"The messages of row {row} are no conversation. Allowed: a list of {{'role', 'content'}}, with a "
+                f"system message first or none, then user and assistant in turn, the user last. Got: {cell!r:.200}"
+            )
+        found.append((system, [one["content"] for one in turns]))
+    if not frame.drop(columns="messages").isna().all(axis=None):
+        raise _refusal(f"Conversations stand alone. Allowed: the column messages. Got: columns {', '.join(frame)}")
+    return found
+
+
+def _is_message(given: object) -> bool:
+    texts = list(given.values()) if isinstance(given, Mapping) and given.keys() == {"role", "content"} else [None]
+    return all(isinstance(text, str) for text in texts)
+
+
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per prompt: a dictionary of lists comes as one row of lists. What is no text is refused."""
     if len(frame) == 1:
@@ -123,8 +161,9 @@ def _rows(frame: pd.DataFrame) -> pd.DataFrame:
                 f"length in all columns. Got: lists {lengths} in columns {', '.join(frame)}"
             )
         frame = frame.explode(list(frame), ignore_index=True) if lengths else frame
-    if "continuation" in frame and frame["continuation"].isna().all():
-        frame = frame[["prompt"]]
+    if "prompt" not in frame:
+        raise _refusal("The input has nothing to go on from. Allowed: a column prompt, or messages. Got: neither")
+    frame = frame[[name for name in frame if name == "prompt" or not frame[name].isna().all()]]
     for name in frame:
         wrong = [row for row, value in enumerate(frame[name]) if not isinstance(value, str)]
         if wrong:

@@ -269,10 +269,13 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     missing = pd.DataFrame({"prompt": TWO["prompt"], "continuation": [float("nan")] * 2})
     assert model.predict(missing, params=few)["text"].tolist() == texts
 
-    unknown = r"Allowed: columns prompt, continuation; parameters max_new_tokens, temperature, seed. Got: \['{}'\]"
+    unknown = (
+        r"Allowed: columns prompt, continuation, messages; parameters max_new_tokens, temperature, seed. Got: \['{}'\]"
+    )
     refused: list[tuple[object, dict[str, object], str]] = [
-        (form, {}, "missing inputs") for form in ("a", ["a", "b"], [["a"]], np.array(["a"]), {"continuation": "a"})
+        (form, {}, unknown.format("0").replace("'", "")) for form in ("a", ["a", "b"], [["a"]], np.array(["a"]))
     ] + [
+        ({"continuation": "a"}, {}, "nothing to go on from"),
         ({"prompt": "a", "max_tokens": 3}, {}, unknown.format("max_tokens")),
         ([{"prompt": "a", "temperature": 1.0}], {}, unknown.format("temperature")),
         (pd.DataFrame({"prompt": ["a"], "top_p": [0.5]}), {}, unknown.format("top_p")),
@@ -291,7 +294,35 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     for form, params, why in refused:
         with pytest.raises(Exception, match=why):
             model.predict(form, params=params)
+    asked = {"role": "user", "content": "Who sang?"}
+    [plain] = model.predict({"prompt": "User: Who sang?\nAssistant:"}, params=few)["text"]
+    for chats, n in (
+        ({"messages": [asked]}, 1),
+        ([{"messages": [asked]}, {"messages": [asked]}], 2),
+        ({"messages": [[asked], [asked]]}, 2),
+        (pd.DataFrame({"messages": [[asked]] * 3}), 3),
+    ):
+        assert model.predict(chats, params=few)["text"].tolist() == [plain.partition("\nUser:")[0].strip()] * n
+    answer = {"role": "assistant", "content": "The miller."}
+    longer = [{"role": "system", "content": "Be brief."}, asked, answer, {"role": "user", "content": "Why?"}]
+    assert len(model.predict({"messages": longer}, params=few)) == 1
+    for conversation in (
+        [],
+        [answer],
+        [asked, answer],
+        [asked, asked],
+        ["hi"],
+        [{**asked, "content": 1}],
+        [{}],
+        longer[:1],
+    ):
+        with pytest.raises(Exception, match="The messages of row 0 are no conversation"):
+            model.predict([{"messages": conversation}], params=few)
+    with pytest.raises(Exception, match="Conversations stand alone"):
+        model.predict([{"messages": [asked], "prompt": "a"}])
     client = TestClient(scoring_server.init(model))
+    [told] = client.post("/invocations", json={"messages": [asked], **few}).json()
+    assert told == {"text": plain.partition("\nUser:")[0].strip()}
     for form in (
         {"inputs": TWO},
         {"instances": pd.DataFrame(TWO).to_dict("records")},
