@@ -311,6 +311,8 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
         [answer],
         [asked, answer],
         [asked, asked],
+        3,
+        "hi",
         ["hi"],
         [{**asked, "content": 1}],
         [{}],
