@@ -3,6 +3,7 @@
 ```{.sh .run}                       executed, in order, in one empty folder per page; `.slow` where that takes minutes
 ```{.python .run}                   executed in the same folder
 ```{.json .file title="a.jsonl"}    a file that the page tells the reader to save; written before anything runs
+```{.text .printed}                 what the executed block before it prints, but for its numbers; `.wrapped` with long lines
 ```{.console .shown reason="..."}   not executed, and why
 """
 
