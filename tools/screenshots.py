@@ -83,17 +83,19 @@ def pages(client: MlflowClient, experiment: str, address: str) -> dict[str, str]
     runs = client.search_runs(
         [found.experiment_id], "tags.stage = 'main' and attributes.status = 'FINISHED'", order_by=["start_time DESC"]
     )
-    chosen = [run.info.run_id for run in runs if run.data.tags["evaluation"] == runs[0].data.tags["evaluation"]][:3]
+    evaluation = runs[0].data.tags["evaluation"] if runs else ""
+    chosen = [run.info.run_id for run in runs if run.data.tags["evaluation"] == evaluation][:3]
     if len(chosen) < 2:
         raise SystemExit(f"Experiment {experiment!r} has fewer than two finished variants of one evaluation")
+    shared = f"-{evaluation[:8]}"
     ids = ",".join(f'"{run_id}"' for run_id in chosen).replace('"', "%22").replace(",", "%2C")
     root = f"{address}/#/experiments/{found.experiment_id}"
     view = f"{root}/runs?workflowType=machine_learning&viewStateShareKey"
     named = {
         "runs": f"{root}/runs?workflowType=machine_learning",
-        "leaderboard": f"{view}=leaderboard",
-        "charts": f"{view}=charts&compareRunsMode=CHART",
-        "figures": f"{view}=leaderboard&compareRunsMode=ARTIFACT",
+        "leaderboard": f"{view}=leaderboard{shared}",
+        "charts": f"{view}=charts{shared}&compareRunsMode=CHART",
+        "figures": f"{view}=leaderboard{shared}&compareRunsMode=ARTIFACT",
         "compare": f"{address}/#/compare-runs?runs=%5B{ids}%5D&experiments=%5B%22{found.experiment_id}%22%5D",
         "run": f"{root}/runs/{chosen[0]}?workflowType=machine_learning",
     }
