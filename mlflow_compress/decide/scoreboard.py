@@ -158,7 +158,14 @@ _SIZES = (
     ScoreColumn(
         RATIO, "Times smaller", "times", "higher", "Bytes of the baseline divided by those of the variant.", main=False
     ),
-    ScoreColumn(BITS, "Bits per weight", "bits", "lower", "Stored bits per weight of the linear layers.", main=True),
+    ScoreColumn(
+        BITS,
+        "Bits per weight, linear layers",
+        "bits",
+        "lower",
+        "Stored bits per weight of the linear layers.",
+        main=True,
+    ),
 )
 _COST = (
     ScoreColumn(SECONDS, "Processor seconds", "seconds", "lower", "Processor time of all stages together.", main=True),

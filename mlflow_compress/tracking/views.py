@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
@@ -19,6 +20,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import artifacts_place
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.transport.endpoint import shown_url
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
 CHARTS = "charts"
@@ -159,12 +161,19 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
 
 def _root(tracker: Tracker) -> str:
     """Return the address of the UI; for a local store, that of the command that `how_to_open` shows."""
-    return tracker.uri.rstrip("/") if tracker.uri.startswith("http") else "http://127.0.0.1:5000"
+    return shown_url(tracker.uri).rstrip("/") if tracker.uri.startswith("http") else "http://127.0.0.1:5000"
 
 
 def run_address(tracker: Tracker, experiment_id: str, run_id: str) -> str:
     """Return the address that shows a run in MLflow's UI."""
     return f"{_root(tracker)}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+
+def shared_run_address(tracker: Tracker, experiment_id: str, run_id: str) -> str:
+    """Return the same for a file that is passed on; empty where only this machine reaches the store."""
+    host = urlsplit(tracker.uri).hostname or ""
+    alone = not tracker.uri.startswith("http") or host in ("localhost", "::1") or host.startswith("127.")
+    return "" if alone else run_address(tracker, experiment_id, run_id)
 
 
 def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:

@@ -17,7 +17,7 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.model_registry import move_alias, note_decision, previous_alias, registered_name
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard
+from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard, shared_run_address
 
 
 def test_a_run_ends_finished_with_what_was_logged(tracker: Tracker) -> None:
@@ -168,6 +168,24 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
     assert saved_view(tracker, LEADERBOARD) == saved_view(tracker, "leaderboard-bbbbbbbb")
     assert f"viewStateShareKey={LEADERBOARD}\n" in how_to_open(tracker)
     assert how_to_open(tracker).endswith("viewStateShareKey=charts&compareRunsMode=CHART")
+
+
+@pytest.mark.parametrize(
+    ("uri", "root"),
+    [
+        ("https://me:secret@mlflow.example.org/team/", "https://mlflow.example.org/team/#/"),
+        ("http://10.0.0.7:5000", "http://10.0.0.7:5000/#/"),
+        ("http://127.0.0.1:5000", ""),
+        ("http://localhost:5000", ""),
+        ("http://[::1]:5000", ""),
+        ("sqlite:////data/mlflow.db", ""),
+        ("postgresql://me:secret@db/mlflow", ""),
+    ],
+)
+def test_a_page_that_is_passed_on_links_to_a_store_that_others_reach(tracker: Tracker, uri: str, root: str) -> None:
+    tracker.uri = uri
+    address = shared_run_address(tracker, "1", "r")
+    assert address == (root and f"{root}experiments/1/runs/r?workflowType=machine_learning")
 
 
 def test_no_two_variants_of_an_evaluation_have_one_colour(tracker: Tracker) -> None:

@@ -53,7 +53,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, RECORDS
 from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.tracking.views import run_address
+from mlflow_compress.tracking.views import shared_run_address
 
 BASELINE, AGAIN = "baseline", "baseline, second sample"
 """Names of the baseline's two samples: their similarity is that of a model to itself."""
@@ -142,7 +142,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
                 name=name,
                 verdict=run.data.tags[run_names.VERDICT],
                 run_id=run.info.run_id,
-                address=run_address(tracker, run.info.experiment_id, run.info.run_id),
+                address=shared_run_address(tracker, run.info.experiment_id, run.info.run_id),
                 results=stored_results(tracker, *measured),
                 settings=settings[name],
                 changes=changes_of(baseline, records) if baseline.items is not None else None,

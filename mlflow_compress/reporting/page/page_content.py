@@ -32,7 +32,7 @@ class PageVariant:
 
     name: str  # As in the scoreboard
     verdict: str  # What was found, in one sentence
-    run_id: str  # Its main run, and the address that shows the run in MLflow
+    run_id: str  # Its main run, and the address that shows it in the MLflow that people share; empty without one
     address: str
     results: Sequence[MetricResult] = ()  # Every result, also by task and category
     # How it was made: the parameters in which variants differ
