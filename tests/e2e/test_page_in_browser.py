@@ -102,6 +102,44 @@ def test_a_fragment_restores_a_selection(tab: Browser, page: str) -> None:
     assert texts(tab, "#flip-link") == [wanted] and "Accepted: 4" in texts(tab, "#flip-list article")[0]
 
 
+def test_the_explorer_opens_on_the_choice_and_compares_any_two_variants(tab: Browser, page: str) -> None:
+    tab.show(page)
+    tab.ready()
+    assert texts(tab, "#flip-link") == ["#flips?variant=near"]
+    # "near" changed c1 alone, and "far" did the same: they differ where "far" changed more.
+    tab.show(f"{page}#flips?variant=far&against=near")
+    tab.ready()
+    assert texts(tab, "#flip-count") == ["3 answers in this selection that differ from near's."]
+    cards = texts(tab, "#flip-list article")
+    assert all(card.startswith("far against near right → wrong") for card in cards)
+    assert "near is right or wrong as the baseline is." in cards[2]  # the answer in words
+    tab.show(f"{page}#flips?variant=near&against=far&task=choice")
+    tab.ready()
+    cards = texts(tab, "#flip-list article")
+    assert len(cards) == 2 and all(card.startswith("near against far wrong → right") for card in cards)
+    assert all("near answers as the baseline does." in card for card in cards)
+    # Without a variant, each one is compared.
+    tab.show(f"{page}#flips?against=far&change=w2c")
+    tab.ready()
+    assert texts(tab, "#flip-count") == ["3 answers in this selection that differ from far's."]
+    assert tab.errors == []
+
+
+def test_a_cell_opens_the_answers_that_it_counts(tab: Browser, page: str) -> None:
+    tab.show(page)
+    tab.ready()
+    cells = "[aria-labelledby=categories] td a"
+    # Of the three questions, "near" flipped one and "far" all.
+    assert tab.run(f"[...document.querySelectorAll({cells!r})].map((cell) => cell.title)") == [
+        "1 changed answer",
+        "3 changed answers",
+    ]
+    tab.run(f"document.querySelectorAll({cells!r})[1].click()")
+    assert tab.run("location.hash") == "#flips?variant=far&task=choice&category=animals&change=flip"
+    assert texts(tab, "#flip-count") == ["3 changed answers in this selection."]
+    assert tab.run("document.activeElement.id") == "flips"
+
+
 def test_answers_have_their_differences_marked_and_their_grades(tab: Browser, page: str) -> None:
     tab.show(page)
     tab.ready()
@@ -163,7 +201,7 @@ def test_a_sandboxed_frame_shows_the_page_as_mlflow_does(tab: Browser, page: str
     tab.run(f"document.querySelector('iframe').src = URL.createObjectURL({blob})")
     ready, text = tab.until("window.heard && window.heard[0] && window.heard")
     assert int(ready) > 0 and "MLflow shows this page in a frame that opens no links" in text
-    assert "5 changed answers in this selection." in text
+    assert "1 changed answer in this selection." in text  # of the policy's choice
 
 
 def test_logarithmic_axes_say_what_they_cannot_show(tab: Browser, page: str) -> None:

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from importlib.resources import files
 
+import numpy as np
 import pytest
 
 from mlflow_compress.decide.promotion import Decision
@@ -68,6 +69,20 @@ def test_a_limit_keeps_the_most_confident_and_counts_the_rest():
     data = explorer_data(content.items, content.changes, most=2)
     assert (data["total"], data["shown"]) == (5, 2)
     assert [data["items"][change[0]][0] for own in data["changes"] for change in own] == ["c2", "c0"]
+    # Both variants changed c1: one of the two changes alone would say that their answers differ.
+    assert explorer_data(content.items, content.changes, most=3)["shown"] == 2
+    assert [explorer_data(content.items, content.changes, most=n)["shown"] for n in (0, 4, 5)] == [0, 4, 5]
+
+
+def test_items_without_an_answer_are_no_difference():
+    content = page_content()
+    near, far = (content.changes[name] for name in ("near", "far"))
+    assert len(near.unscored) == 0
+    # Rows 2 and 3 are c2 and f0; only "far" changed them.
+    data = explorer_data(content.items, {"near": replace(near, unscored=np.array([2])), "far": far})
+    places = [item[0] for item in data["items"]]
+    assert data["unscored"] == [[places.index("c2")], []]
+    assert explorer_data(content.items, {"near": replace(near, unscored=np.array([2]))})["unscored"] == [[]]
 
 
 def test_the_embedded_data_stay_within_their_limit():
@@ -101,7 +116,10 @@ def test_variants_share_changed_answers():
 def test_the_heat_map_has_each_category_once():
     heat = heat_map(page_content())
     assert [column.label for column in heat.columns[2:]] == ["near", "far"]
-    assert list(heat.rows) == [("choice: animals", 3, "1.0 [0.5, 2.0]", "21.0 [10.5, 42.0]")]
+    assert [[str(cell) for cell in row] for row in heat.rows] == [
+        ["choice: animals", "3", "1.0 [0.5, 2.0]", "21.0 [10.5, 42.0]"]
+    ]
+    assert heat.rows[0][0].value == "task=choice&category=animals"  # by which a cell opens the answers that it counts
     assert list(heat.shades) == [[None, round(LEVELS / 21), LEVELS]]
 
 

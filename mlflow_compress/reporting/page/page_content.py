@@ -86,6 +86,7 @@ class VariantChanges:
     changed: ChangedAnswers  # Which items, in which direction. Rows are those of the baseline's items.
     answers: list[dict[str, Any]]  # The variant's side, as `_answers_of` describes it
     baseline: list[dict[str, Any]]  # The baseline's side of the same items
+    unscored: Int  # Rows of the items that it, or the baseline, has no answer to; they are no changes
 
 
 def changes_of(baseline: RunRecords, variant: RunRecords) -> VariantChanges:
@@ -96,6 +97,7 @@ def changes_of(baseline: RunRecords, variant: RunRecords) -> VariantChanges:
         changed=changed,
         answers=_answers_of(inputs, "variant", changed.rows),
         baseline=_answers_of(inputs, "baseline", changed.rows),
+        unscored=np.flatnonzero(~inputs.scored_by_both),
     )
 
 
@@ -146,10 +148,11 @@ def _texts(generations: Generations, view: ItemTable) -> dict[int, str | None]:
 def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most: int | None = None) -> dict[str, Any]:
     """Return the changed answers of all variants as values for JSON.
 
-    `total` and `shown` count changed answers; of too many, the `most` with the largest margins of the baseline stay.
-    `tasks`, `categories` and `prefixes` are texts that items share. An item is ``[id, task, category, prefix, rest of
-    the prompt, options, gold, accepted answers, margin, baseline's side]``. A change is ``[item, kind, kl, variant's
-    side]``, in `changes`, one list per variant.
+    `total` and `shown` count changed answers; of too many, at most `most` stay: whole items, those with the largest
+    margins of the baseline. `tasks`, `categories` and `prefixes` are texts that items share. An item is ``[id, task,
+    category, prefix, rest of the prompt, options, gold, accepted answers, margin, baseline's side]``. A change is
+    ``[item, kind, kl, variant's side]``, in `changes`, one list per variant; `unscored` has the items without an
+    answer, per variant too.
     """
     keep = _most_confident(variants, most)
     used = np.unique(np.concatenate([np.empty(0, np.int64), *(v.changed.rows[keep[n]] for n, v in variants.items())]))
@@ -169,6 +172,7 @@ def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most:
         "variants": list(variants),
         **_item_rows(items, used, baseline),
         "changes": changes,
+        "unscored": [[place[row] for row in v.unscored.tolist() if row in place] for v in variants.values()],
     }
 
 
@@ -177,9 +181,12 @@ def _most_confident(variants: Mapping[str, VariantChanges], most: int | None) ->
     total = sum(len(v.changed.rows) for v in variants.values())
     if most is None or total <= most:
         return {name: np.arange(len(v.changed.rows)) for name, v in variants.items()}
+    rows = np.concatenate([v.changed.rows for v in variants.values()])
     margins = np.concatenate([np.nan_to_num(v.changed.margin, nan=-1.0) for v in variants.values()])
+    order = np.lexsort((rows, -margins))
     kept = np.zeros(total, dtype=bool)
-    kept[np.argsort(-margins, kind="stable")[:most]] = True
+    kept[order[:most]] = True
+    kept &= rows != rows[order[most]]  # an item of which some variants' changes are left out would tell them apart
     ends = np.cumsum([len(v.changed.rows) for v in variants.values()])[:-1]
     return {name: np.flatnonzero(part) for name, part in zip(variants, np.split(kept, ends), strict=True)}
 

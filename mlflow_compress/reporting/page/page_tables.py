@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
         columns=[Column("flips, %", left=True), Column("items"), *map(Column, names)],
         rows=[
             (
-                task if category is None else f"{task}: {category}",
+                _part(task, category),
                 max(result.n for result in found.values()),
                 *(_percent(found.get(name), intervals) for name in names),
             )
@@ -134,6 +135,12 @@ def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
         strong=frozenset(i for i, (_, category) in enumerate(parts) if category is None),
         shades=[[None, *(_level(f[n].value, highest) if n in f else None for n in names)] for f in parts.values()],
     )
+
+
+def _part(task: str, category: str | None) -> Words:
+    """Return the name of a part; its value is the part as the fragment of the explorer of changed answers has it."""
+    own = {"task": task} if category is None else {"task": task, "category": category}
+    return Words(task if category is None else f"{task}: {category}", value=urlencode(own))
 
 
 def _percent(result: MetricResult | None, interval: bool) -> str | None:

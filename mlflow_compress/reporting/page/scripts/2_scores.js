@@ -51,5 +51,6 @@ const Scores = (() => {
   });
   byId("score-filter").addEventListener("input", settled(filter));
   byId("score-front").addEventListener("change", filter);
-  return { visible, filter, whenFiltered: (listener) => listeners.push(listener) };
+  const chosen = value(table.querySelector("tr.strong") ?? rows[0], 0); // the policy's choice, or the closest
+  return { visible, filter, chosen, whenFiltered: (listener) => listeners.push(listener) };
 })();

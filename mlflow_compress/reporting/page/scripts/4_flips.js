@@ -3,39 +3,53 @@ const Flips = (data) => {
   const PAGE = 10;
   const form = byId("flip-filter");
   const KINDS = { c2w: ["right → wrong", "worse"], w2c: ["wrong → right", "better"], w2w: ["wrong → other wrong", "same"] };
-  const DEFAULTS = { variant: "", task: "", category: "", change: "", margin: "0", text: "" };
-  // One flat list: [variant, item, kind, kl, the variant's side], most confident baseline first.
-  const flips = data.changes.flatMap((listed, variant) => listed.map((change) => [variant, ...change]));
-  const margin = (item) => data.items[item][8];
-  flips.sort((a, b) => (margin(b[1]) ?? -1) - (margin(a[1]) ?? -1) || a[1] - b[1] || a[0] - b[0]);
-  const changedBy = new Map();
-  for (const [variant, item] of flips) changedBy.set(item, [...(changedBy.get(item) ?? []), variant]);
+  const DEFAULTS = { variant: "", against: "", task: "", category: "", change: "", margin: "0", text: "" };
+  // What each variant changed, by item. An item that it did not change, it answered as the baseline did.
+  const changes = data.changes.map((listed) => new Map(listed.map(([item, kind, kl, side]) => [item, { kind, kl, side }])));
+  const unscored = data.unscored.map((places) => new Set(places));
+  const wasRight = [];
+  for (const own of changes) for (const [item, { kind }] of own) wasRight[item] = kind === "c2w";
+  const margin = (item) => data.items[item][8] ?? -1;
+  const rank = []; // the most confident baseline first
+  data.items.map((_, item) => item).sort((a, b) => margin(b) - margin(a) || a - b).forEach((item, place) => (rank[item] = place));
   let found = [];
   let shown = 0;
 
   const every = (names) => [["", "all"], ...names.map((name) => [name, name])];
-  fill(form.elements.variant, every(data.variants));
+  fill(form.elements.variant, every(data.variants), Scores.chosen);
+  fill(form.elements.against, [["", "the baseline"], ...data.variants.map((name) => [name, name])]);
   fill(form.elements.task, every(data.tasks));
   fill(form.elements.category, every([...data.categories].sort()));
-  fill(form.elements.change, [["", "all"], ...Object.entries(KINDS).map(([kind, [text]]) => [kind, text])]);
+  fill(form.elements.change, [["", "all"], ["flip", "right ↔ wrong"], ...Object.entries(KINDS).map(([kind, [text]]) => [kind, text])]);
 
   const state = () => Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, form.elements[name].value]));
 
-  function fragment() {
-    const chosen = Object.entries(state()).filter(([name, value]) => value !== DEFAULTS[name]);
+  const fragmentOf = (state) => {
+    const chosen = Object.entries(state).filter(([name, value]) => value !== DEFAULTS[name]);
     return "#flips" + (chosen.length ? "?" + new URLSearchParams(chosen) : "");
-  }
+  };
 
-  function restore() {
-    const [target, query = ""] = location.hash.split("?");
+  function restore(fragment) {
+    const [target, query = ""] = fragment.split("?");
     if (target !== "#flips") return false;
     const given = new URLSearchParams(query);
     for (const name of Object.keys(DEFAULTS)) form.elements[name].value = given.get(name) ?? DEFAULTS[name];
     return true;
   }
 
+  /** Return how a variant's answer differs from that of another one, or of the baseline (-1); null where it does not. */
+  function difference(variant, other, item) {
+    if ([variant, other].some((one) => unscored[one]?.has(item))) return null;
+    const [before, after] = [other, variant].map((one) => {
+      const change = changes[one]?.get(item);
+      return { right: change ? change.kind === "w2c" : wasRight[item], choice: (change?.side ?? data.items[item][9]).choice };
+    });
+    if (before.right !== after.right) return before.right ? "c2w" : "w2c";
+    return !before.right && before.choice !== after.choice ? "w2w" : null;
+  }
+
   function select() {
-    const { variant, task, category, change, margin: least, text } = state();
+    const { variant, against, task, category, change, margin: least, text } = state();
     const words = text.trim().toLowerCase();
     const rest = data.items.map((item) => {
       if (task && data.tasks[item[1]] !== task) return false;
@@ -43,13 +57,23 @@ const Flips = (data) => {
       if (+least > 0 && !(item[8] >= 10 * least)) return false;
       return !words || [item[0], item[4], ...(item[5] ?? [])].some((part) => part.toLowerCase().includes(words));
     });
-    const which = variant ? data.variants.indexOf(variant) : -1;
-    found = flips.filter(([v, item, kind]) => rest[item] && (which < 0 || v === which) && (!change || kind === change));
+    const other = data.variants.indexOf(against);
+    found = [];
+    data.variants.forEach((name, own) => {
+      if (own === other || (variant && name !== variant)) return;
+      for (const item of new Set([...changes[own].keys(), ...(changes[other]?.keys() ?? [])])) {
+        const kind = rest[item] ? difference(own, other, item) : null;
+        if (kind && (!change || kind === change || (change === "flip" && kind !== "w2w"))) found.push([own, other, item, kind]);
+      }
+    });
+    found.sort((a, b) => rank[a[2]] - rank[b[2]] || a[0] - b[0]);
     shown = 0;
     byId("flip-list").replaceChildren();
-    byId("flip-count").textContent = `${counted(found.length, "changed answer", "changed answers")} in this selection.`;
-    byId("flip-link").textContent = fragment();
-    byId("flip-link").setAttribute("href", fragment());
+    byId("flip-count").textContent = other < 0
+      ? `${counted(found.length, "changed answer", "changed answers")} in this selection.`
+      : `${counted(found.length, "answer", "answers")} in this selection that ${found.length === 1 ? "differs" : "differ"} from ${against}'s.`;
+    byId("flip-link").textContent = fragmentOf(state());
+    byId("flip-link").setAttribute("href", fragmentOf(state()));
     more();
   }
 
@@ -66,58 +90,87 @@ const Flips = (data) => {
     return [bar, percent(thousandths)];
   }
 
-  function options(item, side) {
-    const [texts, gold, baseline] = [item[5], item[6], item[9]];
+  function options(item, models) {
+    const [texts, gold] = [item[5], item[6]];
+    const measured = models.filter((model) => model.side);
     const rows = texts.map((text, i) => {
       const tags = [
         i === gold && texts.length > 1 ? "right answer" : null,
-        i === baseline.choice ? "baseline's answer" : null,
-        i === side.choice ? "variant's answer" : null,
+        ...models.map(({ name, side }, place) => (i === (side ?? item[9]).choice ? `${place ? name : "baseline"}'s answer` : null)),
       ].filter(Boolean).join(" · ");
       return element("tr", {},
         element("th", { scope: "row" }, text, tags ? element("small", {}, tags) : null),
-        element("td", { class: "n" }, ...share(baseline.p[i])),
-        element("td", { class: "n" }, ...share(side.p[i])));
+        ...measured.map(({ side }) => element("td", { class: "n" }, ...share(side.p[i]))));
     });
-    const head = ["Option", "Baseline", "Variant"].map((name, i) => element("th", { scope: "col", class: i ? "n" : "" }, name));
+    const head = ["Option", ...measured.map(({ name }) => name)].map((name, i) => element("th", { scope: "col", class: i ? "n" : "" }, name));
     return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
   }
 
-  function texts(item, side) {
-    const two = (name, text) => element("div", {}, element("h4", {}, name), element("pre", {}, text ?? "no answer"));
+  function texts(item, models) {
     const accepted = (item[7] ?? []).join(" / ");
     return element("div", {},
       accepted ? element("p", { class: "note" }, `Accepted: ${accepted}`) : null,
-      element("div", { class: "sides" }, two("Baseline", item[9].text), two("Variant", side.text)));
+      element("div", { class: "sides" }, ...models.filter(({ side }) => side).map(({ name, side }) =>
+        element("div", {}, element("h4", {}, name), element("pre", {}, side.text ?? "no answer")))));
   }
 
-  function card([variant, place, kind, kl, side]) {
+  function card([variant, other, place, kind]) {
     const item = data.items[place];
     const [text, style] = KINDS[kind];
+    const compared = [other, variant].filter((one) => one >= 0);
+    // What a variant answered is in the data where it changed the baseline's answer.
+    const models = [{ name: "Baseline", side: item[9] }, ...compared.map((one) => ({ name: data.variants[one], side: changes[one].get(place)?.side }))];
+    const kl = other < 0 ? changes[variant].get(place).kl : null;
     const numbers = [
       item[8] === null ? null : `baseline's margin ${percent(item[8])}`,
       kl === null ? null : `KL ${kl} nats`,
     ].filter(Boolean).join(" · ");
     const where = [data.tasks[item[1]], item[2] === null ? null : data.categories[item[2]], item[0]].filter((part) => part !== null).join(" · ");
-    const others = changedBy.get(place).filter((other) => other !== variant).map((other) => data.variants[other]);
+    const others = data.variants.filter((_, one) => !compared.includes(one) && changes[one].has(place));
     const examples = data.prefixes[item[3]];
+    const named = data.variants[variant] + (other < 0 ? "" : ` against ${data.variants[other]}`);
+    const as = item[5] ? "answers as the baseline does" : "is right or wrong as the baseline is";
+    const kept = models.filter(({ side }) => !side).map(({ name }) => `${name} ${as}. `);
     return element("article", {},
-      element("h3", {}, data.variants[variant], " ", element("span", { class: style }, text), element("small", {}, numbers)),
+      element("h3", {}, named, " ", element("span", { class: style }, text), element("small", {}, numbers)),
       element("p", { class: "note" }, where),
       examples ? element("details", {}, element("summary", {}, "The prompt begins with"), element("pre", {}, examples)) : null,
-      element("div", { class: "item" }, element("pre", {}, item[4]), item[5] ? options(item, side) : texts(item, side)),
-      element("p", { class: "note" }, others.length ? `Also changed by ${others.slice(0, 12).join(", ")}${others.length > 12 ? ` and ${others.length - 12} more` : ""}.` : "No other variant changed it."));
+      element("div", { class: "item" }, element("pre", {}, item[4]), item[5] ? options(item, models) : texts(item, models)),
+      element("p", { class: "note" }, ...kept, others.length ? `Also changed by ${others.slice(0, 12).join(", ")}${others.length > 12 ? ` and ${others.length - 12} more` : ""}.` : "No other variant changed it."));
+  }
+
+  /** Make the values of the heat map links to the changed answers that they count. */
+  function linkCells() {
+    const [head, ...rows] = document.querySelectorAll('[aria-labelledby="categories"] tr');
+    for (const row of rows) {
+      const part = Object.fromEntries(new URLSearchParams(row.cells[0].dataset.value));
+      [...row.cells].forEach((cell, i) => {
+        const own = changes[data.variants.indexOf(head.cells[i].textContent)];
+        const counts = ([item, { kind }]) => kind !== "w2w" && data.tasks[data.items[item][1]] === part.task
+          && (part.category === undefined || data.categories[data.items[item][2]] === part.category);
+        const n = i > 1 && own ? [...own].filter(counts).length : 0;
+        if (!n) return;
+        const href = fragmentOf({ variant: head.cells[i].textContent, ...part, change: "flip" });
+        cell.firstElementChild.replaceChildren(element("a", { href, title: counted(n, "changed answer", "changed answers") }, ...cell.firstElementChild.childNodes));
+      });
+    }
   }
 
   const changed = () => {
     select();
-    note(fragment());
+    note(fragmentOf(state()));
   };
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", settled(changed, 200));
   byId("flip-more").addEventListener("click", more);
-  addEventListener("hashchange", () => restore() && select());
-  const asked = restore();
+  addEventListener("hashchange", () => restore(location.hash) && select());
+  // Before the page goes there: a sandboxed address does not change.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('a[href^="#flips?"]');
+    if (link && restore(link.getAttribute("href"))) select();
+  }, true);
+  linkCells();
+  const asked = restore(location.hash);
   select();
   if (asked) byId("flips").scrollIntoView();
 };
