@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.decide.promotion import Candidate, decide
-from mlflow_compress.decide.scoreboard import ScoredVariant, scoreboard
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import (
     Generations,
@@ -22,6 +23,7 @@ from mlflow_compress.records import (
 )
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.page.variants_page import gate_texts
+from tests.scored_variants import scores, variant
 
 HOSTILE = "</script><script>window.alarm=1</script><img src=x onerror=window.alarm=2>"
 EXAMPLES = "Two examples\n\nQ: x\nA: y\n\n"
@@ -97,11 +99,12 @@ def page_content(text: str = "why") -> PageContent:
         results = [
             MetricResult("distance/kl_mean", kl, kl / 2, 2 * kl, n=3),
             MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=4),
+            MetricResult("quality/accuracy_delta", -0.15 * number, -0.3 * number - 0.005, 0.005 - 0.1 * number, n=4),
             MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=3, task="choice", category="animals"),
         ]
         sizes = {"size/bytes": 4e6 - 1e6 * number, "size/ratio": 2.0 + number}
         gates = {"gate/kl_items": 3, "gate/kl_upper": 2 * kl, "gate/flips_pct_upper": 2 * flips}
-        gates |= {"quality/accuracy_delta": 0.0, "gate/accuracy_drop_pct_upper": 1.0}
+        gates |= {"gate/accuracy_drop_pct_upper": 1.0}
         pooled = {r.name: r for r in results if r.task is None}
         scored.append(ScoredVariant(name=name, method="rtn", run_id=name * 8, results=pooled, sizes=sizes))
         shown.append(
@@ -132,3 +135,20 @@ def page_content(text: str = "why") -> PageContent:
         similarity=similarity(text),
         setup={"seed": 42, "hash of task": {"choice": text}},
     )
+
+
+def directed_board() -> Scoreboard:
+    """Return three variants of 1,000 items: "a" is worse and tied with "b", which is not; "c" is far from both."""
+    made = {"a": (0.01, 20, 3.0, -1.0, 0.8), "b": (0.01, 20, 2.0, 0.0, 0.8), "c": (0.5, 90, 12.0, -6.0, 6.5)}
+    variants = []
+    for number, (name, (kl, wrong, flips, change, half)) in enumerate(made.items()):
+        results = [
+            MetricResult("distance/kl_mean", kl, n=1000),
+            MetricResult("distance/flips_pct", flips, n=1000),
+            MetricResult("quality/accuracy_delta", change / 100, (change - half) / 100, (change + half) / 100, n=1000),
+        ]
+        noise = np.random.default_rng(number).normal(0.0, 0.001, 1000)
+        right = np.roll(np.repeat([0.0, 1.0], [wrong, 1000 - wrong]), 100 * number)
+        scored = variant(name, run_id=name * 8, items=scores(right.tolist(), (kl + noise).tolist()))
+        variants.append(replace(scored, results={result.name: result for result in results}))
+    return scoreboard(variants, baseline="base", evaluation="e" * 16)

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page.variants_page import render_page
 from tests.browser import AXE, Browser, browser, chromium
-from tests.page_contents import HOSTILE, page_content
+from tests.page_contents import HOSTILE, directed_board, page_content
 from tests.scored_variants import served
 
 pytestmark = [
@@ -59,10 +60,11 @@ def test_what_models_wrote_does_not_run_and_the_policy_is_kept(tab: Browser, pag
 def test_figures_are_drawn_as_vectors_with_a_text_for_readers(tab: Browser, page: str) -> None:
     tab.show(page)
     tab.ready()
-    # Two variants in two figures, and four models by their answers.
-    assert tab.run("document.querySelectorAll('.plot svg circle').length") == 8
+    # Two variants in two figures, four models by their answers, and in the figure of direction the choice with its ring.
+    assert tab.run("document.querySelectorAll('.plot svg circle').length") == 10
     labels = tab.run("[...document.querySelectorAll('.plot svg')].map((svg) => svg.getAttribute('aria-label'))")
-    assert labels[0] == "Size against KL, items (nats) of 2 variants; the scoreboard has the numbers."
+    assert labels[0] == "Answers broken against answers repaired of 2 variants; the table below has the numbers."
+    assert labels[1] == "Size against KL, items (nats) of 2 variants; the scoreboard has the numbers."
     assert tab.run("document.querySelectorAll('canvas').length") == 0
     light = tab.run("getComputedStyle(document.querySelector('.plot svg circle')).stroke")
     tab.show(page, dark=True)
@@ -155,7 +157,7 @@ def test_on_a_phone_nothing_sticks_out_and_intervals_are_seen(tab: Browser, page
       const { left, right, height } = found.getBoundingClientRect();
       return [left, right, height];
     })""")
-    assert len(places) == 4 and all(0 <= left < right <= 400 and height > 0 for left, right, height in places)
+    assert len(places) == 6 and all(0 <= left < right <= 400 and height > 0 for left, right, height in places)
     assert all(
         width <= 400 for width in tab.run("[...document.querySelectorAll('.plot svg')].map((svg) => svg.clientWidth)")
     )
@@ -202,6 +204,23 @@ def test_a_sandboxed_frame_shows_the_page_as_mlflow_does(tab: Browser, page: str
     ready, text = tab.until("window.heard && window.heard[0] && window.heard")
     assert int(ready) > 0 and "MLflow shows this page in a frame that opens no links" in text
     assert "1 changed answer in this selection." in text  # of the policy's choice
+
+
+def test_the_figure_of_direction_names_ties_and_follows_the_filter(tab: Browser, tmp_path: Path) -> None:
+    content = replace(page_content(), board=directed_board(), decision=Decision(champion=None, outcomes=()))
+    (tmp_path / "p.html").write_text(render_page(content), encoding="utf-8")
+    tab.show((tmp_path / "p.html").as_uri())
+    tab.ready()
+    # "a" is worse, a triangle; "b" is no worse and filled; "c" is open. None is chosen.
+    groups = "[...document.querySelectorAll('#direction g')].map((part) => part.getAttribute('fill')).filter(Boolean)"
+    assert tab.run("document.querySelectorAll('#direction circle').length") == 2
+    assert {"var(--accent)", "var(--page)", "var(--worse)"} <= set(tab.run(groups))
+    assert texts(tab, "#direction-ties") == ["Dotted: ties, which neither KL nor right answers tell apart: a and b."]
+    tab.run(
+        "(box => { box.value = 'c'; box.dispatchEvent(new Event('input')); })(document.querySelector('#score-filter'))"
+    )
+    tab.until("document.querySelectorAll('#direction circle').length === 1")
+    assert texts(tab, "#direction-ties") == [""] and tab.errors == []
 
 
 def test_logarithmic_axes_say_what_they_cannot_show(tab: Browser, page: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
-from mlflow_compress.reporting.page.page_tables import LEVELS, heat_map, shared_table
+from mlflow_compress.reporting.page.page_tables import LEVELS, direction_table, heat_map, shared_table
 from mlflow_compress.reporting.page.variants_page import (
     choice_reason,
     choice_sentence,
@@ -25,7 +25,7 @@ from mlflow_compress.reporting.page.variants_page import (
     page_markdown,
     render_page,
 )
-from tests.page_contents import EXAMPLES, HOSTILE, page_content
+from tests.page_contents import EXAMPLES, HOSTILE, directed_board, page_content
 from tests.report_results import Page
 
 
@@ -123,11 +123,25 @@ def test_the_heat_map_has_each_category_once():
     assert list(heat.shades) == [[None, round(LEVELS / 21), LEVELS]]
 
 
+def test_flips_and_the_change_of_accuracy_say_how_many_answers_broke():
+    table = direction_table(replace(page_content(), board=directed_board()))
+    assert [[str(cell) for cell in row] for row in table.rows] == [
+        # 3 % flipped and 1 % lost: 2 % broke, 1 % were repaired. The same KL and as many right answers are a tie.
+        ["a", "2.00", "1.00", "-1.0 pt [-1.8, -0.2]", "worse", "b"],
+        ["b", "1.00", "1.00", "+0.0 pt [-0.8, 0.8]", "no worse than 1 point", "a"],
+        ["c", "9.00", "3.00", "-6.0 pt [-12.5, 0.5]", table.rows[2][4], "None"],
+    ]
+    assert table.rows[2][4].startswith("open (about ")
+    _, values = page_data(replace(page_content(), board=directed_board()))
+    assert values["scores"]["ties"] == [["a", "b"]]
+    assert [row["harm"]["word"] for row in values["scores"]["rows"]] == ["worse", "no worse", "open"]
+
+
 def test_the_first_sentence_says_what_the_gates_choose():
     content = page_content()
     assert (
         choice_sentence(content)
-        == "Ship near: 2.00x smaller, KL 0.010 [0.005, 0.020], 1.0 % [0.5, 2.0] of answers flipped."
+        == "Ship near: no worse than 1 point, 2.00x smaller, KL 0.010 [0.005, 0.020], 1.0 % [0.5, 2.0] of answers flipped."
     )
     assert choice_reason(content) == "It is the only one of 2 variants that passes the default policy."
     outcomes = content.decision.outcomes

@@ -338,13 +338,20 @@ def score_data(content: PageContent) -> dict[str, Any]:
                 "name": row.name,
                 "method": row.method,
                 "front": row.on_front,
+                "harm": row.harm and {"word": row.harm.word, "text": row.harm.text, "margin": row.harm.margin},
                 "cells": {key: [cell.value, cell.low, cell.high] for key, cell in row.cells.items()},
             }
             for row in board.finished
         ],
         "groups": {metric: [list(group) for group in groups] for metric, groups in board.groups.items()},
+        "ties": [list(pair) for pair in ties(board)],
         "level": board.level,
     }
+
+
+def ties(board: Scoreboard) -> list[tuple[str, str]]:
+    """Return the pairs of variants that neither the KL nor the right answers tell apart."""
+    return [(p.first, p.second) for p in board.separations if (p.kl or p.correctness) and not p.told_apart]
 
 
 def _axis(column: ScoreColumn) -> dict[str, Any]:

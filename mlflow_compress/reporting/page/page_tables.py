@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from mlflow_compress.decide.gates import FLIPS
+from mlflow_compress.decide.gates import DELTA, FLIPS
 from mlflow_compress.decide.scoreboard import ScoreRow
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.page.page_content import PageContent, shared_changes
+from mlflow_compress.reporting.page.page_content import PageContent, shared_changes, ties
 from mlflow_compress.reporting.scoreboard_text import score_cell
 from mlflow_compress.reporting.tables import Column, Table, Words
 
@@ -91,6 +91,34 @@ def verdicts_table(content: PageContent) -> Table:
             )
             for variant, outcome in zip(content.variants, said, strict=True)
         ],
+    )
+
+
+def direction_table(content: PageContent) -> Table:
+    """Return how many answers each variant broke and repaired, what that shows, and with which variants it is tied."""
+    board = content.board
+    delta = next((column for column in board.columns if column.key == DELTA), None)
+    tied: dict[str, list[str]] = {row.name: [] for row in board.rows}
+    for first, second in ties(board):
+        tied[first].append(second)
+        tied[second].append(first)
+    rows = []
+    for row in board.finished:
+        if row.harm is not None and delta is not None:
+            change, flips = 100 * row.cells[DELTA].value, row.cells[FLIPS].value
+            halves = (f"{max(0.0, flips + sign * change) / 2:.2f}" for sign in (-1, 1))
+            said = score_cell(row, delta, interval=True)
+            rows.append((row.name, *halves, said, row.harm.text, ", ".join(tied[row.name]) or None))
+    return Table(
+        columns=[
+            Column("variant", left=True),
+            Column("right → wrong, %"),
+            Column("wrong → right, %"),
+            Column("accuracy difference"),
+            Column("verdict", long=True),
+            Column("tied with", long=True),
+        ],
+        rows=rows,
     )
 
 

@@ -59,6 +59,8 @@ def render_page(content: PageContent) -> str:
         scores=page_tables.scores_table(content),
         legend=[line.replace("*", "★", 1) for line in legend(board)],
         verdicts=page_tables.verdicts_table(content),
+        direction=page_tables.direction_table(content),
+        margin=next((row.harm.margin for row in board.rows if row.harm is not None), None),
         groups=page_tables.ties_table(content),
         heat=page_tables.heat_map(content, intervals=intervals),
         heat_intervals=intervals,

@@ -27,6 +27,7 @@ async function unpack() {
 
 const percent = (thousandths) => (thousandths / 10).toFixed(1) + " %";
 const counted = (n, one, many) => n.toLocaleString("en") + " " + (n === 1 ? one : many);
+const listed = (names) => names.slice(0, 12).join(", ") + (names.length > 12 ? ` and ${names.length - 12} more` : "");
 
 /** Call `act` after the last of several quick calls. */
 function settled(act, wait = 120) {
@@ -58,7 +59,3 @@ document.addEventListener("click", (event) => {
   target.focus({ preventScroll: true });
 });
 if (location.protocol === "blob:") byId("framed").hidden = false;
-
-// Tables that scroll sideways can be reached with the keyboard; those of the single report say so here.
-for (const box of document.querySelectorAll(".scroll:not([tabindex])"))
-  Object.entries({ tabindex: "0", role: "region", "aria-label": "table" }).forEach(([key, value]) => box.setAttribute(key, value));

@@ -51,6 +51,7 @@ const Scores = (() => {
   });
   byId("score-filter").addEventListener("input", settled(filter));
   byId("score-front").addEventListener("change", filter);
-  const chosen = value(table.querySelector("tr.strong") ?? rows[0], 0); // the policy's choice, or the closest
-  return { visible, filter, chosen, whenFiltered: (listener) => listeners.push(listener) };
+  const strong = table.querySelector("tr.strong");
+  const choice = strong && value(strong, 0); // null where the policy chooses none
+  return { visible, filter, choice, first: choice ?? value(rows[0], 0), whenFiltered: (listener) => listeners.push(listener) };
 })();

@@ -2,6 +2,7 @@
 const Figures = (data, alike) => {
   const MOST_NAMES = 16; // more names would cover each other
   const MOST_ROWS = 40;
+  const MOST_TIES = 8; // pairs that are written out
   const columns = new Map(data.columns.map((column) => [column.key, column]));
   const label = (column) => column.label + (column.suffix ? ` (${column.suffix})` : "");
 
@@ -43,9 +44,9 @@ const Figures = (data, alike) => {
     return Math.min(...all) > 0 && ratio > 20 && ratio < 1e4;
   }
 
-  /** Return how far to shift each name, in pixels, so that names do not cover each other. */
+  /** Return how far to shift each name, in pixels, so that it covers no other name and no point. */
   function shifts(names) {
-    const placed = [];
+    const placed = names.map(({ x, y }) => ({ left: x - 6, right: x + 6, y: y + 9 }));
     return names.map((name) => {
       let y = name.y;
       const covers = (other) => Math.abs(other.y - y) < 14 && name.left < other.right && other.left < name.right;
@@ -71,20 +72,78 @@ const Figures = (data, alike) => {
   function nameMarks(named, across, up, width, height) {
     const { marginLeft, marginRight, marginTop, marginBottom } = MARGINS;
     const part = (axis, value) => {
-      const [low, high, it] = [...axis.domain, value].map((number) => (axis.type === "log" ? Math.log(number) : number));
+      const [low, high, it] = [...axis.domain, value].map({ log: Math.log, sqrt: Math.sqrt }[axis.type] ?? Number);
       return (it - low) / (high - low);
     };
     const labels = named.map((p) => {
       const x = marginLeft + part(across, p.x[0]) * (width - marginLeft - marginRight);
       const size = 6.6 * p.name.length;
       const toLeft = x + 8 + size > width;
-      return { p, toLeft, y: height - marginBottom - part(up, p.y[0]) * (height - marginTop - marginBottom) - 9,
+      return { p, x, toLeft, y: height - marginBottom - part(up, p.y[0]) * (height - marginTop - marginBottom) - 9,
         left: toLeft ? x - 8 - size : x + 8, right: toLeft ? x - 8 : x + 8 + size };
     }).sort((a, b) => a.y - b.y);
     const shifted = shifts(labels);
     return labels.map(({ p, toLeft }, i) => Libraries.text([p],
       { x: p.x[0], y: p.y[0], text: "name", dx: toLeft ? -8 : 8, dy: shifted[i] - 9, textAnchor: toLeft ? "end" : "start",
         fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4 }));
+  }
+
+  /** Draw the answers that each variant broke against those that it repaired. */
+  function direction() {
+    const caption = byId("direction-ties");
+    const harm = new Map(data.rows.map((row) => [row.name, row.harm]));
+    // Half of the flips plus and minus the difference of accuracy; more difference than flips needs more flips.
+    const at = (flips, change) => [-1, 1].map((sign) => (Math.max(flips, Math.abs(change)) + sign * change) / 2);
+    const steps = [...Array(41).keys()].map((i) => i / 40);
+    const found = points("distance/flips_pct", "quality/accuracy_delta").filter((p) => harm.get(p.name)).map((p) => {
+      const [flips, [change, low, high]] = [p.x[0], p.y];
+      const [lost, gained] = at(flips, change);
+      const ends = [...steps.map((t) => low + t * (high - low)), ...[-flips, flips].filter((end) => low < end && end < high)];
+      return { name: p.name, harm: harm.get(p.name), x: [lost], y: [gained], change: p.y, line: ends.sort((a, b) => a - b).map((end) => at(flips, end)) };
+    });
+    caption.textContent = "";
+    if (!found.length) return byId("direction").replaceChildren();
+    const margin = found[0].harm.margin;
+    const most = 1.1 * Math.max(margin, ...found.flatMap((p) => p.line.flat()));
+    const axis = { type: "sqrt", domain: [0, most] };
+    const width = Math.max(300, byId("direction").clientWidth);
+    const height = Math.max(300, Math.min(460, width * 0.7));
+    const byName = new Map(found.map((p) => [p.name, p]));
+    const ties = data.ties.filter((pair) => pair.every((name) => byName.has(name)));
+    const tied = (name) => ties.filter((pair) => pair.includes(name)).map(([a, b]) => (a === name ? b : a));
+    const told = ties.length <= MOST_TIES ? ties : ties.filter((pair) => pair.includes(Scores.first));
+    const named = found.length <= MOST_NAMES ? found : found.filter((p) => p.name === Scores.first);
+    const dots = (word, look) => Libraries.dot(found.filter((p) => p.harm.word === word), { x: (p) => p.x[0], y: (p) => p.y[0], r: 5, strokeWidth: 1.5, ...look });
+    const title = (p) => [
+      p.name,
+      `right → wrong ${p.x[0].toPrecision(3)} %, wrong → right ${p.y[0].toPrecision(3)} %`,
+      "accuracy {0} points [{1}, {2}]: ".replace(/\{(\d)\}/g, (_, i) => p.change[i].toFixed(2)) + p.harm.text,
+      tied(p.name).length ? `tied with ${listed(tied(p.name))}` : null,
+    ].filter(Boolean).join("\n");
+    place("direction", Libraries.plot({
+      width, height, ...MARGINS, className: "figure", style: { fontSize: "12px" },
+      x: { ...axis, label: "Right → wrong (%) →", labelAnchor: "right", ticks: 6 },
+      y: { ...axis, label: "↑ Wrong → right (%)", ticks: 6 },
+      marks: [
+        Libraries.line([[0, 0], [most, most]], { stroke: "var(--ink)" }),
+        Libraries.line(steps.map((t) => [margin + t * t * (most - margin), t * t * (most - margin)]), { stroke: "var(--worse)", strokeDasharray: "6 4" }),
+        Libraries.line(found.flatMap((p) => p.line.map(([x, y]) => ({ x, y, name: p.name }))), { x: "x", y: "y", z: "name", stroke: "var(--muted)" }),
+        Libraries.link(told, { x1: ([a]) => byName.get(a).x[0], y1: ([a]) => byName.get(a).y[0], x2: ([, b]) => byName.get(b).x[0], y2: ([, b]) => byName.get(b).y[0],
+          stroke: "var(--accent)", strokeWidth: 2, strokeDasharray: "1 4", strokeLinecap: "round" }),
+        dots("no worse", { fill: "var(--accent)", stroke: "var(--accent)" }),
+        dots("open", { fill: "var(--page)", stroke: "var(--accent)" }),
+        dots("worse", { fill: "var(--worse)", stroke: "var(--worse)", symbol: "triangle" }),
+        Libraries.dot(found.filter((p) => p.name === Scores.choice), { x: (p) => p.x[0], y: (p) => p.y[0], r: 9, stroke: "var(--ink)", strokeWidth: 1.5 }),
+        ...nameMarks(named, axis, axis, width, height),
+        Libraries.tip(found, Libraries.pointer({ x: (p) => p.x[0], y: (p) => p.y[0], title, fill: "var(--page)", stroke: "var(--line)" })),
+      ],
+    }), `Answers broken against answers repaired of ${counted(found.length, "variant", "variants")}; the table below has the numbers.`);
+    caption.textContent = [
+      byName.has(Scores.choice) ? "Ringed: the choice." : "",
+      ties.length ? `Dotted: ties, which neither KL nor right answers tell apart: ${ties === told ? ties.map((pair) => pair.join(" and ")).join("; ")
+        : `${Scores.first} and ${listed(tied(Scores.first)) || "none"}, of ${ties.length} pairs`}.` : "",
+      named.length < found.length ? "Not all are named; point at them." : "",
+    ].filter(Boolean).join(" ");
   }
 
   /** Draw the models on the principal components of their similarities; the first two are the baseline's samples. */
@@ -228,7 +287,7 @@ const Figures = (data, alike) => {
       byId("scatter-presets").append(button);
     }
   const metricChosen = byId("apart-metric").options.length > 0;
-  const draw = () => (scatter(), metricChosen && apart(), alike && alikeMap());
+  const draw = () => (scatter(), byId("direction") && direction(), metricChosen && apart(), alike && alikeMap());
   byId("apart-metric").addEventListener("change", apart);
   Scores.whenFiltered(draw);
   let width = 0;

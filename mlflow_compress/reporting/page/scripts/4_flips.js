@@ -16,7 +16,7 @@ const Flips = (data) => {
   let shown = 0;
 
   const every = (names) => [["", "all"], ...names.map((name) => [name, name])];
-  fill(form.elements.variant, every(data.variants), Scores.chosen);
+  fill(form.elements.variant, every(data.variants), Scores.first);
   fill(form.elements.against, [["", "the baseline"], ...data.variants.map((name) => [name, name])]);
   fill(form.elements.task, every(data.tasks));
   fill(form.elements.category, every([...data.categories].sort()));
@@ -136,7 +136,7 @@ const Flips = (data) => {
       element("p", { class: "note" }, where),
       examples ? element("details", {}, element("summary", {}, "The prompt begins with"), element("pre", {}, examples)) : null,
       element("div", { class: "item" }, element("pre", {}, item[4]), item[5] ? options(item, models) : texts(item, models)),
-      element("p", { class: "note" }, ...kept, others.length ? `Also changed by ${others.slice(0, 12).join(", ")}${others.length > 12 ? ` and ${others.length - 12} more` : ""}.` : "No other variant changed it."));
+      element("p", { class: "note" }, ...kept, others.length ? `Also changed by ${listed(others)}.` : "No other variant changed it."));
   }
 
   /** Make the values of the heat map links to the changed answers that they count. */

@@ -5,7 +5,7 @@ const Answers = (data) => {
   const form = byId("answer-filter");
   let found = [];
   let shown = 0;
-  fill(form.elements.variant, Object.keys(data.variants).map((name) => [name, name]), Scores.chosen);
+  fill(form.elements.variant, Object.keys(data.variants).map((name) => [name, name]), Scores.first);
 
   function select() {
     const answers = data.variants[form.elements.variant.value];
