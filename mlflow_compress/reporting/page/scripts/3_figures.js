@@ -45,8 +45,8 @@ const Figures = (data, alike) => {
   }
 
   /** Return how far to shift each name, in pixels, so that it covers no other name and no point. */
-  function shifts(names) {
-    const placed = names.map(({ x, y }) => ({ left: x - 6, right: x + 6, y: y + 9 }));
+  function shifts(names, points) {
+    const placed = points.map(([x, y]) => ({ left: x - 6, right: x + 6, y }));
     return names.map((name) => {
       let y = name.y;
       const covers = (other) => Math.abs(other.y - y) < 14 && name.left < other.right && other.left < name.right;
@@ -68,21 +68,24 @@ const Figures = (data, alike) => {
 
   const MARGINS = { marginLeft: 60, marginRight: 20, marginTop: 30, marginBottom: 42 };
 
-  /** Return the marks that write each point's name beside it, where no other name stands. */
-  function nameMarks(named, across, up, width, height) {
+  /** Return the marks that write some points' names beside them, where no other name and no point stands. */
+  function nameMarks(found, named, across, up, width, height) {
     const { marginLeft, marginRight, marginTop, marginBottom } = MARGINS;
     const part = (axis, value) => {
       const [low, high, it] = [...axis.domain, value].map({ log: Math.log, sqrt: Math.sqrt }[axis.type] ?? Number);
       return (it - low) / (high - low);
     };
+    const at = (p) => [
+      marginLeft + part(across, p.x[0]) * (width - marginLeft - marginRight),
+      height - marginBottom - part(up, p.y[0]) * (height - marginTop - marginBottom),
+    ];
     const labels = named.map((p) => {
-      const x = marginLeft + part(across, p.x[0]) * (width - marginLeft - marginRight);
+      const [x, y] = at(p);
       const size = 6.6 * p.name.length;
       const toLeft = x + 8 + size > width;
-      return { p, x, toLeft, y: height - marginBottom - part(up, p.y[0]) * (height - marginTop - marginBottom) - 9,
-        left: toLeft ? x - 8 - size : x + 8, right: toLeft ? x - 8 : x + 8 + size };
+      return { p, toLeft, y: y - 9, left: toLeft ? x - 8 - size : x + 8, right: toLeft ? x - 8 : x + 8 + size };
     }).sort((a, b) => a.y - b.y);
-    const shifted = shifts(labels);
+    const shifted = shifts(labels, found.map(at));
     return labels.map(({ p, toLeft }, i) => Libraries.text([p],
       { x: p.x[0], y: p.y[0], text: "name", dx: toLeft ? -8 : 8, dy: shifted[i] - 9, textAnchor: toLeft ? "end" : "start",
         fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4 }));
@@ -134,7 +137,7 @@ const Figures = (data, alike) => {
         dots("open", { fill: "var(--page)", stroke: "var(--accent)" }),
         dots("worse", { fill: "var(--worse)", stroke: "var(--worse)", symbol: "triangle" }),
         Libraries.dot(found.filter((p) => p.name === Scores.choice), { x: (p) => p.x[0], y: (p) => p.y[0], r: 9, stroke: "var(--ink)", strokeWidth: 1.5 }),
-        ...nameMarks(named, axis, axis, width, height),
+        ...nameMarks(found, named, axis, axis, width, height),
         Libraries.tip(found, Libraries.pointer({ x: (p) => p.x[0], y: (p) => p.y[0], title, fill: "var(--page)", stroke: "var(--line)" })),
       ],
     }), `Answers broken against answers repaired of ${counted(found.length, "variant", "variants")}; the table below has the numbers.`);
@@ -161,7 +164,7 @@ const Figures = (data, alike) => {
       marks: [
         Libraries.dot(found, { x: (p) => p.x[0], y: (p) => p.y[0], r: 5, stroke: "var(--accent)", strokeWidth: 1.5,
           fill: (p) => (p.own ? "var(--page)" : "var(--accent)") }),
-        ...nameMarks(found.length <= MOST_NAMES ? found : found.slice(0, 2), across, up, width, height),
+        ...nameMarks(found, found.length <= MOST_NAMES ? found : found.slice(0, 2), across, up, width, height),
         Libraries.tip(found, Libraries.pointer({ x: (p) => p.x[0], y: (p) => p.y[0], title, fill: "var(--page)", stroke: "var(--line)" })),
       ],
     }), `${counted(found.length, "model", "models")} as points, by whom their answers resemble; the table above has the similarities.`);
@@ -188,7 +191,7 @@ const Figures = (data, alike) => {
     const [cx, cy] = [columns.get(x), columns.get(y)];
     const title = (p) => `${p.name}\n${label(cx)}: ${p.x[0].toPrecision(4)}\n${label(cy)}: ${p.y[0].toPrecision(4)}`;
     const height = Math.max(300, Math.min(460, width * 0.6));
-    const names = nameMarks(named, across, up, width, height);
+    const names = nameMarks(possible, named, across, up, width, height);
     place("scatter", Libraries.plot({
       width, height, ...MARGINS, className: "figure", style: { fontSize: "12px" },
       x: { type: across.type, domain: across.domain, label: label(cx) + " →", labelAnchor: "right", ...ticks(across) },

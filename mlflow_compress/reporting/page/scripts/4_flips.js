@@ -141,17 +141,26 @@ const Flips = (data) => {
 
   /** Make the values of the heat map links to the changed answers that they count. */
   function linkCells() {
+    const key = (task, category) => JSON.stringify([task, category ?? null]);
+    const counts = changes.map((own) => {
+      const parts = new Map();
+      for (const [item, { kind }] of own)
+        if (kind !== "w2w") {
+          const task = data.tasks[data.items[item][1]];
+          for (const part of new Set([key(task), key(task, data.categories[data.items[item][2]])])) parts.set(part, (parts.get(part) ?? 0) + 1);
+        }
+      return parts;
+    });
     const [head, ...rows] = document.querySelectorAll('[aria-labelledby="categories"] tr');
+    const names = [...head.cells].map((cell) => cell.textContent);
+    const places = names.map((name, i) => (i > 1 ? data.variants.indexOf(name) : -1));
     for (const row of rows) {
       const part = Object.fromEntries(new URLSearchParams(row.cells[0].dataset.value));
       [...row.cells].forEach((cell, i) => {
-        const own = changes[data.variants.indexOf(head.cells[i].textContent)];
-        const counts = ([item, { kind }]) => kind !== "w2w" && data.tasks[data.items[item][1]] === part.task
-          && (part.category === undefined || data.categories[data.items[item][2]] === part.category);
-        const n = i > 1 && own ? [...own].filter(counts).length : 0;
+        const n = counts[places[i]]?.get(key(part.task, part.category));
         if (!n) return;
-        const href = fragmentOf({ variant: head.cells[i].textContent, ...part, change: "flip" });
-        cell.firstElementChild.replaceChildren(element("a", { href, title: counted(n, "changed answer", "changed answers") }, ...cell.firstElementChild.childNodes));
+        const link = { href: fragmentOf({ variant: names[i], ...part, change: "flip" }), title: counted(n, "changed answer", "changed answers") };
+        cell.firstElementChild.replaceChildren(element("a", link, ...cell.firstElementChild.childNodes));
       });
     }
   }
