@@ -79,7 +79,7 @@ def scoreboard_table(board: Scoreboard) -> Table:
     heads = [Column(column.label + (level if column.key in _WITH_INTERVAL else ""), key=column.key) for column in main]
     heads += [Column("timed in", key=_RUNTIME)] if _is_timed(board) else []
     heads += [Column("status", key="status")] if told else []
-    rows = [_baseline_row(board, heads)] if board.baseline_cells else []
+    rows = [baseline_row(board, heads)] if board.baseline_cells else []
     for row in made:
         cells: list[str | Words | None] = [Words(row.name, sign="*" if row.on_front else "")]
         cells += [score_cell(row, column, interval=column.key in _WITH_INTERVAL) for column in main]
@@ -88,7 +88,7 @@ def scoreboard_table(board: Scoreboard) -> Table:
     return Table(columns=[Column("variant", left=True, key="variant"), *heads], rows=rows)
 
 
-def _baseline_row(board: Scoreboard, heads: Sequence[Column]) -> list[str | Words | None]:
+def baseline_row(board: Scoreboard, heads: Sequence[Column]) -> list[str | Words | None]:
     """Return the baseline's own values; in the column of the accuracy's change, its accuracy."""
     by_key = {column.key: column for column in board.columns}
     cells: list[str | Words | None] = [Words(f"{board.baseline} (baseline)")]

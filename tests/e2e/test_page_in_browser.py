@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlflow_compress.decide.promotion import Decision
@@ -75,18 +76,18 @@ def test_figures_are_drawn_as_vectors_with_a_text_for_readers(tab: Browser, page
 def test_the_scoreboard_sorts_and_filters_and_the_figures_follow(tab: Browser, page: str) -> None:
     tab.show(page)
     tab.ready()
-    names = "[...document.querySelectorAll('.scores tbody tr:not([hidden])')].map((row) => row.cells[0].dataset.value)"
-    assert tab.run(names) == ["near", "far"]
+    names = "[...document.querySelectorAll('.scores tbody tr:not([hidden])')].map((row) => row.cells[0].dataset.value ?? 'base')"
+    assert tab.run(names) == ["base", "near", "far"]  # the baseline stays on top
     tab.run("document.querySelector('.scores th[data-key=\"size/bytes\"] button').click()")
-    assert tab.run(names) == ["far", "near"]  # 3 MB before 4 MB
+    assert tab.run(names) == ["base", "far", "near"]  # 3 MB before 4 MB
     assert tab.run("document.querySelector('.scores th[data-key=\"size/bytes\"]').ariaSort") == "ascending"
     tab.run("document.querySelector('.scores th[data-key=\"size/bytes\"] button').click()")
-    assert tab.run(names) == ["near", "far"]
+    assert tab.run(names) == ["base", "near", "far"]
     tab.run(
         "(box => { box.value = 'NEAR'; box.dispatchEvent(new Event('input')); })(document.querySelector('#score-filter'))"
     )
     tab.until("document.querySelector('#score-count').textContent === '1 of 2 variants'")
-    assert tab.run(names) == ["near"] and tab.run("document.querySelectorAll('#scatter circle').length") == 1
+    assert tab.run(names) == ["base", "near"] and tab.run("document.querySelectorAll('#scatter circle').length") == 1
 
 
 def test_a_fragment_restores_a_selection(tab: Browser, page: str) -> None:
@@ -104,7 +105,9 @@ def test_a_fragment_restores_a_selection(tab: Browser, page: str) -> None:
     assert texts(tab, "#flip-link") == [wanted] and "Accepted: 4" in texts(tab, "#flip-list article")[0]
 
 
-def test_the_explorer_opens_on_the_choice_and_compares_any_two_variants(tab: Browser, page: str) -> None:
+def test_the_explorer_opens_on_the_choice_and_compares_any_two_variants(
+    tab: Browser, page: str, tmp_path: Path
+) -> None:
     tab.show(page)
     tab.ready()
     assert texts(tab, "#flip-link") == ["#flips?variant=near"]
@@ -124,6 +127,15 @@ def test_the_explorer_opens_on_the_choice_and_compares_any_two_variants(tab: Bro
     tab.show(f"{page}#flips?against=far&change=w2c")
     tab.ready()
     assert texts(tab, "#flip-count") == ["3 answers in this selection that differ from far's."]
+    # To c2 "near" has no answer: it does not differ there.
+    content = page_content()
+    near, far = content.variants
+    assert near.changes is not None
+    near = replace(near, changes=replace(near.changes, unscored=np.array([2])))
+    (tmp_path / "p.html").write_text(render_page(replace(content, variants=[near, far])), encoding="utf-8")
+    tab.show(f"{(tmp_path / 'p.html').as_uri()}#flips?variant=far&against=near")
+    tab.ready()
+    assert texts(tab, "#flip-count") == ["2 answers in this selection that differ from near's."]
     assert tab.errors == []
 
 

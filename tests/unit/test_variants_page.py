@@ -16,7 +16,7 @@ import pytest
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
-from mlflow_compress.reporting.page.page_tables import LEVELS, direction_table, heat_map, shared_table
+from mlflow_compress.reporting.page.page_tables import LEVELS, direction_table, heat_map, scores_table, shared_table
 from mlflow_compress.reporting.page.variants_page import (
     choice_reason,
     choice_sentence,
@@ -111,6 +111,15 @@ def test_variants_share_changed_answers():
     assert "Of 4 items, 3 changed under one variant only, 1 under all 2." in " ".join(
         Page(render_page(page_content())).text.split()
     )
+
+
+def test_the_baseline_has_a_row_and_other_numbers_of_items_say_why():
+    content = page_content()
+    table = scores_table(content)
+    assert [str(row[0]) for row in table.rows] == ["base (baseline)", "near *", "far *"] and table.strong == {1}
+    assert str(table.rows[0][1]) == "8 MB"  # 4 MB are half of it
+    text = Page(render_page(replace(content, board=replace(content.board, n_items=3)))).text
+    assert "Of 4 items of all tasks (the scoreboard has the 3 of multiple choice), 3 changed" in " ".join(text.split())
 
 
 def test_the_heat_map_has_each_category_once():

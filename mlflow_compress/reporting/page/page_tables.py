@@ -15,7 +15,7 @@ from mlflow_compress.decide.scoreboard import ScoreRow
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.page_content import PageContent, shared_changes, ties
-from mlflow_compress.reporting.scoreboard_text import score_cell
+from mlflow_compress.reporting.scoreboard_text import baseline_row, score_cell
 from mlflow_compress.reporting.tables import Column, Table, Words
 
 LEVELS = 8
@@ -43,25 +43,20 @@ class SharedChanges:
 
 
 def scores_table(content: PageContent) -> Table:
-    """Return the main columns of every variant; the choice stands out."""
+    """Return the main columns of the baseline and every variant; the choice stands out."""
     board, champion = content.board, content.decision.champion
     main = [column for column in board.columns if column.main]
-    chosen = [champion is not None and champion.name == row.name for row in board.rows]
+    heads = [Column(column.label, key=column.key, direction=column.direction) for column in main]
     addresses = {variant.run_id: variant.address for variant in content.variants}
-    return Table(
-        columns=[
-            Column("variant", left=True, key="name"),
-            *(Column(column.label, key=column.key, direction=column.direction) for column in main),
-        ],
-        rows=[
-            (
-                _variant(row, addresses.get(row.run_id or "", ""), chosen=chosen[i]),
-                *(score_cell(row, column, interval=True) for column in main),
-            )
-            for i, row in enumerate(board.rows)
-        ],
-        strong=frozenset(i for i, is_choice in enumerate(chosen) if is_choice),
-    )
+    rows: list[Sequence[str | Words | None]] = [baseline_row(board, heads)] if board.baseline_cells else []
+    strong = set()
+    for row in board.rows:
+        chosen = champion is not None and champion.name == row.name
+        if chosen:
+            strong.add(len(rows))
+        name = _variant(row, addresses.get(row.run_id or "", ""), chosen=chosen)
+        rows.append((name, *(score_cell(row, column, interval=True) for column in main)))
+    return Table(columns=[Column("variant", left=True, key="name"), *heads], rows=rows, strong=frozenset(strong))
 
 
 def _variant(row: ScoreRow, address: str, *, chosen: bool) -> Words:

@@ -1,7 +1,7 @@
 // The scoreboard: sorts and filters its rows. Figures draw what it shows.
 const Scores = (() => {
   const table = document.querySelector("table.scores");
-  const rows = [...table.tBodies[0].rows];
+  const rows = [...table.tBodies[0].rows].filter((row) => row.querySelector(".method")); // the baseline stays on top
   const heads = [...table.tHead.rows[0].cells];
   const listeners = [];
   let sorted = { column: null, descending: false };
