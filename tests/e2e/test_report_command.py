@@ -73,7 +73,7 @@ def test_a_sweep_and_its_runs_make_the_same_page(
 
     if chromium() is not None:
         with browser() as tab:
-            tab.show((workdir / "sweep.html").as_uri())
+            tab.show(f"{(workdir / 'sweep.html').as_uri()}#flips")  # of every variant
             tab.ready()
             assert tab.run("document.querySelectorAll('#flip-list article').length") > 0
             assert tab.errors == []
