@@ -63,7 +63,8 @@ def choice_notes(
             )
         notes.append(f"{said}.")
     if len(smaller) > _MOST_SMALLER:
-        notes.append(f"{len(smaller) - _MOST_SMALLER} more smaller ones fail too.")
+        more = len(smaller) - _MOST_SMALLER
+        notes.append(f"{more} more smaller {'variant fails' if more == 1 else 'variants fail'} too.")
     return notes
 
 

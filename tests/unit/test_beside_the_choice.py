@@ -104,5 +104,5 @@ def test_of_many_smaller_ones_five_are_told() -> None:
     many = [candidate(f"far{i}", 10 + i, 9.0, 11.0) for i in range(8)]
     decision = decide([candidate("chosen", 100, 0.0, 0.5), *many], [DROP])
     notes = choice_notes(decision, None)
-    assert len(notes) == 6 and notes[-1] == "3 more smaller ones fail too." and notes[0].startswith("Not far7")
+    assert len(notes) == 6 and notes[-1] == "3 more smaller variants fail too." and notes[0].startswith("Not far7")
     assert len(to_compare(decision)) == 6
