@@ -14,8 +14,8 @@ from mlflow_compress.records import MetricResult
 VLLM = "vLLM 0.32.0 (eager)"
 
 
-def scores(correct: Sequence[float], kl: Sequence[float]) -> ItemScores:
-    """Return the scores of items that are numbered; the baseline has all of them right."""
+def scores(correct: Sequence[float], kl: Sequence[float], groups: Sequence[int] | None = None) -> ItemScores:
+    """Return the scores of items that are numbered, each alone by default; the baseline has all of them right."""
     n = len(correct)
     return ItemScores(
         np.array(["task"] * n, dtype=object),
@@ -23,7 +23,7 @@ def scores(correct: Sequence[float], kl: Sequence[float]) -> ItemScores:
         np.asarray(correct, dtype=np.float64),
         np.asarray(kl, dtype=np.float64),
         1.0 - np.asarray(correct, dtype=np.float64),
-        np.arange(n),
+        np.arange(n) if groups is None else np.asarray(groups),
     )
 
 

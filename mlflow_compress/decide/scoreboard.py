@@ -14,14 +14,15 @@ from mlflow_compress.config.policy import MARGIN
 from mlflow_compress.decide.direction import HarmVerdict, harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.estimates import PairedDifference
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
 from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT, shows_clipped
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects, same_length
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, are_grouped, group_sums
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
-from mlflow_compress.metrics.stats.intervals import paired_difference
-from mlflow_compress.metrics.stats.significance import holm, mcnemar_mid_p, paired_mean
+from mlflow_compress.metrics.stats.significance import holm, paired_mean
 from mlflow_compress.metrics.stats.variance_components import MakeSpread, closer_probability, make_spread
 from mlflow_compress.records import MetricResult
 
@@ -218,7 +219,7 @@ class Difference:
     low: float
     high: float
     n: int  # Items that both have
-    p: float  # p-value of no difference: of Student's paired test (KL), or McNemar's mid-p test (correctness)
+    p: float  # p-value of no difference: see `_kl`, and of McNemar's mid-p test (correctness)
     p_holm: float  # The same after Holm's correction over both tests of all pairs of the scoreboard
 
     @property
@@ -233,8 +234,10 @@ class Separation:
 
     first: str  # Their names
     second: str
-    kl: Difference | None  # Difference of the KL per item, in nats; None where fewer than two items have one
-    correctness: Difference | None  # Difference of the share of right answers; None where no item was answered by both
+    # Difference of the KL per item, in nats; None where fewer than two items, or `FEWEST_GROUPS` groups, have one
+    kl: Difference | None
+    # Difference of the share of right answers; None where no item, or too few groups, were answered by both
+    correctness: Difference | None
 
     @property
     def told_apart(self) -> bool:
@@ -243,25 +246,41 @@ class Separation:
 
 
 def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
-    difference = second.kl - first.kl
-    difference = difference[np.isfinite(difference)]
-    mean = paired_mean(difference, level=level) if len(difference) else None
+    """Return Student's paired test; of items in groups, of the groups' sums.
+
+    The p-value is the larger one of the sample's, and of the sample in which the unit that speaks most against the
+    difference stands twice: what the heaviest item is, a sample may not have seen (`benchmarks/kl_against_harm.py`).
+    """
+    difference, groups = second.kl - first.kl, first.group
+    there = np.isfinite(difference)
+    difference, groups = difference[there], groups[there]
+    n, units = len(difference), difference
+    if n and are_grouped(groups):
+        sums = group_sums(difference, groups)[0]
+        units = sums * len(sums) / n  # whose mean is that of the items
+        if len(sums) < FEWEST_GROUPS:
+            return None
+    mean = paired_mean(units, level=level) if n else None
     if mean is None:
         return None
+    against = units.min() if mean.value > 0 else units.max()
+    twice = paired_mean(np.append(units, against))
+    still = twice is not None and twice.value * mean.value > 0
+    p = max(mean.p_value, twice.p_value) if twice is not None and still else 1.0
     low, high = mean.interval
-    return Difference(value=mean.value, low=low, high=high, n=mean.n, p=mean.p_value, p_holm=mean.p_value)
+    return Difference(value=mean.value, low=low, high=high, n=n, p=p, p_holm=p)
 
 
 def _correctness(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
     both = np.isfinite(first.correct) & np.isfinite(second.correct)
-    n = int(both.sum())
-    if n == 0:
+    if not both.any():
         return None
-    right, other = first.correct[both] == 1, second.correct[both] == 1
-    gained, lost = int((~right & other).sum()), int((right & ~other).sum())
-    low, high = paired_difference(gained, lost, n, level=level)
-    p = mcnemar_mid_p(lost, gained)
-    return Difference(value=(gained - lost) / n, low=low, high=high, n=n, p=p, p_holm=p)
+    change = PairedDifference.of(first.correct[both] == 1, second.correct[both] == 1, first.group[both])
+    value, ends = change.at(MetricSettings(level=level), 1.0)
+    if ends is None:
+        return None
+    p = change.p_value.value
+    return Difference(value=value, low=ends[0], high=ends[1], n=change.n, p=p, p_holm=p)
 
 
 def separate(variants: Sequence[ScoredVariant], *, level: float = 0.95) -> tuple[Separation, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_1samp
 
 from mlflow_compress.decide.scoreboard import groups_not_told_apart, separate
 from mlflow_compress.errors import AlignmentError, DataError
@@ -65,6 +66,38 @@ def test_a_variant_is_not_told_apart_from_itself() -> None:
     for found in (pair.kl, pair.correctness):
         assert found is not None and (found.value, found.p, found.p_holm) == (0.0, 1.0, 1.0)
         assert found.low <= 0 <= found.high
+
+
+def test_the_item_that_speaks_most_against_a_difference_counts_twice() -> None:
+    """A sample may lack the heaviest item: of 0.2 once and -0.01 40 times, the 0.2 stands twice."""
+    d = np.array([*[-0.01, -0.03] * 20, 0.2])
+    pair = two(scores([1] * 41, np.ones(41)), scores([1] * 41, 1 + d))
+    assert pair.kl is not None
+    alone, twice = ttest_1samp(d, 0.0).pvalue, ttest_1samp([*d, 0.2], 0.0).pvalue
+    assert pair.kl.p == pytest.approx(twice) and twice > 2 * alone
+    assert (pair.kl.value, pair.kl.n) == (pytest.approx(d.mean()), 41)
+    # Where it turns the difference round, nothing is told apart.
+    d = np.array([*[-0.01, -0.03] * 5, 0.15])
+    turned = two(scores([1] * 11, np.ones(11)), scores([1] * 11, 1 + d)).kl
+    assert d.mean() < 0 < d.sum() + 0.15 and turned is not None and turned.p == 1.0
+
+
+def test_items_with_a_text_in_common_are_compared_as_groups() -> None:
+    """Ten copies of each of 40 items tell what the 40 do; copies of 19 tell nothing."""
+    rng = np.random.default_rng(2)
+    right, kl, other = rng.integers(0, 2, 40), rng.exponential(size=40), rng.exponential(size=40)
+    alone = two(scores([1] * 40, kl), scores(right, other))
+    groups = np.repeat(np.arange(40), 10)
+    copied = two(scores([1] * 400, kl.repeat(10), groups), scores(right.repeat(10), other.repeat(10), groups))
+    assert copied.kl is not None and alone.kl is not None and copied.correctness is not None
+    assert (copied.kl.value, copied.kl.p) == (pytest.approx(alone.kl.value), pytest.approx(alone.kl.p))
+    assert (copied.kl.low, copied.kl.high) == pytest.approx((alone.kl.low, alone.kl.high))
+    assert copied.kl.n == copied.correctness.n == 400
+    assert alone.correctness is not None and copied.correctness.p == pytest.approx(alone.correctness.p)
+    few = two(
+        scores([1] * 190, kl[:19].repeat(10), groups[:190]), scores([0] * 190, other[:19].repeat(10), groups[:190])
+    )
+    assert few.kl is few.correctness is None and not few.told_apart
 
 
 def test_differences_are_the_second_minus_the_first() -> None:
