@@ -40,7 +40,7 @@ def choice_notes(
         return pairs.get(frozenset((str(chosen), str(names.get(outcome.candidate.run_id)))))
 
     others = [o for o in decision.outcomes if o.passed and o.candidate.run_id != champion.run_id]
-    tied = [o.candidate.name for o in others if (pair := beside(o)) is not None and not pair.told_apart]
+    tied = [o.candidate.name for o in others if (pair := beside(o)) is not None and pair.tied]
     for_all = ends_for_all(decision, gates)
     notes = [for_all] if for_all else []
     if tied:

@@ -61,21 +61,20 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
     settings, groups = MetricSettings(seed=seed), inputs.view.group[rows]
     before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
     moved = PairedDifference.of(before, after, groups)
-    accuracy, accuracy_interval = moved.at(settings, 1.0)
-    kl: tuple[float, tuple[float, float] | None] | None = None
-    n_kl = 0
+    accuracy, accuracy_ends = moved.at(settings, 1.0)
+    n_kl, kl, kl_ends = 0, None, None
     if champion.option_distances is not None and challenger.option_distances is not None:
         of_champion = option_means(inputs.view, champion.option_distances, "kl")[rows]
         both = np.maximum(inputs.distance("kl")[rows], 0.0) - np.maximum(of_champion, 0.0)
         differences = Mean.of_scored(both, groups, skewed=True)
         n_kl = differences.n
-        kl = differences.at(settings, 1.0) if n_kl else None
+        kl, kl_ends = differences.at(settings, 1.0) if n_kl else (None, None)
     return HeadToHead(
-        kl=kl[0] if kl else None,
-        kl_interval=Interval(*kl[1]) if kl and kl[1] else None,
+        kl=kl,
+        kl_interval=Interval(*kl_ends) if kl_ends else None,
         kl_items=n_kl,
         accuracy=accuracy,
-        accuracy_interval=Interval(*accuracy_interval) if accuracy_interval else None,
+        accuracy_interval=Interval(*accuracy_ends) if accuracy_ends else None,
         items=moved.n,
         gained=moved.gained,
         lost=moved.lost,

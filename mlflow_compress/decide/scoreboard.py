@@ -244,6 +244,11 @@ class Separation:
         """Whether KL or correctness differs significantly."""
         return any(test is not None and test.significant for test in (self.kl, self.correctness))
 
+    @property
+    def tied(self) -> bool:
+        """Whether they were tested, and neither KL nor correctness differs significantly."""
+        return (self.kl is not None or self.correctness is not None) and not self.told_apart
+
 
 def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
     """Return Student's paired test; of items in groups, of the groups' sums.
@@ -265,8 +270,8 @@ def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | Non
         return None
     against = units.min() if mean.value > 0 else units.max()
     twice = paired_mean(np.append(units, against))
-    still = twice is not None and twice.value * mean.value > 0
-    p = max(mean.p_value, twice.p_value) if twice is not None and still else 1.0
+    assert twice is not None  # as `mean` is not
+    p = max(mean.p_value, twice.p_value) if twice.value * mean.value > 0 else 1.0
     low, high = mean.interval
     return Difference(value=mean.value, low=low, high=high, n=n, p=p, p_holm=p)
 

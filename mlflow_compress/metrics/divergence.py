@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_DISTANCES, VARIANT
-from mlflow_compress.metrics.kl_tail import mean_is_trusted
+from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
 
@@ -73,10 +72,6 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
         groups = inputs.view.group[rows]
         found = {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
-        return found | {
-            key: replace(mean, trusted=mean_is_trusted(mean.values, mean.groups))
-            for key, mean in found.items()
-            if key in (KL, KL_REVERSE)
-        }
+        return found | {key: mean_kl(of_item[key], groups) for key in (KL, KL_REVERSE)}
 
     return by_subset(inputs, means, families=inputs.view.scored)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,6 +49,12 @@ def mean_is_trusted(kl: Float, groups: Int | None) -> bool:
     if groups is not None and are_grouped(groups):
         sums = group_sums(sums, groups)[0]
     return len(kl) >= TRUSTED_ITEMS and sums.sum() > 0.0 and top_share_pct(sums, 1) < TRUSTED_TOP_PCT
+
+
+def mean_kl(values: Float, groups: Int | None) -> Mean:
+    """Return the mean of those KLs of items that are not NaN, with an interval where `mean_is_trusted`."""
+    mean = Mean.of_scored(values, groups, skewed=True)
+    return replace(mean, trusted=mean_is_trusted(mean.values, mean.groups))
 
 
 def top_share_pct(kl: Float, count: int) -> float:

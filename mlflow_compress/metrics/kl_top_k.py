@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from mlflow_compress.errors import DataError
@@ -12,7 +10,7 @@ from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_BOUNDS, VARIANT
-from mlflow_compress.metrics.kl_tail import mean_is_trusted
+from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import TOP_LADDER, MetricResult
 
@@ -77,9 +75,8 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
     def means(rows: Int) -> Estimates:
         scored = np.isfinite(kl[rows])
         left, groups = int((~scored).sum()), inputs.view.group[rows]
-        mean = Mean.of_scored(kl[rows], groups, skewed=True)
         return {
-            key: replace(mean, trusted=mean_is_trusted(mean.values, mean.groups)),
+            key: mean_kl(kl[rows], groups),
             KEPT: Mean.of_scored(np.minimum(kept[rows], 1.0), groups),
             CLIPPED_RESTS: Number(float((clipped[rows][scored] > 0).sum()), int(scored.sum()), left),
         }

@@ -61,7 +61,8 @@ def _checkpoint(run: Run) -> tuple[str, str]:
     return run.data.tags[run_names.VARIANT], run.data.tags.get(run_names.CHECKPOINT_SHA256, "unknown")
 
 
-def _items(metrics: Mapping[str, float]) -> int | None:
+def items_in(metrics: Mapping[str, float]) -> int | None:
+    """Return the number of items with a prediction, from the metrics of a main run; None where they lack it."""
     return int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None
 
 
@@ -87,7 +88,7 @@ def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
             name=shown[key],
             checkpoint=key,
             run=run,
-            items=_items(run.data.metrics),
+            items=items_in(run.data.metrics),
             makes=1 + len(makes_of(run, runs)),
         )
         for key, run in newest.items()

@@ -147,8 +147,9 @@ def _conversations(frame: pd.DataFrame) -> list[tuple[str, list[str]]]:
 
 
 def _is_message(given: object) -> bool:
-    texts = list(given.values()) if isinstance(given, Mapping) and given.keys() == {"role", "content"} else [None]
-    return all(isinstance(text, str) for text in texts)
+    if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
+        return False
+    return all(isinstance(text, str) for text in given.values())
 
 
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:

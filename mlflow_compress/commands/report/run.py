@@ -109,10 +109,10 @@ _NOT_SHOWN = {
 }
 
 
-def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = None) -> PageContent:
+def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_file: str | None) -> PageContent:
     """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
 
-    `policy_file` is the promotion policy that says which variant to ship; by default that of `promote`.
+    `policy` says which variant to ship; `policy_file` is where it is from, None for the default policy.
     """
     if not board.finished:
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
@@ -150,7 +150,6 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
                 grades=_table(answered, Judgments) if answered else None,
             )
         )
-    policy = read_policy(policy_file)
     gates = gates_of(policy, policy_file)
     score, ranked_by = ranking_of(policy.objective)
     makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
@@ -158,7 +157,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy_file: str | None = 
         candidate_of(
             v.name,
             runs[v.name],
-            {**runs[v.name].data.metrics, **read_gates(v.results, gates.readings)},
+            read_gates(v.results, gates.readings),
             children[v.name],
             makes=makes[v.name],
         )
@@ -269,7 +268,8 @@ def run_report(config: ReportConfig) -> VariantsReport:
     if not path.parent.is_dir():
         raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
     tracker = Tracker(config.experiment)
-    content = page_content(tracker, _scored(tracker, given, read_policy(config.policy).margin), config.policy)
+    policy = read_policy(config.policy)
+    content = page_content(tracker, _scored(tracker, given, policy.margin), policy, config.policy)
     text = text_of(content)
     report = VariantsReport(
         board=content.board, decision=content.decision, choice=choice_and_reason(content), path=path

@@ -21,7 +21,7 @@ from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.evaluations import Variant
+from mlflow_compress.tracking.evaluations import Variant, items_in
 from mlflow_compress.tracking.model_registry import registered_models
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import RESOLVED
@@ -118,7 +118,7 @@ def candidates_of(
             candidate_of(
                 variant.name,
                 run,
-                {**run.data.metrics, **read_gates(results, policy.readings)},
+                read_gates(results, policy.readings),
                 below if asks else None,
                 makes=None if made_once(run) else variant.makes,
                 version=versions.get(run.info.run_id),
@@ -147,7 +147,7 @@ def _check_places(readings: Iterable[GateReading], places: Collection[tuple[str,
 def candidate_of(
     name: str,
     run: Any,
-    metrics: Mapping[str, float],
+    read: Mapping[str, float],
     stages: Mapping[str, Any] | None,
     *,
     makes: int | None,
@@ -155,9 +155,10 @@ def candidate_of(
 ) -> Candidate:
     """Return a main run as a candidate of a policy.
 
-    - `metrics`: What its gates read.
+    - `read`: What its gates read besides the metrics of the run.
     - `stages`: The runs of its stages; None where the policy does not ask.
     """
+    metrics = {**run.data.metrics, **read}
     method, servers = run.data.tags[run_names.METHOD], run.data.tags.get(run_names.SERVED_BY)
     return Candidate(
         name=name,
@@ -165,7 +166,7 @@ def candidate_of(
         version=version,
         method=method,
         metrics=metrics,
-        items=int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None,
+        items=items_in(metrics),
         makes=makes,
         compresses=compresses(method),
         served_by=None if servers is None else tuple(server for server in servers.split(",") if server != NONE),

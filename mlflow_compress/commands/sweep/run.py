@@ -28,7 +28,7 @@ from mlflow_compress.commands.sweep.plan import (
 from mlflow_compress.commands.sweep.result import State, Sweep, SweepPlan, SweepProgress, VariantProgress
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import as_text
-from mlflow_compress.config.policy import read_policy
+from mlflow_compress.config.policy import Policy, read_policy
 from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.engines.ray.workers import Workers
@@ -52,21 +52,21 @@ from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 
 
 def publish_sweep(
-    tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapping[str, str], policy: str | None
+    tracker: Tracker, run: TrackedRun, plan: SweepPlan, runs: Mapping[str, str], policy: Policy, policy_file: str | None
 ) -> Sweep:
-    """Log everything that people read of a sweep on its run, and return it; `policy` is a file, or none."""
+    """Log everything that people read of a sweep on its run, and return it. For the policy see `page_content`."""
     others = [
         ScoredVariant(name=name, method=name.partition(" ")[0], status="unsupported", reason=reason)
         for name, reason in plan.left_out.items()
     ]
     names = {run_id: name for name, run_id in runs.items()}
-    board = score_runs(tracker, list(runs.values()), others=others, names=names, margin=read_policy(policy).margin)
+    board = score_runs(tracker, list(runs.values()), others=others, names=names, margin=policy.margin)
     run.log_json(board.to_dict(), SCOREBOARD)
     run.log_text(scoreboard_markdown(board), "scoreboard.md")
     run.log_text(scoreboard_csv(board), "scoreboard.csv")
     run.log_table(scoreboard_columns(board), "scoreboard_table.json")
     run.log_json(plan.to_dict(), "plan.json")
-    content = page_content(tracker, board, policy) if board.finished else None
+    content = page_content(tracker, board, policy, policy_file) if board.finished else None
     alike = content.similarity if content is not None else None
     with scratch_folder(tracker.uri) as folder:
         draw_scoreboard(board, folder)
@@ -118,7 +118,8 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
 
     What an earlier run holds is found, not computed again. A variant that fails is marked, and the others go on.
     """
-    gates_of(read_policy(config.policy), config.policy)  # one that cannot be used is refused before anything is made
+    policy = read_policy(config.policy)
+    gates_of(policy, config.policy)  # one that cannot be used is refused before anything is made
     chosen, left_out = combinations(config)
     folder = str(out_folder(config.variants.output_dir, tracking_uri()))
     chosen = [replace(one, config=one.config.with_values(output_dir=folder)) for one in chosen]
@@ -136,7 +137,7 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
         with parent_run(tracker, name, key, tags) as run:
             run.log_params(as_text(config))
             runs = make_variants(tracker, run, prepared, tell, workers)
-            sweep = publish_sweep(tracker, run, plan, runs, config.policy)
+            sweep = publish_sweep(tracker, run, plan, runs, policy, config.policy)
             if sweep.failed:
                 reasons = "; ".join(f"{name}: {reason}" for name, reason in sweep.failed.items())
                 raise SweepError(

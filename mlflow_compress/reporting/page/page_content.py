@@ -351,7 +351,7 @@ def score_data(content: PageContent) -> dict[str, Any]:
 
 def ties(board: Scoreboard) -> list[tuple[str, str]]:
     """Return the pairs of variants that neither the KL nor the right answers tell apart."""
-    return [(p.first, p.second) for p in board.separations if (p.kl or p.correctness) and not p.told_apart]
+    return [(p.first, p.second) for p in board.separations if p.tied]
 
 
 def _axis(column: ScoreColumn) -> dict[str, Any]:
