@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +67,14 @@ CASES = {
         2,
         "Parameter 'evaluation' .*Allowed: auto, or 6 .*Got: 'abcd'.",
     ),
+    "no such evaluation": (
+        ["promote", "--model", "llama", "--evaluation", "abcdef12"],
+        2,
+        "The store .* has no such evaluation. Allowed: 0123456789abcdef. Got: 'abcdef12'.",
+    ),
+    "no such baseline": (["promote", "--model", "nosuch"], 2, "The store .* has no such baseline. Allowed: llama.*"),
+    "a rollback of nothing": (["rollback", "--model", "nosuch"], 2, "The store .* has no such baseline. Allowed: .*"),
+    "a history of nothing": (["history"], 2, "The store .* has no such baseline. Allowed: llama. Got: 'demo'."),
     "nothing to compare": (["compare", "aaa", "bbb"], 2, "Nothing to compare by this name.*Got: 'aaa'."),
 }
 
@@ -87,13 +97,22 @@ def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Pa
         save_file({"weight": np.ones((2, 2), dtype=np.float16)}, folder / "model.safetensors")
     (tmp_path / "whole" / "tokenizer.json").write_text("{}")
     Tokenizer(WordLevel({"?": 0}, unk_token="?")).save(str(tmp_path / "merged" / "tokenizer.json"))
-    env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    database = tmp_path / "mlflow.db"
+    if "no such" in name or "nothing" in name:
+        with closing(sqlite3.connect(database)) as store, store:
+            store.execute("CREATE TABLE runs (run_uuid)")
+            store.execute("CREATE TABLE tags (key, value, run_uuid)")
+            rows = [("base_model", "llama", "0"), ("evaluation", "0123456789abcdef", "0")]
+            store.executemany("INSERT INTO tags VALUES (?, ?, ?)", rows)
+    env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{database}"}
+    before = {path.name for path in tmp_path.iterdir()}
     done = subprocess.run(
         [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
     )
     assert re.fullmatch(f"mlflow-compress: {message.replace('?', chr(92) + '?')}", done.stderr.strip()), done.stderr
     assert (done.returncode, done.stdout.strip()) == (code, "[]")
-    assert not list(tmp_path.rglob("*.lock")) and not (tmp_path / "mlflow.db").exists()  # no half-written result
+    written = [path.name for path in tmp_path.iterdir() if path.name not in before]
+    assert written == []  # no half-written result
     assert len(done.stderr) <= 3000
 
 

@@ -152,8 +152,8 @@ def test_one_name_for_two_checkpoints_is_two_candidates(tracker: Tracker) -> Non
         (["--alias", "best one"], "is not a name that MLflow takes"),
         (["--evaluation", "abc"], "of an evaluation id"),
         (["--evaluation", "zzzzzz"], "of an evaluation id"),
-        (["--evaluation", "123456"], "No evaluation of this model has this id"),
-        (["--model", "unheard-of"], "no finished variant of 'unheard-of'"),
+        (["--evaluation", "123456"], "has no such evaluation"),
+        (["--model", "unheard-of"], "has no such baseline. Allowed: llama. Got: 'unheard-of'"),
         (["--max_kl_outliers_pct", "-1"], "is too small"),
     ],
 )

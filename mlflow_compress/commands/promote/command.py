@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import configured, register_command
 from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
+from mlflow_compress.config import is_endpoint
+from mlflow_compress.config.declarations import AUTO
+from mlflow_compress.tracking.store import require_tag
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback
@@ -35,6 +38,7 @@ def promote(**parameters: Any) -> Promotion:
     mlflow_compress.errors.ConfigError: Parameter 'max_kl' must be a number. Got: 'much'.
     """
     config = configured(PromoteConfig, parameters)
+    _require_known(config.model, config.evaluation)
     from mlflow_compress.commands.promote.run import run_promote
 
     return run_promote(config)
@@ -63,6 +67,7 @@ def rollback(**parameters: Any) -> Rollback:
     mlflow_compress.errors.ConfigError: This alias is reserved.
     """
     config = configured(RollbackConfig, parameters)
+    _require_known(config.model)
     from mlflow_compress.commands.promote.rollback import run_rollback
 
     return run_rollback(config)
@@ -89,6 +94,21 @@ def history(**parameters: Any) -> AliasHistory:
     mlflow_compress.errors.ConfigError: This alias is reserved.
     """
     config = configured(HistoryConfig, parameters)
+    _require_known(config.model)
     from mlflow_compress.commands.promote.rollback import read_history
 
     return read_history(config)
+
+
+# Tags as `run_names` has them, which takes a second to import.
+_BASE_MODEL, _EVALUATION = "base_model", "evaluation"
+
+
+def _require_known(model: str, evaluation: str = AUTO) -> None:
+    """Refuse a baseline or an evaluation that no run has."""
+    from mlflow_compress.commands.shared.inputs import model_label
+
+    if not is_endpoint(model):
+        require_tag(_BASE_MODEL, model_label(model), "baseline")
+    if evaluation != AUTO:
+        require_tag(_EVALUATION, evaluation, "evaluation")
