@@ -1,9 +1,9 @@
-"""Seconds of `promote` over many variants, in a synthetic store of finished main runs.
+"""Seconds of `promote`, `compare` and `report` in a synthetic store of finished main runs that many variants share.
 
-python benchmarks/promote_many.py [--variants 200] [--old]
+python benchmarks/promote_many.py [--variants 200]
 
 Every main run has the metrics and tags that a real one has, a logged model, and an evaluate run with the results of a
-real comparison. `--old` also times registering every variant, as promotion did before.
+real comparison and records of 400 items. Imports are not in it: processor seconds of the work alone are printed too.
 """
 
 import argparse
@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import mlflow
-from synthetic_store import make_variant
+from page_records import run_records
+from synthetic_store import make_baseline, make_variant
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--variants", type=int, default=200)
 parser.add_argument("--tasks", type=int, default=20, help="tasks in the results of every evaluation")
-parser.add_argument("--old", action="store_true", help="register every variant too, as before")
 asked = parser.parse_args()
 
 POLICY = """
@@ -38,8 +38,9 @@ with tempfile.TemporaryDirectory() as folder:
 
     tracker = Tracker()
     began = time.monotonic()
-    for number in range(asked.variants):
-        make_variant(tracker, number, variants=asked.variants, tasks=asked.tasks)
+    shared, records = run_records(400, asked.variants)
+    common = {"variants": asked.variants, "tasks": asked.tasks, "baseline": make_baseline(tracker, shared)}
+    made = [make_variant(tracker, number, **common, records=own) for number, own in enumerate(records)]
     print(f"{asked.variants} variants made in {time.monotonic() - began:.1f} s")
     file = Path(folder) / "policy.yaml"
     file.write_text(POLICY)
@@ -49,14 +50,16 @@ with tempfile.TemporaryDirectory() as folder:
         found = mc.promote(model="llama", **settings)
         print(json.dumps({"what": what, "seconds": round(time.monotonic() - began, 2), "outcome": found.outcome}))
         assert sum(outcome.passed for outcome in found.decision.outcomes) == asked.variants
-    if asked.old:
-        from mlflow_compress.tracking.evaluations import evaluations
-        from mlflow_compress.tracking.model_registry import create_model, register_version
+    import mlflow_compress.commands.compare.run
+    import mlflow_compress.commands.report.run
 
-        [group], _ = evaluations(tracker, "llama")
-        began = time.monotonic()
-        create_model(tracker, "old", "1" * 64)
-        for variant in group.variants:
-            tracker.client.search_model_versions(f"run_id = '{variant.run.info.run_id}'")
-            register_version(tracker, "old", variant.run)
-        print(json.dumps({"what": "registering every variant", "seconds": round(time.monotonic() - began, 2)}))
+    page = Path(folder) / "report.html"
+    for what, work in {
+        "compare two": lambda: mc.compare(made[0], made[-1]),
+        "report on two": lambda: mc.report(made[0], made[-1], output=page),
+        "report on all": lambda: mc.report(*made, output=page),
+    }.items():
+        began, used = time.monotonic(), time.process_time()
+        work()
+        seconds = {"seconds": time.monotonic() - began, "processor seconds": time.process_time() - used}
+        print(json.dumps({"what": what, **{name: round(value, 2) for name, value in seconds.items()}}))

@@ -1,22 +1,58 @@
 """A synthetic store of finished main runs, for benchmarks of what reads many variants."""
 
+import tempfile
 import time
+from pathlib import Path
 
 from mlflow.entities import LoggedModelOutput, Metric, RunTag
 
+from mlflow_compress.records import RunRecords
+from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 
 
 def results(tasks: int) -> list[dict[str, object]]:
     """Return the results of one evaluation: 60 metrics, pooled and by task."""
-    names = ["distance/flips_pct", "distance/all_flips_pct", *(f"quality/metric{i}" for i in range(58))]
+    names = [
+        "distance/flips_pct",
+        "distance/all_flips_pct",
+        "quality/accuracy_delta",
+        *(f"quality/metric{i}" for i in range(57)),
+    ]
     places = [None, *(f"task{i}" for i in range(tasks))]
     common = {"value": 1.0, "low": 0.5, "high": 2.0, "level": 0.95, "n": 1000, "n_unscored": 0, "category": None}
+    common["p"] = None
     return [{"name": name, "task": task, **common} for name in names for task in places]
 
 
-def make_variant(tracker: Tracker, number: int, *, variants: int, tasks: int) -> str:
-    """Make the finished main run of one variant, with its evaluate run, and return its id."""
+def log_records(tracker: Tracker, run_id: str, records: RunRecords) -> None:
+    """Log records as the stages do."""
+    with tempfile.TemporaryDirectory() as folder:
+        records.write(Path(folder))
+        tracker.client.log_artifacts(run_id, folder, RECORDS)
+
+
+def make_baseline(tracker: Tracker, records: RunRecords) -> str:
+    """Make the run of the baseline that all variants share, and return its id."""
+    run = tracker.client.create_run(tracker.experiment_id, tags={"base_model": "llama", "stage": "baseline"})
+    log_records(tracker, run.info.run_id, records)
+    tracker.client.set_terminated(run.info.run_id)
+    return str(run.info.run_id)
+
+
+def make_variant(
+    tracker: Tracker,
+    number: int,
+    *,
+    variants: int,
+    tasks: int,
+    baseline: str | None = None,
+    records: RunRecords | None = None,
+) -> str:
+    """Make the finished main run of one variant, with its evaluate run, and return its id.
+
+    With `records` and the run of the `baseline`, `compare` and `report` can read it too.
+    """
     client, experiment, now = tracker.client, tracker.experiment_id, int(time.time() * 1000)
     tags = {
         "base_model": "llama",
@@ -25,12 +61,15 @@ def make_variant(tracker: Tracker, number: int, *, variants: int, tasks: int) ->
         "evaluation": "a" * 16,
         "base_weights": "1" * 64,
         "checkpoint_sha256": f"{number:064x}",
+        "verdict": f"rtn-{number:03d} is not worse",
+        **({"baseline_run_id": baseline} if baseline else {}),
     }
     kl, size = 0.001 + number * 1e-5, 1e6 + 1000 * ((number * 37) % variants)
     values = {
         "size/bytes": size, "size/ratio": 1e7 / size, "distance/kl_mean": kl, "distance/flips_pct": 1.0,
         "gate/kl_items": 1000, "gate/kl_upper": kl * 1.1, "gate/flips_pct_upper": 2.0,
-        "gate/accuracy_drop_pct_upper": 1.0, "items/n": 1000, "items/unscored_pct": 0.0, "items/cut_pct": 0.0,
+        "gate/accuracy_drop_pct_upper": 1.0, "quality/accuracy_delta": 0.0, "items/n": 1000, "items/unscored_pct": 0.0,
+        "items/cut_pct": 0.0,
         **{f"quality/metric{i}": float(i) for i in range(20)},
     }  # fmt: skip
     run = client.create_run(experiment, run_name=tags["variant"])
@@ -45,5 +84,7 @@ def make_variant(tracker: Tracker, number: int, *, variants: int, tasks: int) ->
     below = {**tags, "stage": "evaluate", "mlflow.parentRunId": run.info.run_id}
     child = client.create_run(experiment, tags=below)
     client.log_dict(child.info.run_id, results(tasks), "metrics.json")
+    if records is not None:
+        log_records(tracker, child.info.run_id, records)
     client.set_terminated(child.info.run_id)
     return str(run.info.run_id)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 from scipy.optimize import brentq
-from scipy.stats import binomtest, norm, t
+from scipy.stats import binomtest
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite
@@ -31,13 +32,13 @@ def check_level(level: float) -> None:
 def z_value(level: float) -> float:
     """Return the two-sided standard normal quantile of a confidence level, 1.96 for 0.95."""
     check_level(level)
-    return float(norm.ppf(0.5 + level / 2.0))
+    return float(special.ndtri(0.5 + level / 2.0))
 
 
 def _t_value(level: float, df: float) -> float:
     """Return the two-sided quantile of Student's t."""
     check_level(level)
-    return float(t.ppf(0.5 + level / 2.0, df))
+    return float(special.stdtrit(df, 0.5 + level / 2.0))
 
 
 def wilson(successes: int, n: int, *, level: float = 0.95, effect: DesignEffect | None = None) -> Interval:
@@ -179,7 +180,7 @@ def fewest_without_event(limit: float, *, level: float = 0.95) -> float:
     """
     if limit <= 0:
         return math.inf
-    z = float(norm.ppf((1 + level) / 2))
+    z = float(special.ndtri((1 + level) / 2))
     return max(1, math.ceil(z * z * (1 - limit) / limit - 1e-9))
 
 
@@ -190,7 +191,7 @@ def items_for_flips_gate(flips: float, limit: float, *, level: float = 0.95, pow
     """
     if not 0.0 <= flips < limit < 1.0:
         raise ConfigError("Need 0 <= flips < limit < 1", got=f"{flips}, {limit}")
-    z_power = float(norm.ppf(power))
+    z_power = float(special.ndtri(power))
 
     def passes(n: int) -> bool:
         likely = flips + z_power * math.sqrt(flips * (1 - flips) / n)

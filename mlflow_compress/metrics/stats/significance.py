@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom, binomtest, ttest_1samp
+from scipy import special
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
@@ -19,7 +19,7 @@ from mlflow_compress.records import MetricResult
 
 
 def mcnemar_exact(c2w: int, w2c: int) -> float:
-    """Two-sided exact McNemar p-value: scipy's binomial test of `c2w` against `w2c` at 1/2.
+    """Two-sided exact McNemar p-value: the binomial test of `c2w` against `w2c` at 1/2.
 
     ``p = min(1, 2 P(X <= min(c2w, w2c)))`` with ``X ~ Binomial(c2w + w2c, 1/2)``; 1 where nothing changed.
 
@@ -34,7 +34,7 @@ def mcnemar_exact(c2w: int, w2c: int) -> float:
         raise DataError("Counts cannot be negative", got=f"{c2w}, {w2c}")
     if c2w + w2c == 0:
         return 1.0
-    return float(binomtest(c2w, c2w + w2c, 0.5).pvalue)
+    return min(1.0, 2.0 * float(special.bdtr(min(c2w, w2c), c2w + w2c, 0.5)))
 
 
 def mcnemar_mid_p(c2w: int, w2c: int) -> float:
@@ -55,7 +55,9 @@ def mcnemar_mid_p(c2w: int, w2c: int) -> float:
     exact = mcnemar_exact(c2w, w2c)
     if c2w + w2c == 0:
         return exact
-    observed = float(binom.pmf(min(c2w, w2c), c2w + w2c, 0.5))
+    n, fewer = c2w + w2c, min(c2w, w2c)
+    ways = special.gammaln(n + 1) - special.gammaln(fewer + 1) - special.gammaln(n - fewer + 1)
+    observed = math.exp(ways - n * math.log(2))
     return exact - (observed / 2 if c2w == w2c else observed)
 
 
@@ -142,7 +144,7 @@ class PairedMean:
 
 
 def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMean | None:
-    """Return the mean of paired differences, shape (n,), with Student's interval and p-value, by scipy.
+    """Return the mean of paired differences, shape (n,), with Student's interval and p-value.
 
     None for fewer than two pairs. Where all differences are 0 the interval is that point and p is 1. Where they are all
     the same and not 0 nothing is known of their spread: None. The difference of two KLs per item is less skewed than
@@ -155,11 +157,11 @@ def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMea
         return None
     if np.ptp(d) <= 1e-12 * abs(d[0]):  # the same but for rounding
         return PairedMean(value=0.0, interval=Interval(0.0, 0.0), p_value=1.0, n=n) if d[0] == 0 else None
-    test = ttest_1samp(d, 0.0)
-    low, high = test.confidence_interval(confidence_level=level)
-    return PairedMean(
-        value=float(np.mean(d)), interval=Interval(float(low), float(high)), p_value=float(test.pvalue), n=n
-    )
+    # By hand: scipy.stats takes ten times as long, and 200 variants have 40,000 of these tests.
+    mean, error = float(np.mean(d)), float(np.std(d, ddof=1)) / math.sqrt(n)
+    half = float(special.stdtrit(n - 1, 0.5 + level / 2)) * error
+    p = 2.0 * float(special.stdtr(n - 1, -abs(mean) / error))
+    return PairedMean(value=mean, interval=Interval(mean - half, mean + half), p_value=p, n=n)
 
 
 @dataclass(frozen=True, kw_only=True)
