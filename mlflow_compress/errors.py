@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib.util
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -104,6 +105,20 @@ class UnsupportedError(ConfigError):
 
 class MissingDependencyError(MlflowCompressError):
     """An optional package is not installed."""
+
+
+def require_extra(extra: str, *packages: str, by: str) -> None:
+    """Raise `MissingDependencyError` with the command that installs an extra, where a package of it is missing.
+
+    - `packages`: By the names they are imported by. None is imported here.
+    - `by`: What needs them, as the beginning of the sentence.
+    """
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"{by} needs what is not installed: {', '.join(missing)}",
+            fix=f"Run: pip install 'mlflow-compress[{extra}]'",
+        )
 
 
 class DataError(MlflowCompressError):

@@ -32,7 +32,9 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-for line in project["dependencies"] + project["optional-dependencies"]["test"]:
+extras = project["optional-dependencies"]
+tested = re.search(r"\[(.*)\]", extras["test"][0]).group(1).split(",")  # the extras that the tests need
+for line in [*project["dependencies"], *(line for extra in tested for line in extras[extra]), *extras["test"][1:]]:
     name, lowest = re.match(r"([\w.-]+)>=([\w.]+)", line).groups()
     print(f"{name}=={lowest}")
 PYTHON

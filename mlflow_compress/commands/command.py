@@ -14,7 +14,7 @@ from mlflow_compress.commands.in_memory import MODELS, is_loaded_model, is_rows,
 from mlflow_compress.config import EMBEDDED, Parameters, parameters, parse
 from mlflow_compress.config.declarations import AUTO, NONE, as_typed, choices, read_file
 from mlflow_compress.demo import MODEL_DIR
-from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.errors import CheckpointError, ConfigError, require_extra
 from mlflow_compress.files import read_json_object
 from mlflow_compress.home import FOLDER_SCHEME, home
 from mlflow_compress.paths import absolute_paths
@@ -176,6 +176,8 @@ def _refuse_early(config: Parameters) -> None:
         from mlflow_compress.compression.method import METHODS
 
         chosen = METHODS.get(method)
+        if chosen.extra is not None:
+            require_extra(chosen.extra, *chosen.requires, by=f"Method {method!r}")
         if "model" in folders and folders["model"].is_dir():
             chosen.check_folder(folders["model"])
     if isinstance(tasks := values.get("tasks"), str):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from mlflow_compress.config.declarations import AUTO
-from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, require_extra
 from mlflow_compress.registry import Registry
 
 if TYPE_CHECKING:
@@ -174,13 +174,13 @@ class Method(ABC, Generic[S]):
     def require_backend(self, config: S) -> None:
         """Raise `MissingDependencyError` naming the packages that are not installed."""
         packages, extra = self.packages(config)
+        if extra is not None:
+            require_extra(extra, *packages, by=f"Method {self.name!r}")
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
-            what = " ".join(missing) if extra is None else f"-e '.[{extra}]' (in the project's folder)"
             raise MissingDependencyError(
-                f"Method {self.name!r} needs packages that are not installed",
-                got=", ".join(missing),
-                fix=f"Run: pip install {what}",
+                f"Method {self.name!r} needs what is not installed: {', '.join(missing)}",
+                fix=f"Run: pip install {' '.join(missing)}",
             )
 
     def check_folder(self, folder: Path) -> None:

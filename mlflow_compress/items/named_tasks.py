@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, MissingDependencyError, require_extra
 from mlflow_compress.items.task import Parts, TaskSettings
 from mlflow_compress.registry import Registry
 
@@ -27,10 +27,19 @@ class NamedTask:
     build: Callable[[TaskSettings, int | None], Parts] | None = None
     # Names of a group's tasks, each with or without @SHOTS. A group has members instead of `build`.
     members: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()  # Import names of what it needs from an extra, and that extra
+    extra: str | None = None
 
     def __post_init__(self) -> None:
         if (self.build is None) != bool(self.members) or (self.build is None) != (self.definition is None):
             raise ConfigError("A named task has a definition and `build`, or the members of a group")
+
+    def require_packages(self, name: str) -> None:
+        """Raise `MissingDependencyError` where what the task, or a member of it, needs is not installed."""
+        if self.extra is not None:
+            require_extra(self.extra, *self.requires, by=f"Task {name!r}")
+        for member in self.members:
+            TASKS.get(member.partition("@")[0]).require_packages(name)
 
     def definition_hash(self) -> str:
         if self.definition is not None:
@@ -44,18 +53,32 @@ TASKS: Registry[NamedTask] = Registry(
 )
 
 
-COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "definition")
+COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "extra", "definition")
 
 
 def rows() -> list[tuple[str, ...]]:
-    """Return one row per task, groups last. The last column is the beginning of the definition's SHA-256."""
+    """Return one row per task, groups last.
+
+    The last columns are the extra that has to be installed, and the beginning of the definition's SHA-256, which is
+    empty where it is not installed.
+    """
     found = sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0]))
-    return [(n, t.source, t.licence, t.items, t.shots, t.rule, t.definition_hash()[:12]) for n, t in found]
+    return [(n, t.source, t.licence, t.items, t.shots, t.rule, *_extra_and_hash(n, t)) for n, t in found]
+
+
+def _extra_and_hash(name: str, task: NamedTask) -> tuple[str, str]:
+    members = [TASKS.get(member.partition("@")[0]) for member in task.members]
+    extra = ", ".join(sorted({one.extra for one in (task, *members) if one.extra is not None}))
+    try:
+        task.require_packages(name)
+    except MissingDependencyError:
+        return extra, ""
+    return extra, task.definition_hash()[:12]
 
 
 def tasks_markdown() -> str:
     """Return the table as Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for name, *middle, digest in rows():
-        lines.append("| " + " | ".join([f"`{name}`", *middle, f"`{digest}`"]) + " |")
+    for name, *middle, extra, digest in rows():
+        lines.append("| " + " | ".join([f"`{name}`", *middle, f"`{extra}`" if extra else "", f"`{digest}`"]) + " |")
     return "\n".join(lines)

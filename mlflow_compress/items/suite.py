@@ -166,7 +166,9 @@ def check_tasks_named(spec: str, *, model: str) -> None:
         try:
             if _is_file(part):
                 check_file(Path(part))
-            elif (name := part.partition("@")[0]) not in TASKS.names():
+            elif (name := part.partition("@")[0]) in TASKS.names():
+                TASKS.get(name).require_packages(name)
+            else:
                 from mlflow_compress.items.harness.harness_tasks import check_is_mentioned
 
                 check_is_mentioned(name)

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
 
@@ -96,7 +97,10 @@ class Task:
     harness_metrics: Callable[[RunRecords], list[HarnessMetric]] | None = field(default=None, repr=False)
 
     def content_hash(self) -> str:
-        """Return a SHA-256 over items, their groups, prompts, few-shot examples, options and gold answers."""
+        """Return a SHA-256 over items, their groups, prompts, few-shot examples, options and gold answers.
+
+        The harness's version is part of it where its code computes metrics.
+        """
         table = self.items.table
         if table.column("group_id").null_count == len(table):  # what no task has changes no task's hash
             table = table.drop_columns(["group_id"])
@@ -109,6 +113,8 @@ class Task:
             digest.update(repr(document).encode())
         if self.chat:
             digest.update(b"chat")
+        if self.harness_metrics is not None:
+            digest.update(f"lm_eval {version('lm_eval')}".encode())
         return digest.hexdigest()
 
 

@@ -182,7 +182,7 @@ def _rouge_key(name: str, what: str) -> MetricKey:
 @METRICS.register("similarity_rouge")
 @metric(
     keys=(_rouge_key("pearson", "Pearson"), _rouge_key("spearman", "Spearman")),
-    requires=(VARIANT, EMBEDDINGS, GENERATIONS, package("rouge_score"), package("rapidfuzz")),
+    requires=(VARIANT, EMBEDDINGS, GENERATIONS, package("rapidfuzz")),
     source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
 )
 def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:

@@ -283,8 +283,8 @@ ALPHA = _agreement_key(
         ALPHA,
     ),
     requires=(rated_by("mt_bench"), SEVERAL_JUDGES),
-    source="Panel of judges: arXiv 2404.18796 (average pooling). Kappa: Cohen 1968, statsmodels. Alpha: Krippendorff "
-    "2011, nltk. Grades of baseline and variant count alike, each repeat by itself",
+    source="Panel of judges: arXiv 2404.18796 (average pooling). Kappa: Cohen 1968. Alpha: Krippendorff 2011. "
+    "Grades of baseline and variant count alike, each repeat by itself",
 )
 def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
     """Mean of the judge models' scores, and agreement over the answers that two graded; bootstrap over questions.

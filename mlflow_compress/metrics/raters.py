@@ -158,30 +158,17 @@ def _result(
 
 def cohen_kappa(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Return Cohen's kappa of two raters, weighted by the square of the difference; None where it is undefined."""
-    from statsmodels.stats.inter_rater import cohens_kappa
-
-    values, codes = np.unique([*one, *other], return_inverse=True)
-    if len(values) < 2:
+    if len({*one, *other}) < 2:
         return None
-    table = np.zeros((len(values), len(values)))
-    np.add.at(table, (codes[: len(one)], codes[len(one) :]), 1)
-    return float(cohens_kappa(table, weights=values, wt="quadratic", return_results=False))
+    two: dict[str, Ratings] = {"one": dict(enumerate(one)), "other": dict(enumerate(other))}
+    return float(_kappa(_kappa_columns(two, range(len(one)), lambda _: 0, [0])[0]))
 
 
 def krippendorff_alpha(ratings: Mapping[str, Ratings]) -> float | None:
     """Return Krippendorff's alpha on the interval scale; None where it is undefined. Missing ratings are left out."""
-    from nltk.metrics.agreement import AnnotationTask
-    from nltk.metrics.distance import interval_distance
-
-    rows = [
-        (rater, unit, given[unit])
-        for unit in _rated_twice(ratings)
-        for rater, given in ratings.items()
-        if unit in given
-    ]
-    if len({value for *_, value in rows}) < 2:
-        return None
-    return float(AnnotationTask(data=rows, distance=interval_distance).alpha())
+    columns = _alpha_columns(ratings, lambda _: 0)
+    values = {given[unit] for unit in _rated_twice(ratings) for given in ratings.values() if unit in given}
+    return None if len(values) < 2 else float(_alpha(columns[0]))
 
 
 def _rated_twice(ratings: Mapping[str, Ratings]) -> list[Hashable]:
@@ -219,20 +206,25 @@ def _mean_kappa(means: Float) -> Float:
 
 def _alpha_interval(ratings: Mapping[str, Ratings], question: QuestionOf, settings: MetricSettings) -> Interval | None:
     """Return alpha's interval: bootstrap over the questions with ratings by two raters or more."""
+    columns = _alpha_columns(ratings, question)
+    return settings.interval(columns, lambda means: _alpha(len(columns) * means))
+
+
+def _alpha_columns(ratings: Mapping[str, Ratings], question: QuestionOf) -> Float:
+    """Return, for each question, the sums that alpha is made of: number, x, x^2, and the differences within a unit."""
     twice = _rated_twice(ratings)
     row = {name: i for i, name in enumerate(dict.fromkeys(question(unit) for unit in twice))}
-    columns = np.zeros((len(row), 4))  # number, x, x^2, and the differences within a unit
+    columns = np.zeros((len(row), 4))
     for unit in twice:
         x = np.array([given[unit] for given in ratings.values() if unit in given])
         within = 2 * (len(x) * (x**2).sum() - x.sum() ** 2) / (len(x) - 1)
         columns[row[question(unit)]] += (len(x), x.sum(), (x**2).sum(), within)
-    n_questions = len(row)
+    return columns
 
-    def alpha(means: Float) -> Float:
-        """Return 1 - D_o / D_e with the squared difference as distance (Krippendorff 2011)."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            n, x, squares, within = np.moveaxis(n_questions * means, -1, 0)
-            expected = 2 * (n * squares - x**2) / (n * (n - 1))
-            return np.asarray(1 - within / n / expected, dtype=np.float64)
 
-    return settings.interval(columns, alpha)
+def _alpha(sums: Float) -> Float:
+    """Return 1 - D_o / D_e with the squared difference as distance (Krippendorff 2011)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        n, x, squares, within = np.moveaxis(sums, -1, 0)
+        expected = 2 * (n * squares - x**2) / (n * (n - 1))
+        return np.asarray(1 - within / n / expected, dtype=np.float64)

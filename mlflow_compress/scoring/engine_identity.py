@@ -18,7 +18,7 @@ evaluations of one version stay comparable across releases, and those of another
 `tests/golden/test_demo_records.py` fails when the demo's records move and this version does not.
 """
 
-PACKAGES = ("torch", "transformers", "tokenizers", "lm_eval", "numba")  # compute, or define tasks, for every model
+PACKAGES = ("torch", "transformers", "tokenizers", "numba")  # compute for every model
 FORMAT_PACKAGES = {  # what reads each format of quantized weights, by ``quant_method``
     "awq": "gptqmodel",
     "bitsandbytes": "bitsandbytes",

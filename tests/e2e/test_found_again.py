@@ -140,7 +140,7 @@ def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     shutil.copytree(demo.MODEL_DIR, tmp_path / "demo")
     known = open_models.light(str(tmp_path / "demo"), SourceConfig(), InferenceConfig()).identity
     assert engine_identity.engine_identity(demo.MODEL_DIR).items() <= known.items()
-    assert {"scoring", "attention", "torch", "transformers", "lm_eval", "weights", "tokenizer", "dtype"} <= known.keys()
+    assert {"scoring", "attention", "torch", "transformers", "weights", "tokenizer", "dtype"} <= known.keys()
     assert (
         open_models.light(str(demo.MODEL_DIR), SourceConfig(), InferenceConfig()).identity == known
     )  # the folder's name decides nothing

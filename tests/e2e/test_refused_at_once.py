@@ -79,12 +79,48 @@ CASES = {
 }
 
 CALL = """
-import sys
+import os, sys
+for name in os.environ.get("ABSENT", "").split():
+    sys.modules[name] = None  # neither `import` nor `find_spec` finds it
 from mlflow_compress.cli import main
 code = main(sys.argv[1:])
-print(sorted({"torch", "transformers", "lm_eval", "mlflow"} & set(sys.modules)))
+print(sorted(name for name in ("torch", "transformers", "lm_eval", "mlflow") if sys.modules.get(name)))
 sys.exit(code)
 """
+
+
+WITHOUT = {  # the package that is not installed -> arguments, who needs it, and the extra that has it
+    "lm_eval": [
+        (["main", "--method", "rtn", "--tasks", "demo,mmlu"], "Task 'mmlu'", "harness"),
+        (["evaluate", "--tasks", "paper"], "Task 'paper'", "harness"),
+        (["main", "--method", "rtn", "--tasks", "boolq"], "A task of lm-evaluation-harness", "harness"),
+    ],
+    "bitsandbytes": [(["main", "--method", "bnb-nf4"], "Method 'bnb-nf4'", "bitsandbytes")],
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "case"), [(package, case) for package, cases in WITHOUT.items() for case in range(len(cases))]
+)
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(package: str, case: int, tmp_path: Path) -> None:
+    arguments, by, extra = WITHOUT[package][case]
+    env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "ABSENT": package}
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == (
+        f"mlflow-compress: {by} needs what is not installed: {package}. Run: pip install 'mlflow-compress[{extra}]'.\n"
+    )
+    assert (done.returncode, done.stdout.strip()) == (1, "[]") and not list(tmp_path.iterdir())
+
+
+def test_without_the_harness_its_tasks_are_listed_with_their_extra(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, "tasks"], env={**os.environ, "ABSENT": "lm_eval"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = re.sub(r"\n  ", " ", done.stdout)
+    assert re.search(r"(?m)^piqa .*; extra: harness$", shown) and re.search(r"(?m)^demo .*; definition: \w{12}$", shown)
 
 
 @pytest.mark.parametrize("name", CASES)

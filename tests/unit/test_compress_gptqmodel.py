@@ -44,7 +44,9 @@ def test_settings_that_the_backend_lacks_are_refused(method: str, settings: dict
 def test_a_missing_extra_is_named_before_any_work(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config = method_config(method, backend="gptqmodel")
-    with pytest.raises(MissingDependencyError, match=r"gptqmodel, optimum'\. Run: pip install -e '\.\[gptqmodel\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"gptqmodel, optimum\. Run: pip install 'mlflow-compress\[gptqmodel\]'"
+    ):
         compress_model(str(tmp_path / "no model is looked for"), method, config, TEXT, tmp_path / "out")
 
 
@@ -57,11 +59,13 @@ def test_a_hub_file_without_the_extra_names_it(
     config["quantization_config"] = {"quant_method": quant_method, "bits": 4, "group_size": 32}
     (theirs / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("mlflow_compress.models.architectures.packed_layers.PACKAGES", ("a_package_that_nobody_wrote",))
-    with pytest.raises(MissingDependencyError, match=r"GPTQ and AWQ.*pip install -e '\.\[gptqmodel\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"The GPTQ or AWQ checkpoint .* needs .*'mlflow-compress\[gptqmodel\]'"
+    ):
         compress_model(
             str(base), "checkpoint", method_config("checkpoint", checkpoint=str(theirs)), [], tmp_path / "out"
         )
-    with pytest.raises(MissingDependencyError, match="GPTQ and AWQ"):
+    with pytest.raises(MissingDependencyError, match="GPTQ or AWQ"):
         load_model(LoadConfig(path=str(theirs), device="cpu"))
     assert not (tmp_path / "out").exists()
 

@@ -108,7 +108,7 @@ def test_a_missing_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_extra_is_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(METHODS.get("torchao-int8")), "requires", ("a_package_that_nobody_wrote",))
-    with pytest.raises(MissingDependencyError, match=r"Run: pip install -e '\.\[torchao\]'"):
+    with pytest.raises(MissingDependencyError, match=r"Run: pip install 'mlflow-compress\[torchao\]'"):
         compress_model(str(tmp_path / "no model is looked for"), "torchao-int8", None, [], tmp_path / "out")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -322,10 +323,10 @@ def test_kl_by_confidence_holds_every_item():
 
 
 @QUICK
-@given(st.text("abcd ", max_size=40), st.text("abcd ", max_size=40))
+@given(*[st.text("abcd ", max_size=40) | st.text("aB9 -_'é²İ\n", max_size=20)] * 2)
 def test_rouge_equals_rouge_score(reference, text):
     expected = RougeScorer(["rougeL"]).score(reference, text)["rougeL"].fmeasure
-    if not reference.split() and not text.split():
+    if not re.search("[a-z0-9]", f"{reference}{text}".lower()):
         expected = 1.0
     assert rouge_l([reference], [text])[0] == pytest.approx(expected)
 
@@ -384,7 +385,7 @@ def test_one_word_answers_are_not_texts():
 def test_a_missing_package_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     monkeypatch.setattr("mlflow_compress.metrics.core.requirements.find_spec", lambda name: None)
-    assert unmet(FULL)["text_overlap"] == "the package rouge_score is not installed"
+    assert unmet(FULL)["text_overlap"] == "the package rapidfuzz is not installed"
 
 
 def test_long_answers_are_quick():

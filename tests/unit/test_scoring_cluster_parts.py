@@ -411,7 +411,9 @@ def test_a_cluster_without_a_place_is_an_error_after_a_while(monkeypatch: pytest
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r"needs the package ray. pip install 'mlflow-compress\[ray\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"needs what is not installed: ray\. Run: pip install 'mlflow-compress\[ray\]'"
+    ):
         connected(EngineConfig(engine="ray")).__enter__()
 
 

@@ -28,6 +28,7 @@ class FourBitMethod(Method[FourBitConfig]):
     supported_bits = (4,)
     by_class = True
     requires = ("bitsandbytes", "accelerate")
+    extra = "bitsandbytes"
 
     def label(self, config: FourBitConfig) -> str:
         """Return ``bnb-nf4`` or ``bnb-nf4-dq``."""
@@ -80,6 +81,7 @@ class BnbInt8(Method[BnbInt8Config]):
     supported_bits = (8,)
     by_class = True
     requires = ("bitsandbytes", "accelerate")
+    extra = "bitsandbytes"
 
     def compress(self, job: CompressionJob[BnbInt8Config]) -> torch.Tensor:
         return quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.errors import ConfigError, MissingDependencyError, WorkerError
+from mlflow_compress.errors import ConfigError, WorkerError, require_extra
 
 _TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 _CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -34,12 +34,9 @@ def connected(settings: EngineConfig) -> Iterator[ModuleType]:
         # Ray's own switch, read when it is imported: raylet, gcs_server, workers and this process listen on 127.0.0.1,
         # where Ray would otherwise open them to the network. It is the default on macOS, hence the name.
         os.environ.setdefault(_CLUSTERS, "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingDependencyError(
-            "engine=ray needs the package ray", fix="pip install 'mlflow-compress[ray]'"
-        ) from error
+    require_extra("ray", "ray", by="engine=ray")
+    import ray
+
     if ray.is_initialized():
         yield ray
         return

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError, nearest
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError, nearest, require_extra
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing_data, quiet_bars, reason
 
@@ -24,8 +24,9 @@ _DEFINED = re.compile(r"""(?m)^\s*(?:-\s*)?["']?(?:task|group|tag)["']?\s*:\s*["
 
 def collection() -> Path:
     """Return the folder of the harness's task definitions, without importing `lm_eval`."""
+    require_extra("harness", "lm_eval", by="A task of lm-evaluation-harness")
     found = find_spec("lm_eval")
-    assert found is not None and found.submodule_search_locations, "lm_eval is a core dependency"
+    assert found is not None and found.submodule_search_locations
     return Path(next(iter(found.submodule_search_locations))) / "tasks"
 
 

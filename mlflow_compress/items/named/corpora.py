@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, require_extra
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
-from mlflow_compress.items.sources.data_dir import load_split, read_data_file, register_corpus
+from mlflow_compress.items.sources.data_dir import folder_of, load_split, read_data_file, register_corpus
 from mlflow_compress.items.task import TRACES, Parts, TaskSettings, TraceCorpus
 
 WIKITEXT, CONFIG = "Salesforce/wikitext", "wikitext-2-raw-v1"
@@ -23,6 +24,14 @@ DOCUMENTS = 1_100
 TOKENS = 256 * 2_048
 
 
+def read_pile(data_dir: str, task: str) -> Any:
+    """Return the documents of the validation split, whose file is compressed by zstd, unless a folder has another."""
+    local = folder_of(PILE, data_dir)
+    if local is None or any(local.rglob("*.zst")):
+        require_extra("pile", "zstandard", by=f"The Pile's file ({task})")
+    return load_split(PILE, None, "validation", data_dir=data_dir, task=task)
+
+
 def c4_slice(data_dir: str) -> Sequence[str]:
     """Return the documents."""
     return list(read_data_file(C4, C4_FILE, data_dir=data_dir, task="c4_slice")[:DOCUMENTS]["text"])
@@ -30,7 +39,7 @@ def c4_slice(data_dir: str) -> Sequence[str]:
 
 def pile_slice(data_dir: str) -> Sequence[str]:
     """Return the documents."""
-    return list(load_split(PILE, None, "validation", data_dir=data_dir, task="pile_slice")[:DOCUMENTS]["text"])
+    return list(read_pile(data_dir, "pile_slice")[:DOCUMENTS]["text"])
 
 
 register_corpus(

@@ -28,6 +28,8 @@ def _harness(name: str, *folders: str, source: str, licence: str, items: str, ru
             rule=rule,
             definition=partial(definition, name, folders),
             build=make,
+            requires=("lm_eval",),
+            extra="harness",
         )
     )
 

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
-from mlflow_compress.items.named.corpora import ARTICLE, read_wikitext2
+from mlflow_compress.items.named.corpora import ARTICLE, read_pile, read_wikitext2
 from mlflow_compress.items.sources.data_dir import check_data_dir, load_split, read_data_file
 from mlflow_compress.items.sources.question_files import read_jsonl, read_text
 
@@ -70,8 +70,7 @@ def _c4(data_dir: str) -> CalibrationSet:
 
 def _pile(data_dir: str) -> CalibrationSet:
     """Return AWQ's calibration set: validation documents in its seeded order, stripped, of at most 512 tokens."""
-    found = load_split("mit-han-lab/pile-val-backup", None, "validation", data_dir=data_dir, task="calibration=pile")
-    texts = (text.strip() for text in found.shuffle(seed=42)[:_DOCUMENTS]["text"])
+    texts = (text.strip() for text in read_pile(data_dir, "calibration=pile").shuffle(seed=42)[:_DOCUMENTS]["text"])
     return CalibrationSet(name="pile", texts=tuple(text for text in texts if text), longest=512)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.errors import CheckpointError
+from mlflow_compress.errors import CheckpointError, require_extra
 from mlflow_compress.files import read_json_object
 from mlflow_compress.models.architectures import packed_layers
 
@@ -54,6 +54,7 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     if method in OWN_FORMATS:
         register_formats()
     if method == packed_layers.BITSANDBYTES:
+        require_extra(packed_layers.BITSANDBYTES, "bitsandbytes", by=f"The bitsandbytes checkpoint {folder}")
         packed_layers.import_offline()
     files = weight_files(folder)
     if method == COMPRESSED_TENSORS and _has_quantized_experts(files):

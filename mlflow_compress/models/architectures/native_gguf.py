@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from mlflow_compress.errors import CheckpointError, MissingDependencyError
+from mlflow_compress.errors import CheckpointError, require_extra
 from mlflow_compress.models.architectures import GGUF_NATIVE
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
@@ -166,12 +165,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def require_package(folder: Path) -> None:
     """Raise `MissingDependencyError` naming the extra where llama-cpp-python is not installed."""
-    if importlib.util.find_spec("llama_cpp") is None:
-        raise MissingDependencyError(
-            "This checkpoint is to be computed by llama.cpp, which needs a package that is not installed: llama_cpp",
-            got=str(folder),
-            fix="Run: pip install -e '.[llama-cpp]' (in the project's folder)",
-        )
+    require_extra("llama-cpp", "llama_cpp", by=f"The checkpoint {folder}, which is computed by llama.cpp,")
 
 
 def loading_options(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.errors import MissingDependencyError
+from mlflow_compress.errors import require_extra
 
 if TYPE_CHECKING:
     import torch
@@ -73,13 +72,7 @@ def expand(model: Any) -> None:
 
 def require_packages(folder: Path) -> None:
     """Raise `MissingDependencyError` naming the extra where one of `PACKAGES` is not installed."""
-    missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
-    if missing:
-        raise MissingDependencyError(
-            f"GPTQ and AWQ checkpoints need packages that are not installed: {', '.join(missing)}",
-            got=str(folder),
-            fix=f"Run: pip install -e '.[{EXTRA}]' (in the project's folder)",
-        )
+    require_extra(EXTRA, *PACKAGES, by=f"The GPTQ or AWQ checkpoint {folder}")
 
 
 def gptq_awq_options(folder: Path, quant_method: str | None, *, trust_remote_code: bool) -> dict[str, Any]:
@@ -117,11 +110,11 @@ def gptq_awq_weight(packed: Any) -> torch.Tensor:
 
 
 def import_offline() -> None:
-    """Import bitsandbytes, if it is installed, without its search for a kernel on a hub and the warning about it.
+    """Import bitsandbytes without its search for a kernel on a hub and the warning about it.
 
     Later imports use the loaded package. If it is already loaded, nothing happens.
     """
-    if "bitsandbytes" in sys.modules or importlib.util.find_spec("bitsandbytes") is None:
+    if "bitsandbytes" in sys.modules:
         return
     with _hidden("kernels"), _silent("bitsandbytes.backends.cpu.ops"):
         importlib.import_module("bitsandbytes")
