@@ -28,11 +28,15 @@ from typing import NoReturn
 _SECONDS_BETWEEN_LOOKS = 0.02
 _HEADER = 8  # bytes of a number: how long a request is, and what it has returned
 
+# In what was forked: the connection to a fork that was made before anything ran, and what that one has imported.
+_clean: tuple[socket.socket, frozenset[str]] | None = None
+
 
 class WarmPython(AbstractContextManager["WarmPython"]):
     """Starts `python -m MODULE ...` and `python FILE ...` without an interpreter's own seconds; one at a time.
 
-    - `modules`: What is imported beforehand, while this process goes on.
+    - `modules`: What is imported beforehand, while this process goes on. Within a process that was forked from such an
+      interpreter with these modules, no other interpreter is started: a fork that was made before anything ran serves.
     - `environment`: Variables that are set before these are imported, besides those of this process.
 
     Where there is no safe fork, which is everywhere but on Linux, each is a new interpreter.
@@ -41,12 +45,17 @@ class WarmPython(AbstractContextManager["WarmPython"]):
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> None:
         # It need not be installed: a checkout is found too.
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._connection: socket.socket | None = None
         self._path = path  # of the package, before those that the user has set
+        self._connection: socket.socket | None = None
+        self.server: subprocess.Popen[bytes] | None = None  # a process that this one has started
+        self._ended = False
         if sys.platform != "linux":
             return
         self._connection, theirs = socket.socketpair()
         with theirs:
+            if _clean is not None and _clean[1].issuperset(modules):
+                _send(_clean[0], {}, [theirs.fileno()])
+                return
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "mlflow_compress.warm_python", str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
@@ -55,12 +64,30 @@ class WarmPython(AbstractContextManager["WarmPython"]):
                 env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **environment, "PYTHONPATH": path},
             )
 
-    def __exit__(self, *_: object) -> None:
-        """End what runs, if anything, and the interpreter."""
+    def another(self) -> WarmPython:
+        """Return one that has imported the same, so that two can run at once. Ask while nothing runs."""
+        other = WarmPython.__new__(WarmPython)
+        other._path, other._connection, other.server, other._ended = self._path, None, None, False
         if self._connection is not None:
-            self._connection.close()
+            other._connection, theirs = socket.socketpair()
+            with theirs:
+                _send(self._connection, {}, [theirs.fileno()])
+        return other
+
+    def __exit__(self, *_: object) -> None:
+        """End what runs, if anything, and the interpreter. A `run` in another thread is interrupted."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._connection is not None:
+            self._connection.shutdown(socket.SHUT_WR)
+        if self.server is not None:
             self.server.terminate()  # unless it waits for what it runs, see `_serve`
             self.server.wait()
+        if self._connection is not None:
+            while self._connection.recv(_HEADER):  # until a fork that serves it has ended
+                pass
+            self._connection.close()
 
     def run(
         self,
@@ -78,7 +105,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
         """
         if self._connection is None:
             out, err = output
-            process = subprocess.Popen(
+            self.server = process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=folder,
                 env={**environment, "PYTHONPATH": self._path},
@@ -86,26 +113,39 @@ class WarmPython(AbstractContextManager["WarmPython"]):
                 stderr=err,
             )
             try:
-                return process.wait()
+                code = process.wait()
             except KeyboardInterrupt:
-                process.terminate()
-                process.wait()
+                self.__exit__()
                 raise
-        asked = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
-        text = json.dumps(asked).encode()
+            if self._ended:
+                raise KeyboardInterrupt
+            return code
         try:
             with suppress(BrokenPipeError):  # its imports have failed
-                socket.send_fds(self._connection, [len(text).to_bytes(_HEADER, "big")], output)
-                self._connection.sendall(text)
+                asked = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
+                _send(self._connection, asked, output)
             received = self._connection.recv(_HEADER, socket.MSG_WAITALL)
         except KeyboardInterrupt:
             self.__exit__()
             raise
-        return int.from_bytes(received, "big", signed=True) if len(received) == _HEADER else self.server.wait()
+        if self._ended:
+            raise KeyboardInterrupt
+        if len(received) == _HEADER:
+            return int.from_bytes(received, "big", signed=True)
+        return self.server.wait() if self.server is not None else -signal.SIGKILL
+
+
+def _send(connection: socket.socket, asked: Mapping[str, object], files: Sequence[int]) -> None:
+    text = json.dumps(asked).encode()
+    socket.send_fds(connection, [len(text).to_bytes(_HEADER, "big")], files)
+    connection.sendall(text)
 
 
 def _serve(connection: socket.socket) -> None:
-    """Fork for every request, until the other end closes, which ends the fork. In the fork, do what was asked."""
+    """Fork for every request, until the other end closes, which ends the fork. In the fork, do what was asked.
+
+    A request that asks for nothing brings a connection, which another fork serves.
+    """
     while True:
         header, files, *_ = socket.recv_fds(connection, _HEADER, 2)
         length = int.from_bytes(header, "big")
@@ -115,6 +155,10 @@ def _serve(connection: socket.socket) -> None:
         asked = json.loads(text)
         if (pid := os.fork()) == 0:
             connection.close()
+            if not asked:
+                _serve(socket.socket(fileno=files[0]))
+                os._exit(0)
+            _keep_clean_fork(files)
             for number, file in zip((1, 2), files, strict=True):
                 os.dup2(file, number)
                 os.close(file)
@@ -123,9 +167,11 @@ def _serve(connection: socket.socket) -> None:
             os.chdir(asked["folder"])
             signal.signal(signal.SIGINT, signal.default_int_handler)
             _become(asked["arguments"])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for file in files:
             os.close(file)
+        if not asked:
+            continue
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ended, gone = 0, False
         while not ended:
             ended, status = os.waitpid(pid, 0 if gone else os.WNOHANG)
@@ -136,6 +182,19 @@ def _serve(connection: socket.socket) -> None:
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(_HEADER, "big", signed=True))
+
+
+def _keep_clean_fork(files: Sequence[int]) -> None:
+    """Fork what serves a `WarmPython` in this process, before this process does anything."""
+    global _clean
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        for file in (ours.detach(), *files):
+            os.close(file)
+        _serve(theirs)
+        os._exit(0)
+    theirs.close()
+    _clean = ours, frozenset(sys.modules)
 
 
 def _become(arguments: Sequence[str]) -> NoReturn:
@@ -170,6 +229,8 @@ def _become(arguments: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    from mlflow_compress.warm_python import _serve  # not of `__main__`: what runs in a fork imports this module
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the forks end themselves
     with socket.socket(fileno=int(sys.argv[1])) as _connection:
         for _module in sys.argv[2:]:

@@ -76,6 +76,7 @@ def test_where_the_imports_fail_every_command_fails_and_the_reason_is_shown(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with WarmPython(["no_such_module"]) as python:
+        assert python.server is not None
         python.server.wait()  # otherwise it may be asked before
         assert python.run(["run.py"], environment={}, folder=tmp_path) == 1
     assert "No module named 'no_such_module'" in capfd.readouterr().err
@@ -118,3 +119,44 @@ def test_an_interrupt_ends_what_runs_before_it_goes_on(python: WarmPython, tmp_p
         python.run(["run.py"], environment=dict(os.environ), folder=tmp_path)
     thread.join()
     assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no forks here")
+def test_a_fork_has_an_interpreter_for_itself_that_was_forked_before_anything_ran(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "inner.py").write_text("import os, sys\nprint('inner', 'left' in vars(sys), os.environ['A'])\nsys.exit(3)\n")
+    (tmp_path / "run.py").write_text(
+        "import os, sys\nfrom pathlib import Path\nfrom mlflow_compress.warm_python import WarmPython\nsys.left = True\n"
+        "for modules in (['json.tool'], ['json.tool'], ['wave']):\n"
+        "    with WarmPython(modules) as inner:\n"
+        "        code = inner.run(['inner.py'], environment={'A': 'b'}, folder=Path.cwd())\n"
+        "        print(code, inner.server is None, flush=True)\n"
+    )
+    with WarmPython(["json.tool"]) as python:
+        assert python.run(["run.py"], environment={"PYTHONUNBUFFERED": "1"}, folder=tmp_path) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines()]
+    assert lines == ["inner False b", "3 True", "inner False b", "3 True", "inner False b", "3 False"]
+
+
+def test_two_run_at_once_and_one_of_them_is_ended_from_another_thread(python: WarmPython, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("import sys, time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(60)\n")
+    (tmp_path / "short.py").write_text("raise SystemExit(5)\n")
+    raised: list[type[BaseException]] = []
+
+    def wait() -> None:
+        try:
+            second.run(["run.py"], environment=dict(os.environ), folder=tmp_path)
+        except KeyboardInterrupt as error:
+            raised.append(type(error))
+
+    with python, python.another() as second:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not (tmp_path / "began").exists():
+            time.sleep(0.01)
+        assert python.run(["short.py"], environment=dict(os.environ), folder=tmp_path) == 5
+        began = time.monotonic()
+        second.__exit__()
+        thread.join()
+        assert raised == [KeyboardInterrupt] and time.monotonic() - began < 30

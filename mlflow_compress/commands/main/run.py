@@ -247,6 +247,7 @@ _OF_EVERY_STAGE = (
     "mlflow.store.tracking.sqlalchemy_store",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
+    "compressed_tensors",
 )
 
 
