@@ -1,4 +1,4 @@
-"""Values that several variants of a sweep need: made once, and kept in memory while the sweep runs."""
+"""Values that baseline and variant, or several variants, need: made once, and kept in memory meanwhile."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_values: dict[Hashable, Any] | None = None  # None outside of a sweep: nothing is kept
+_values: dict[Hashable, Any] | None = None  # None outside of such a block: nothing is kept
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Within this block, what `kept` returns stays in memory. It is freed when the block ends."""
+    """Within this block, what `kept` returns stays in memory. Inner blocks share it; the last one frees it."""
     global _values
-    before, _values = _values, {}
+    if _values is not None:
+        yield
+        return
+    _values = {}
     try:
         yield
     finally:
-        _values = before
+        _values = None
 
 
 def keeps() -> bool:

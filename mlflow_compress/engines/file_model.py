@@ -15,6 +15,7 @@ from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.scoring.baseline_store import MANIFEST, StateStore, StateWriter
+from mlflow_compress.scoring.child_process import processes_per_pass
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 
@@ -60,7 +61,7 @@ class FileModel(LightModel):
     def scorer(self, loaded: Any, *, after: StateStore | None = None) -> Scorer:
         """Return what scores with it; `after` a stored pass with batches of half the size."""
         half = None if after is None else int(after.manifest.limits["batch_tokens"]) // 2
-        return Scorer(loaded, ScoringConfig(batch_tokens=half))
+        return Scorer(loaded, ScoringConfig(batch_tokens=half, processes=processes_per_pass()))
 
     def capture(self, folder: Path, loaded: Any) -> StateWriter:
         """Return what stores the head's inputs."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +21,13 @@ from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, StoredModel
+from mlflow_compress.scoring.child_process import in_forks
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays, PassParts, joined_arrays
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
-from mlflow_compress.scoring.plan.packing import Plan, group_units, plan_batches, plan_packs
+from mlflow_compress.scoring.plan.packing import Plan, UnitGroup, group_units, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import DISTANCES, ModelRunner, ScoringPass, Targets
 
 PATHS = ("auto", "packed", "plain")
@@ -57,9 +60,12 @@ class ScoringConfig:
     path: str = "auto"
     progress: bool = True  # Show a progress bar on a terminal
     shard_seconds: float = 60.0  # How often a pass with a `resume` folder writes its results
+    # Forks of this process that share a pass of a loaded model, each with as many threads as this process has; it
+    # changes no bit
+    processes: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "head_rows"):
+        for name in ("batch_tokens", "head_rows", "processes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be positive", got=value)
@@ -154,10 +160,11 @@ class RunsElsewhere(StoredModel, RemoteCausalLM, Protocol):
 
 
 class InThisProcess:
-    """Runs passes with a loaded model."""
+    """Runs passes with a loaded model: in this process, or in several forks of it."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, processes: int) -> None:
         self._body, self._head, self.whole_model_reason = split_body_and_head(loaded.model)
+        self._processes = processes
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         """Return why sequences of this length cannot share their prefixes; None where they can."""
@@ -170,11 +177,16 @@ class InThisProcess:
         """Run what an interrupted run has not finished; write the results down as they come."""
         base = work.baseline
         compared = ModelRunner(*split_body_and_head(base.model)[:2]) if isinstance(base, LoadedModel) else base
-        return run_pass(work, ModelRunner(self._body, self._head), compared)
+        return run_pass(work, ModelRunner(self._body, self._head), compared, self._processes)
 
 
-def run_pass(work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRunner | None) -> tuple[Arrays, int]:
-    """Run a pass with a head in this process, as `Execution.run` does; write the results down as they come."""
+def run_pass(
+    work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRunner | None, processes: int = 1
+) -> tuple[Arrays, int]:
+    """Run a pass with a head in this process, as `Execution.run` does; write the results down as they come.
+
+    With several `processes`, forks of this one compute parts of it: the same batches, and so the same bits.
+    """
     scoring = ScoringPass(
         runner=runner, head_rows=work.head_rows, capture=work.capture, baseline=baseline, entropy=work.entropy
     )
@@ -183,18 +195,54 @@ def run_pass(work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRu
         return work.empty(), 0
     parts = work.parts()
     missing = parts.missing()
-    to_do = set(missing)
-    fresh: list[Arrays] = []
-    written = time.monotonic()
+    compute = partial(_computed, work, scoring, groups)
+    spans = _spans(missing, groups, processes)
+    said = chain.from_iterable(map(compute, spans))
+    if len(spans) > 1:
+        # The first group is computed here. Forks find what it has made: compiled loops, and how states are stored.
+        spans[0] = spans[0][1:]
+        said = chain(compute(missing[:1]), in_forks(compute, [span for span in spans if span], processes))
+    n_splits = 0
     with work.bar(missing) as bar:
-        for number, results in scoring.run(work.plan, work.targets, missing):
-            fresh.append(results)
-            bar.update(groups[number].n_tokens)
-            if number + 1 not in to_do or (work.resume is not None and time.monotonic() - written >= work.seconds):
-                captured = work.capture.take() if work.capture is not None else None
-                parts.add(number + 1 - len(fresh), number + 1, joined_arrays(fresh), captured)
-                fresh, written = [], time.monotonic()
-    return parts.joined(), scoring.n_splits
+        for part, n_tokens, splits in said:
+            if part is not None:
+                parts.add(*part)
+            bar.update(n_tokens)
+            n_splits += splits
+    return parts.joined(), n_splits
+
+
+_FEWEST_TOKENS = 4096  # that are worth a fork
+_SPANS_PER_PROCESS = 2  # so that a process which is held up does not hold up the pass as long
+
+
+def _spans(missing: list[int], groups: Sequence[UnitGroup], processes: int) -> list[list[int]]:
+    """Return the missing groups, cut into what one process computes at a time: all of them where it is alone."""
+    n_tokens = np.cumsum([groups[number].n_tokens for number in missing])
+    if processes == 1 or not missing or n_tokens[-1] < 2 * _FEWEST_TOKENS:
+        return [missing] if missing else []
+    n_spans = min(processes * _SPANS_PER_PROCESS, int(n_tokens[-1]) // _FEWEST_TOKENS)
+    cuts = np.searchsorted(n_tokens, n_tokens[-1] * np.arange(1, n_spans) / n_spans).tolist()
+    spans = [missing[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(missing)], strict=True)]
+    return [span for span in spans if span]
+
+
+def _computed(
+    work: PassWork, scoring: ScoringPass, groups: Sequence[UnitGroup], numbers: list[int]
+) -> Iterator[tuple[tuple[int, int, Arrays, Mapping[str, Any] | None] | None, int, int]]:
+    """Compute groups of a pass. Yield after each: what is finished (see `PassParts.add`), tokens, and new splits."""
+    to_do = set(numbers)
+    fresh: list[Arrays] = []
+    written, n_splits = time.monotonic(), scoring.n_splits
+    for number, results in scoring.run(work.plan, work.targets, numbers):
+        fresh.append(results)
+        part = None
+        if number + 1 not in to_do or (work.resume is not None and time.monotonic() - written >= work.seconds):
+            captured = work.capture.take() if work.capture is not None else None
+            part = number + 1 - len(fresh), number + 1, joined_arrays(fresh), captured
+            fresh, written = [], time.monotonic()
+        yield part, groups[number].n_tokens, scoring.n_splits - n_splits
+        n_splits = scoring.n_splits
 
 
 def option_scores(
@@ -293,7 +341,9 @@ class Scorer:
     def __init__(self, loaded: LoadedModel | RunsElsewhere, config: ScoringConfig | None = None) -> None:
         self.loaded = loaded
         self.config = config or ScoringConfig()
-        self._execution: Execution = InThisProcess(loaded) if isinstance(loaded, LoadedModel) else loaded.execution
+        self._execution: Execution = (
+            InThisProcess(loaded, self.config.processes) if isinstance(loaded, LoadedModel) else loaded.execution
+        )
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ScoringReport | None = None
 

@@ -125,7 +125,9 @@ def test_an_interrupt_ends_what_runs_before_it_goes_on(python: WarmPython, tmp_p
 def test_a_fork_has_an_interpreter_for_itself_that_was_forked_before_anything_ran(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "inner.py").write_text("import os, sys\nprint('inner', 'left' in vars(sys), os.environ['A'])\nsys.exit(3)\n")
+    (tmp_path / "inner.py").write_text(
+        "import os, sys\nprint('inner', 'left' in vars(sys), os.environ['A'])\nsys.exit(3)\n"
+    )
     (tmp_path / "run.py").write_text(
         "import os, sys\nfrom pathlib import Path\nfrom mlflow_compress.warm_python import WarmPython\nsys.left = True\n"
         "for modules in (['json.tool'], ['json.tool'], ['wave']):\n"
@@ -135,12 +137,14 @@ def test_a_fork_has_an_interpreter_for_itself_that_was_forked_before_anything_ra
     )
     with WarmPython(["json.tool"]) as python:
         assert python.run(["run.py"], environment={"PYTHONUNBUFFERED": "1"}, folder=tmp_path) == 0
-    lines = [line for line in capfd.readouterr().out.splitlines()]
+    lines = capfd.readouterr().out.splitlines()
     assert lines == ["inner False b", "3 True", "inner False b", "3 True", "inner False b", "3 False"]
 
 
 def test_two_run_at_once_and_one_of_them_is_ended_from_another_thread(python: WarmPython, tmp_path: Path) -> None:
-    (tmp_path / "run.py").write_text("import sys, time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(60)\n")
+    (tmp_path / "run.py").write_text(
+        "import sys, time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(60)\n"
+    )
     (tmp_path / "short.py").write_text("raise SystemExit(5)\n")
     raised: list[type[BaseException]] = []
 

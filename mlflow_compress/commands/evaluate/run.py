@@ -9,7 +9,13 @@ from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, noise_sample, with_traces
-from mlflow_compress.commands.evaluate.models import engine_started, open_baseline, open_variant, recognised_in
+from mlflow_compress.commands.evaluate.models import (
+    cores_shared_out,
+    engine_started,
+    open_baseline,
+    open_variant,
+    recognised_in,
+)
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
@@ -29,6 +35,7 @@ from mlflow_compress.config import EMBEDDED, SEED, as_text
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
+from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
@@ -66,8 +73,9 @@ def readable(store: Store, base: EngineModel, suite: Suite, config: EvaluateConf
 
 def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
     """Return the baseline's evaluation: found in the store, or evaluated now."""
-    base = open_baseline(config)
-    return find_or_evaluate(store, base, readable(store, base, suite_of(config), config), config)
+    with cores_shared_out(config.running, config.source):
+        base = open_baseline(config)
+        return find_or_evaluate(store, base, readable(store, base, suite_of(config), config), config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +224,9 @@ def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store,
     label = baseline_label(config)
     with (
         ExitStack() as until_finished,
+        keeping(),  # the requests' tokens: of the baseline and of the variant they are the same
         engine_started(config.running, config.source),
+        cores_shared_out(config.running, config.source),
         store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
     ):
         run.rename(f"evaluate {variant.label} {label}")

@@ -16,7 +16,13 @@ import pyarrow.compute as pc
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate
-from mlflow_compress.commands.evaluate.models import as_baseline, open_baseline, open_variant, recognised_in
+from mlflow_compress.commands.evaluate.models import (
+    as_baseline,
+    cores_shared_out,
+    open_baseline,
+    open_variant,
+    recognised_in,
+)
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
@@ -496,7 +502,10 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
             progress(about)
     check_same_tokenizer(base, variant)
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
-    with store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run:
+    with (
+        cores_shared_out(evaluation.running, evaluation.source),
+        store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run,
+    ):
         dtype = as_baseline(config.inference, base).dtype
         run.log_params({**as_text(config), "dtype": dtype, "policy_sha256": policy.sha256})
         suite = readable(store, base, suite, evaluation)

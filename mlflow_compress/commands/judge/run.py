@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mlflow_compress.commands.evaluate.models import OneLoaded, engine_started, open_baseline, open_variant
+from mlflow_compress.commands.evaluate.models import (
+    OneLoaded,
+    cores_shared_out,
+    engine_started,
+    open_baseline,
+    open_variant,
+)
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
 from mlflow_compress.commands.judge.answers import (
     SAMPLES,
@@ -313,6 +319,7 @@ def _judge(
     label = baseline_label(config)
     with (
         engine_started(config.running, config.source),
+        cores_shared_out(config.running, config.source),
         store.run(f"judge {label}", "judge", {run_names.BASE_MODEL: label}) as run,
     ):
         run.rename(f"judge {manifest.label} {label}")

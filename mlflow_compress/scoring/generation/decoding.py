@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.scoring.child_process import in_forks, processes_per_pass
 from mlflow_compress.scoring.forward.body import scaled_positions
 from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generation_rows import (
@@ -232,19 +233,33 @@ def decode(
         tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar,
     ):
         ending = Ending(loaded.tokenizer, ends, until, config.max_new_tokens, finished=bar.update)
+        begin = time.perf_counter()
+        unfinished = []
         for shard in shards(rows, config):
             if all(row.done for row in shard):
                 bar.update(len(shard))
-                continue
-            drafts = [row.restarted() for row in shard]
-            begin = time.perf_counter()
+            else:
+                unfinished.append(shard)
+        processes = processes_per_pass() if loaded.device.type == "cpu" else 1
+
+        def drafts_of(number: int) -> Iterator[tuple[int, list[GenerationRow]]]:
+            drafts = [row.restarted() for row in unfinished[number]]
             work(loaded, drafts, config, ending)
+            yield number, drafts
+
+        numbers = list(range(len(unfinished)))
+        shared = processes > 1 and len(unfinished) > 1
+        made = in_forks(drafts_of, numbers, processes) if shared else chain.from_iterable(map(drafts_of, numbers))
+        for number, drafts in made:
+            if shared:
+                bar.update(len(drafts))  # what a fork says to its own bar is not seen
             speed.n_tokens += sum(len(draft.tokens) for draft in drafts)
             speed.seconds += time.perf_counter() - begin
             bar.set_postfix_str(f"{speed.tokens_per_second or 0:.0f} tokens/s")
-            for row, draft in zip(shard, drafts, strict=True):
+            for row, draft in zip(unfinished[number], drafts, strict=True):
                 row.take(draft)
             after_shard()
+            begin = time.perf_counter()
 
 
 def shards(rows: Sequence[GenerationRow], config: GenerationConfig) -> list[list[GenerationRow]]:
