@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Workers that share the cores would spend most of their time waiting for each other's threads. torch reads it when it is
 # loaded, and so do the processes that tests start.
@@ -20,10 +23,13 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # as the
 import hypothesis
 import mlflow
 import pytest
+from mlflow.store.db import utils as db_utils
 from mlflow.tracking import MlflowClient
+from sqlalchemy import Engine, event
 
 from mlflow_compress.lifetime import raise_on_signals
 from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.warm_python import WarmPython
 
 if TYPE_CHECKING:
     from mlflow_compress.models.loading import LoadedModel
@@ -54,6 +60,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     _BEFORE.update(leftovers(CHECKOUT))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep a million objects of modules and tests out of every garbage collection, each of which takes half a second."""
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session when its tests left something in the checkout; with several workers the first process tells."""
     gained = sorted(leftovers(CHECKOUT) - _BEFORE)
@@ -63,6 +74,48 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter.write_line("")
         reporter.write_line(f"ERROR: the tests left {len(gained)} entries in the checkout: {names}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+Fork = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@contextmanager
+def forks(*modules: str) -> Iterator[Fork]:
+    """Yield what runs `python *arguments` as `subprocess.run` does, in forks of a process that has imported `modules`."""
+    with WarmPython(modules) as warm, tempfile.TemporaryDirectory() as scratch:
+
+        def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+            if arguments[0] == "-c":
+                script = Path(scratch, "code.py")
+                script.write_text(arguments[1])
+                arguments = (str(script), *arguments[2:])
+            with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+                files, known = (out.fileno(), err.fileno()), {**os.environ, **environment}
+                code = warm.run(arguments, environment=known, folder=cwd or Path.cwd(), output=files)
+                return subprocess.CompletedProcess(
+                    arguments, code, *(file.seek(0) or file.read() for file in (out, err))
+                )
+
+        run.warm = warm  # type: ignore[attr-defined]
+        yield run
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Fork]:
+    """Run Python without the seconds that libraries take to be imported; our own modules are imported anew."""
+    from mlflow_compress.compression import pipeline
+
+    libraries = ("mlflow", "mlflow.store.tracking.sqlalchemy_store", "numba", *pipeline._OF_EVERY_CHECK)
+    with forks(*libraries) as run, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_python", run.warm)  # type: ignore[attr-defined]
+        yield run
+
+
+@pytest.fixture(scope="session")
+def light_python() -> Iterator[Fork]:
+    """Run Python that has imported our command line, and what that imports."""
+    with forks("mlflow_compress.cli") as run:
+        yield run
 
 
 def move_artifacts(database: Path, folder: Path) -> None:
@@ -82,6 +135,32 @@ def command_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@event.listens_for(Engine, "connect")
+def no_waiting_for_the_disk(connection: Any, _: Any) -> None:
+    """Let SQLite hand its pages to the system and go on: no test is about a power cut."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let a new SQLite database get its tables by a copy of the first one's: MLflow's migrations take a second."""
+    first, make = tmp_path_factory.mktemp("tables") / "mlflow.db", db_utils._initialize_tables
+
+    def copied(engine: Any) -> None:
+        there = first.exists() and engine.dialect.name == "sqlite"
+        if not there:
+            make(engine)
+        if engine.dialect.name == "sqlite":
+            with closing(engine.raw_connection()) as ours, closing(sqlite3.connect(first)) as theirs:
+                source, target = (theirs, ours.driver_connection) if there else (ours.driver_connection, theirs)
+                source.backup(target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(db_utils, "_initialize_tables", copied)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +195,16 @@ def workdir(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) 
 def tracker(workdir: Path) -> Tracker:
     """Return a connection to that store."""
     return Tracker()
+
+
+@pytest.fixture
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let windows of a corpus have 64 tokens, an eighth of what they have."""
+    from mlflow_compress.commands.evaluate import baseline, outputs
+
+    for module in (baseline, outputs):
+        monkeypatch.setattr(module, "WINDOW", 64)
+    return 64
 
 
 @pytest.fixture

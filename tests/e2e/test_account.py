@@ -9,6 +9,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress.metrics.core.account import Account
+from tests.conftest import Fork
 
 SENTENCE = "The miller counts the sacks of flour. "
 
@@ -28,7 +29,7 @@ def rows(n: int, *, long: int = 0, too_long: int = 0) -> list[dict[str, object]]
 
 
 @pytest.fixture(scope="module")
-def compressed(tmp_path_factory: pytest.TempPathFactory) -> mc.CompressedModel:
+def compressed(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> mc.CompressedModel:
     return mc.compress("demo", "rtn", bits=4, store=tmp_path_factory.mktemp("account") / "results")
 
 

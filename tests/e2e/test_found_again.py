@@ -32,7 +32,7 @@ from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 from tests.judge_server import judge_server
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("short_windows")]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def config(workdir: Path) -> EvaluateConfig:
         for i in range(10)
     ]
     (workdir / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (workdir / "text.txt").write_text("The river is old and the bridge is new. " * 270)
+    (workdir / "text.txt").write_text("The river is old and the bridge is new. " * 34)
     return EvaluateConfig(tasks=f"{workdir / 'choice.jsonl'},{workdir / 'text.txt'}")
 
 
@@ -195,14 +195,14 @@ def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
         rows = {r["name"]: r for r in tracker.fetch_json(run.info.run_id, "metrics.json") if r["task"] is None}
         assert (rows["noise/flips_pct"]["n"], rows["noise/flips_pct"]["n_unscored"]) == (4, 0)
         assert (rows["noise/kl_mean"]["n"], rows["noise/kl_mean"]["n_unscored"]) == (4, 0)
-        assert rows["noise/corpus_kl_mean"]["n"] == 4 * 255 < rows["quality/perplexity"]["n"]
+        assert rows["noise/corpus_kl_mean"]["n"] == 4 * 31 < rows["quality/perplexity"]["n"]
         assert run.data.params["noise_items"] == "4"
     # The sample decides nothing but the floor: the evaluation is the same, its baseline run another one.
     run_evaluate(config.with_values(noise_items=2))
     both = tracker.find_finished("baseline")
     assert len(both) == 2 and len({run.data.tags[run_names.EVALUATION] for run in both}) == 1
     less = RunRecords.read(tracker.fetch(both[0].info.run_id, "noise"))
-    assert less.token_scores is not None and len(less.token_scores) == 2 * 255
+    assert less.token_scores is not None and len(less.token_scores) == 2 * 31
 
 
 @pytest.mark.parametrize("noise_items", [0, 2])

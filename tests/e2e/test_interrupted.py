@@ -23,6 +23,8 @@ from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
+pytestmark = pytest.mark.usefixtures("short_windows")
+
 
 def little(folder: Path) -> EvaluateConfig:
     rows = [
@@ -30,7 +32,7 @@ def little(folder: Path) -> EvaluateConfig:
         for i in range(6)
     ]
     (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "text.txt").write_text("The river is old and the bridge is new. " * 120)
+    (folder / "text.txt").write_text("The river is old and the bridge is new. " * 15)
     return EvaluateConfig(tasks=f"{folder / 'choice.jsonl'},{folder / 'text.txt'}")
 
 

@@ -13,10 +13,11 @@ from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from tests.compress_models import make_llama
+from tests.conftest import Fork
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> mc.CompressedModel:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> mc.CompressedModel:
     folder = tmp_path_factory.mktemp("own")
     return mc.compress(str(make_llama(folder / "finetuned")), "rtn", bits=4, group_size=32, store=folder / "results")
 

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import Fork
 from tests.docs.blocks import DOCS, ROOT, blocks_of
 
 LISTED = """
@@ -129,18 +131,20 @@ def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def ask(installed: Path, code: str, *arguments: str) -> Any:
+@pytest.fixture(scope="module")
+def ask(installed: Path, python: Fork) -> Callable[..., Any]:
     """Return what a fresh process prints as JSON in its last line, with the package importable."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def ask(code: str, *arguments: str) -> Any:
+        done = python("-c", f"import sys\nsys.path.insert(0, {str(installed)!r})\n{code}", *arguments)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return ask
 
 
-def test_every_registry_lists_the_plugins(installed: Path) -> None:
-    names = ask(installed, LISTED)
+def test_every_registry_lists_the_plugins(ask: Callable[..., Any]) -> None:
+    names = ask(LISTED)
     assert "grid" in names["methods"] and "sums" in names["tasks"]
     assert names["engines"] == ["endpoint", "local", "ray", "small_batches", "vllm"]
     assert "yes_no" in names["families"] and "yes_no" in names["items"]
@@ -148,8 +152,8 @@ def test_every_registry_lists_the_plugins(installed: Path) -> None:
     assert "flips" in names["metrics"] and "rtn" in names["methods"]  # the package's own are still there
 
 
-def test_task_and_metric_work_and_have_their_row_and_column(installed: Path) -> None:
-    found = ask(installed, USED)
+def test_task_and_metric_work_and_have_their_row_and_column(ask: Callable[..., Any]) -> None:
+    found = ask(USED)
     # Items of a plug-in's family have an accuracy, flip and count in the headline.
     assert found["rows"]["Accuracy"][:3] == ["20", "100.0 %", "50.0 %"]
     assert found["rows"]["Answers flipped"][3].startswith("50.0 %")
@@ -159,23 +163,23 @@ def test_task_and_metric_work_and_have_their_row_and_column(installed: Path) -> 
     assert found["leaderboard"][:2] == ["distance/flips_pct", "distance/sure_flips_pct"]
 
 
-def test_the_engine_runs_a_model_by_its_name(installed: Path) -> None:
-    found = ask(installed, RUN)
+def test_the_engine_runs_a_model_by_its_name(ask: Callable[..., Any]) -> None:
+    found = ask(RUN)
     assert found["small_batches"] == pytest.approx(found["local"], abs=1e-5)
     assert (found["local identity"], found["small_batches identity"]) == (None, "small_batches")
     assert (found["local batches"], found["small_batches batches"]) == (None, 128)
 
 
-def test_the_judge_s_ratings_become_a_metric(installed: Path) -> None:
+def test_the_judge_s_ratings_become_a_metric(ask: Callable[..., Any]) -> None:
     # 25 words: 10 - 2 points; 5 words: 10 points. MT-Bench has no number: its judge did not run.
-    found = ask(installed, JUDGED)
+    found = ask(JUDGED)
     assert found["judge/brevity"] == 9.0 and found["judge/brevity_baseline"] == 10.0
     assert "judge/mt_bench" not in found
 
 
 @pytest.mark.slow
-def test_the_method_makes_a_checkpoint_that_loads_again(installed: Path, tmp_path: Path) -> None:
-    assert ask(installed, COMPRESSED, str(tmp_path / "out")) == {"label": "grid", "method": "grid"}
+def test_the_method_makes_a_checkpoint_that_loads_again(ask: Callable[..., Any], tmp_path: Path) -> None:
+    assert ask(COMPRESSED, str(tmp_path / "out")) == {"label": "grid", "method": "grid"}
 
 
 BY_PYTHON = """

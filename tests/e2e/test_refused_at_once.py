@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from tokenizers.models import WordLevel
 
 import mlflow_compress as mc
 from mlflow_compress.errors import MlflowCompressError
+from tests.conftest import Fork
 
 ROWS = """{"id": "a", "category": "c", "context": "x", "choices": ["one"], "answer": 0}
 {"id": "b", "context": "x"}
@@ -102,29 +100,27 @@ WITHOUT = {  # the package that is not installed -> arguments, who needs it, and
 @pytest.mark.parametrize(
     ("package", "case"), [(package, case) for package, cases in WITHOUT.items() for case in range(len(cases))]
 )
-def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(package: str, case: int, tmp_path: Path) -> None:
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
+    package: str, case: int, tmp_path: Path, light_python: Fork
+) -> None:
     arguments, by, extra = WITHOUT[package][case]
-    env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "ABSENT": package}
-    done = subprocess.run(
-        [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    done = light_python("-c", CALL, *arguments, cwd=tmp_path, MLFLOW_TRACKING_URI=uri, ABSENT=package)
     assert done.stderr == (
         f"mlflow-compress: {by} needs what is not installed: {package}. Run: pip install 'mlflow-compress[{extra}]'.\n"
     )
     assert (done.returncode, done.stdout.strip()) == (1, "[]") and not list(tmp_path.iterdir())
 
 
-def test_without_the_harness_its_tasks_are_listed_with_their_extra(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CALL, "tasks"], env={**os.environ, "ABSENT": "lm_eval"}, capture_output=True, text=True
-    )
+def test_without_the_harness_its_tasks_are_listed_with_their_extra(light_python: Fork) -> None:
+    done = light_python("-c", CALL, "tasks", ABSENT="lm_eval")
     assert (done.returncode, done.stderr) == (0, "")
     shown = re.sub(r"\n  ", " ", done.stdout)
     assert re.search(r"(?m)^piqa .*; extra: harness$", shown) and re.search(r"(?m)^demo .*; definition: \w{12}$", shown)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Path) -> None:
+def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Path, light_python: Fork) -> None:
     arguments, code, message = CASES[name]
     (tmp_path / "bad.jsonl").write_text(ROWS)
     for folder in (tmp_path / "half", tmp_path / "whole", tmp_path / "merged"):
@@ -140,11 +136,8 @@ def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Pa
             store.execute("CREATE TABLE tags (key, value, run_uuid)")
             rows = [("base_model", "llama", "0"), ("evaluation", "0123456789abcdef", "0")]
             store.executemany("INSERT INTO tags VALUES (?, ?, ?)", rows)
-    env = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{database}"}
     before = {path.name for path in tmp_path.iterdir()}
-    done = subprocess.run(
-        [sys.executable, "-c", CALL, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    done = light_python("-c", CALL, *arguments, cwd=tmp_path, MLFLOW_TRACKING_URI=f"sqlite:///{database}")
     assert re.fullmatch(f"mlflow-compress: {message.replace('?', chr(92) + '?')}", done.stderr.strip()), done.stderr
     assert (done.returncode, done.stdout.strip()) == (code, "[]")
     written = [path.name for path in tmp_path.iterdir() if path.name not in before]

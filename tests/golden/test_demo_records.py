@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ TOKENS = 40  # of each corpus that are compared, from every tenth position
 
 def records_of(model: LoadedModel, folder: Path, baseline: StateStore | None = None) -> RunRecords:
     suite = suite_of(EvaluateConfig.model_validate({"checkpoint": "none", "limit": 2}))
+    suite = replace(suite, corpora=tuple(replace(corpus, max_tokens=1024) for corpus in suite.corpora))  # two windows
     if baseline is not None:
         return run_model(Scorer(model), suite, baseline=baseline).records
     with StateWriter(folder, model) as writer:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+
+from tests.conftest import Fork
 
 ROOT = Path(__file__).parents[2]
 CLEAN = "def test_something():\n    pass\n"
@@ -23,14 +22,14 @@ def test_something():
 
 
 @pytest.mark.parametrize(("test", "left"), [(CLEAN, ()), (UNTIDY, ("mlruns/0/new", "projects/judge/.mlflow_compress"))])
-def test_what_tests_leave_in_the_checkout_fails_the_session(tmp_path: Path, test: str, left: tuple[str, ...]) -> None:
+def test_what_tests_leave_in_the_checkout_fails_the_session(
+    tmp_path: Path, test: str, left: tuple[str, ...], python: Fork
+) -> None:
     for folder in ("tests", "mlruns/0/old", "projects/judge"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "test_it.py").write_text(test)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_it.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_it.py", cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == (1 if left else 0), done.stdout
     assert all(path in done.stdout for path in left)

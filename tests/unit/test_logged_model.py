@@ -30,6 +30,7 @@ from mlflow_compress.tracking.logged_model import PACKAGE, DataSet, VariantEntry
 from mlflow_compress.tracking.model_registry import move_alias, register_version
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
+from tests.conftest import Fork
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns while loading
 
@@ -61,7 +62,7 @@ print(json.dumps({"text": text, "score": score, "code": mlflow_compress.__file__
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> Path:
     """Return a compressed checkpoint that needs no calibration: rtn 4 bit of a small Llama."""
     folder = tmp_path_factory.mktemp("made")
     base = make_llama(folder / "llama")

@@ -20,6 +20,7 @@ from mlflow_compress.reporting.numbers import duration
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import new_parameters
 from mlflow_compress.tracking.tracker import Tracker
+from tests.conftest import Fork
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = """
@@ -70,11 +71,8 @@ def test_what_is_refused_fails_the_run_that_mlflow_has_made(tracker: Tracker, mo
     assert run_ids(tracker) == [given]
 
 
-def test_the_main_job_imports_no_model_library() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ
-    )
-    assert done.stdout.strip() == "[]"
+def test_the_main_job_imports_no_model_library(light_python: Fork) -> None:
+    assert light_python("-c", IMPORTS).stdout.strip() == "[]"
 
 
 def test_parameters_are_shown_resolved() -> None:

@@ -129,7 +129,7 @@ def test_a_compressed_checkpoint_is_decompressed_layer_by_layer(base: Path, tmp_
     assert not list(off.iterdir()), "and go with the model"
 
 
-def test_a_format_that_cannot_be_offloaded_is_refused(base: Path, tmp_path: Path) -> None:
+def test_a_format_that_cannot_be_offloaded_is_refused(base: Path, tmp_path: Path, no_fresh_process: None) -> None:
     out = tmp_path / "kv"
     compress_model(str(base), "kv-cache", None, [], out, device="cpu")
     with pytest.raises(UnsupportedError, match="must fit into memory"):

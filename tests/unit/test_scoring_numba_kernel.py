@@ -12,6 +12,7 @@ import pytest
 from numba.core.registry import cpu_target
 
 from mlflow_compress.scoring.kernels import numba_kernel
+from tests.conftest import Fork
 
 DIGEST = """
 import hashlib, numpy as np, torch
@@ -42,8 +43,9 @@ def output_of(program: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_scoring_changes_neither_the_environment_nor_numbas_settings() -> None:
-    assert int(output_of(IMPORTS)) > 20
+def test_importing_scoring_changes_neither_the_environment_nor_numbas_settings(python: Fork) -> None:
+    done = python("-c", IMPORTS)
+    assert done.returncode == 0 and int(done.stdout) > 20, done.stderr
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from mlflow_compress.errors import ConfigError, WorkerError
 from mlflow_compress.scoring.engine_identity import package_hash
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
+from tests.conftest import Fork
 
 LEAVE_OPEN = """
 import os, signal, sys
@@ -69,8 +68,8 @@ def test_workers_have_all_our_code() -> None:
     assert worker.describe().items() >= VariantWorker.code().items()
 
 
-def killed_below(parent: str) -> None:
-    done = subprocess.run([sys.executable, "-c", LEAVE_OPEN, parent], check=False, capture_output=True)
+def killed_below(parent: str, python: Fork) -> None:
+    done = python("-c", LEAVE_OPEN, parent)
     assert done.returncode == -9, done.stderr
 
 
@@ -78,9 +77,9 @@ def status(tracker: Tracker, run_id: str) -> str:
     return str(tracker.client.get_run(run_id).info.status)
 
 
-def test_runs_that_a_killed_worker_left_open_are_closed(tracker: Tracker) -> None:
+def test_runs_that_a_killed_worker_left_open_are_closed(tracker: Tracker, python: Fork) -> None:
     with tracker.run("sweep", "sweep", {}) as parent:
-        killed_below(parent.run_id)
+        killed_below(parent.run_id, python)
         [main], [answers] = tracker.find_unfinished("main"), tracker.find_unfinished("answers")
         assert status(tracker, main) == status(tracker, answers) == "RUNNING"
         close_killed(tracker, parent.run_id)
@@ -90,12 +89,12 @@ def test_runs_that_a_killed_worker_left_open_are_closed(tracker: Tracker) -> Non
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_a_variant_that_takes_its_workers_with_it_is_failed(tracker: Tracker) -> None:
+def test_a_variant_that_takes_its_workers_with_it_is_failed(tracker: Tracker, python: Fork) -> None:
     error = WorkerError("4 workers were lost")
     with tracker.run("sweep", "sweep", {}) as parent:
         with pytest.raises(WorkerError, match="4 workers were lost"):
             on_workers._lost(tracker, parent.run_id, variant(), error)  # none has opened a run
-        killed_below(parent.run_id)
+        killed_below(parent.run_id, python)
         found = on_workers._lost(tracker, parent.run_id, variant(), error)
     run = tracker.look_up(found.run_id)
     assert (found.state, found.said) == ("failed", "4 workers were lost.")

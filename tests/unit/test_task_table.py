@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from mlflow_compress.items.named import mmlu_lettered
 from mlflow_compress.items.named_tasks import TASKS, rows
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
+from tests.conftest import Fork
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
@@ -55,10 +55,9 @@ def test_names_are_the_harness_s_own(name: str) -> None:
         check_is_mentioned("surely_not_a_task")
 
 
-def test_printing_the_table_imports_neither_torch_nor_the_harness() -> None:
+def test_printing_the_table_imports_neither_torch_nor_the_harness(light_python: Fork) -> None:
     code = "import sys; from mlflow_compress.cli import main; main(['tasks']); print({'torch', 'lm_eval', 'mlflow'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    shown = found.stdout.splitlines()
+    shown = light_python("-c", code).stdout.splitlines()
     names = [line for line in shown[:-1] if not line.startswith(" ")]
     assert shown[-1] == "set()" and names == [row[0] for row in rows()]
 
@@ -101,14 +100,12 @@ def test_a_single_task_is_found_without_the_whole_index(name: str, folder: str |
     assert folder is None or name in manager((folder,)).all_subtasks
 
 
-def test_the_demo_s_tasks_do_not_wait_for_the_harness() -> None:
+def test_the_demo_s_tasks_do_not_wait_for_the_harness(light_python: Fork) -> None:
     code = (
-        "import sys; from mlflow_compress.items.suite import load_suite; from mlflow_compress.items.task import TaskSettings; "
+        "import sys, warnings; warnings.simplefilter('error'); from mlflow_compress.items.suite import load_suite; from mlflow_compress.items.task import TaskSettings; "
         "load_suite('demo', model='demo', settings=TaskSettings()); print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
     )
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    found = light_python("-c", code)
     assert (found.stdout, found.stderr) == ("set()\n", "")
 
 

@@ -19,6 +19,7 @@ from mlflow_compress.paths import STARTED_IN
 from mlflow_compress.tracking import projects, run_names
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.warm_python import WarmPython
+from tests.conftest import Fork
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
@@ -64,19 +65,19 @@ def runs(tracker: Tracker) -> dict[str, Run]:
     return {run.data.tags[run_names.STAGE]: run for run in found}
 
 
-def fails_with(tracker: Tracker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageError:
+def fails_with(tracker: Tracker, folder: Path, python: Fork, monkeypatch: pytest.MonkeyPatch) -> StageError:
     monkeypatch.setattr(projects, "project_folder", lambda stage: folder)
-    with WarmPython([]) as python, pytest.raises(StageError) as caught, tracker.run("main", "main", {}) as run:
-        projects.run_stage(tracker, "evaluate", {}, parent=run, python=python)
+    with pytest.raises(StageError) as caught, tracker.run("main", "main", {}) as run:
+        projects.run_stage(tracker, "evaluate", {}, parent=run, python=python.warm)
     return caught.value
 
 
 @pytest.mark.parametrize("name", ["SIGFPE", "SIGKILL", "SIGSEGV"])
 def test_a_stage_that_a_signal_killed_names_it_and_has_failed(
-    name: str, tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tracker: Tracker, tmp_path: Path, python: Fork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = project(tmp_path / "p", f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
-    error = fails_with(tracker, folder, monkeypatch)
+    error = fails_with(tracker, folder, python, monkeypatch)
     assert str(error).startswith(f"Stage evaluate was killed by {name}.") and error.stage == "evaluate"
     assert ("memory" in str(error)) == (name == "SIGKILL")
     found = runs(tracker)
@@ -86,9 +87,9 @@ def test_a_stage_that_a_signal_killed_names_it_and_has_failed(
 
 
 def test_a_stage_that_ends_by_itself_tells_its_exit_code_and_its_error(
-    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracker: Tracker, tmp_path: Path, python: Fork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = fails_with(tracker, project(tmp_path / "p", "raise SystemExit(3)\n"), monkeypatch)
+    silent = fails_with(tracker, project(tmp_path / "p", "raise SystemExit(3)\n"), python, monkeypatch)
     assert str(silent) == "Stage evaluate failed: exit code 3."
     code = f"""
         import sys
@@ -96,7 +97,7 @@ def test_a_stage_that_ends_by_itself_tells_its_exit_code_and_its_error(
         from mlflow_compress.cli import main
         raise SystemExit(main(["evaluate", "--limit", "-1"]))
     """
-    refused = fails_with(tracker, project(tmp_path / "q", code), monkeypatch)
+    refused = fails_with(tracker, project(tmp_path / "q", code), python, monkeypatch)
     assert "Stage evaluate failed: Parameter 'limit' is too small" in str(refused)
 
 
@@ -188,11 +189,9 @@ sys.exit(cli.main(["evaluate", "--checkpoint", sys.argv[1]]))
 
 @pytest.mark.parametrize("stage", [False, True])
 def test_ctrl_c_says_at_once_what_is_kept_and_a_stage_leaves_that_to_its_main_process(
-    stage: bool, tmp_path: Path
+    stage: bool, tmp_path: Path, python: Fork
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **({STARTED_IN: "x"} if stage else {})}
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = python("-c", INTERRUPTED, str(tmp_path), cwd=tmp_path, **({STARTED_IN: "x"} if stage else {}))
     said = (
         "mlflow-compress: interrupted. What is computed is kept: go on with the same command, or with "
         "`mlflow-compress resume`; runs are closed now\n"

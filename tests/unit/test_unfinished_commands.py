@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +35,7 @@ from mlflow_compress.tracking.live_processes import run_not_closed, run_opened
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.unfinished_commands import noted, unfinished_commands
 from mlflow_compress.tracking.waiting import WAIT_VARIABLE
+from tests.conftest import Fork
 
 AWAY = StoreAwayError("the server is away")
 
@@ -166,17 +165,19 @@ def test_what_breaks_off_again_stays_and_holds_up_nothing(tracker: Tracker, monk
 @pytest.mark.parametrize(
     ("dies", "listed"), [("os.kill(os.getpid(), 9)", 1), ("1 / 0", 1), ("raise ConfigError('no')", 0)]
 )
-def test_a_stage_that_breaks_off_leaves_its_command_unfinished(dies: str, listed: int, tracker: Tracker) -> None:
+def test_a_stage_that_breaks_off_leaves_its_command_unfinished(
+    dies: str, listed: int, tracker: Tracker, python: Fork
+) -> None:
     """The stage's process ends in one of three ways; it is the command line, whose stage is replaced."""
     code = "import os, sys\nfrom mlflow_compress import cli\nfrom mlflow_compress.errors import ConfigError\n"
     code += f"def _answer(*_):\n    {dies}\ncli._answer = _answer\nsys.exit(cli.main(['quantize']))"
 
     def run_code(arguments: list[str], *, environment: dict[str, str], folder: Path) -> int:
-        return subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode
+        return python("-c", code, **environment).returncode
 
-    python = SimpleNamespace(run=run_code)
+    stage = SimpleNamespace(run=run_code)
     with pytest.raises(StageError), noted(tracker.uri, "main", {"method": "rtn"}), tracker.run("x", "main", {}) as run:
-        projects.run_stage(tracker, "quantize", {}, parent=run, python=python)  # type: ignore[arg-type]
+        projects.run_stage(tracker, "quantize", {}, parent=run, python=stage)  # type: ignore[arg-type]
     assert len(unfinished_commands(tracker.uri)) == listed
 
 
@@ -197,16 +198,20 @@ with noted(tracker.uri, "main", {parameters}):
 """
 
 
-def killed(parameters: dict[str, str], opens: str = "run('rtn', 'main', {})", *, finishes: bool = False) -> str:
+@pytest.fixture
+def killed(python: Fork) -> Callable[..., str]:
     """Return the run of a command that dies of signal 9: with its note, its lock and its open run."""
-    code = _KILLED.format(parameters=parameters, opens=opens, finishes=finishes)
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert process.returncode == -9, process.stderr
-    return process.stdout.strip()
+
+    def killed(parameters: dict[str, str], opens: str = "run('rtn', 'main', {})", *, finishes: bool = False) -> str:
+        process = python("-c", _KILLED.format(parameters=parameters, opens=opens, finishes=finishes))
+        assert process.returncode == -9, process.stderr
+        return process.stdout.strip()
+
+    return killed
 
 
 def test_main_killed_once_and_resume_killed_three_times_are_one_piece_of_work(
-    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+    tracker: Tracker, killed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = killed({"method": "rtn", "bits": "4"})
     done: list[dict[str, str]] = []
@@ -235,7 +240,7 @@ def test_main_killed_once_and_resume_killed_three_times_are_one_piece_of_work(
 
 
 def test_a_run_that_finished_before_its_note_went_is_not_done_again(
-    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+    tracker: Tracker, killed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished = killed({"method": "rtn", "bits": "4"}, finishes=True)
     commands = {"main": SimpleNamespace(tells=False, parameters=None)}  # no function: it is not called
@@ -248,7 +253,7 @@ def test_a_run_that_finished_before_its_note_went_is_not_done_again(
     assert tracker.find_unfinished("main") == []
 
 
-def test_what_another_process_goes_on_with_is_left_to_it(tracker: Tracker) -> None:
+def test_what_another_process_goes_on_with_is_left_to_it(tracker: Tracker, killed: Callable[..., str]) -> None:
     begun = killed({"method": "rtn", "bits": "4"})
     Tracker()  # ends the run of the killed process
     with tracker.reopen(begun):
@@ -256,6 +261,7 @@ def test_what_another_process_goes_on_with_is_left_to_it(tracker: Tracker) -> No
     assert len(unfinished_commands(tracker.uri)) == 1
 
 
+@pytest.mark.usefixtures("no_fresh_process")
 def test_a_command_is_done_again_in_the_experiment_where_it_began(
     tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
