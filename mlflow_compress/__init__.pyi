@@ -629,7 +629,7 @@ def gate(
         smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower
         end of its 95 % interval; none: the policy's (no such gate) [none]
     max_memory_ratio
-        largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without
+        largest accepted peak memory while serving over the baseline's (0.5 is half): upper end of its 95 %
         interval; none: the policy's (no such gate) [none]
     error
         probability that any early verdict is wrong, at most [0.05]
@@ -1050,7 +1050,7 @@ def promote(
         smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower
         end of its 95 % interval; none: the policy's (no such gate) [none]
     max_memory_ratio
-        largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without
+        largest accepted peak memory while serving over the baseline's (0.5 is half): upper end of its 95 %
         interval; none: the policy's (no such gate) [none]
     alias
         registry alias that moves to the winner [champion]

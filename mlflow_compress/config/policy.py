@@ -18,6 +18,26 @@ OptionalCount = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
 MARGIN = 1.0
 """Points of accuracy that a variant may lose and still be called no worse, where no policy says otherwise."""
 
+PINNED = "pinned"  # alias of a version that is never replaced; people give it
+PREVIOUS = "-previous"
+_RESERVED_ALIASES = ("latest", "v1", "previous", PINNED)
+
+
+def named_alias(alias: str) -> str:
+    """Return an alias; one that MLflow or this package reserves is refused."""
+    number = alias[1:] if alias[:1] in ("v", "V") else ""
+    if alias.lower() in _RESERVED_ALIASES or number.isdecimal() or alias.endswith(PREVIOUS):
+        raise ConfigError(
+            "This alias is reserved",
+            allowed=f"anything but {', '.join(_RESERVED_ALIASES)}, v2, v3 ... and what ends in {PREVIOUS}",
+            got=alias,
+        )
+    if not alias or not all(c.isalnum() or c in "_-" for c in alias):
+        raise ConfigError(
+            "Parameter 'alias' is not a name that MLflow takes", allowed="letters, digits, '_' and '-'", got=alias
+        )
+    return alias
+
 
 class KlBounds(Group):
     """The gate on KL."""

@@ -345,26 +345,24 @@ def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
     at_least = entry.at_least is not None
     declared = _declared(entry.metric)
     _check_sense(entry, declared)
-    if declared is None or declared.measured_once:
+    if declared is None:
         if entry.task is not None or entry.bound in ("upper", "lower"):
             raise ConfigError(
                 f"The gate on {entry.metric} reads what this number does not have",
                 allowed="a value, without task, category and interval",
                 got=entry.task or entry.bound,
             )
-        label = entry.metric if declared is None else declared.gate_label or entry.metric
-        read = () if declared is None else (GateReading(metric=entry.metric, end="value"),)
-        return Gate(metric=entry.metric, bound=entry.limit, label=label, at_least=at_least), read
+        return Gate(metric=entry.metric, bound=entry.limit, label=entry.metric, at_least=at_least), ()
     # What every main run publishes; of KL only where it can be trusted.
     if entry.task is None and entry.end == "upper" and entry.metric in (KL, FLIPS):
         return published_gate(entry.metric, entry.limit, at_least=at_least), ()
     reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
     value = replace(reading, end="value")
-    named = declared.gate_label and entry.task is None and entry.end == "lower" and declared.gate is None
+    named = declared.gate_label and entry.task is None and entry.end != "value" and declared.gate is None
     gate = Gate(
         metric=reading.name,
         bound=entry.limit,
-        label=f"{declared.gate_label} (lower end)" if named else reading.name,
+        label=f"{declared.gate_label} ({entry.end} end)" if named else reading.name,
         at_least=at_least,
         value="" if entry.end == "value" else value.name,
         low=declared.low,

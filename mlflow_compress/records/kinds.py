@@ -73,10 +73,10 @@ class Timings(Records):
 
 
 class ServingMemory(Records):
-    """One row per process that served the model; `process` numbers them.
+    """One row per process that has loaded and served the model; `process` numbers them.
 
     Bytes are what the model takes above the imported libraries, on the accelerator too: `resident_bytes` after it has
-    worked, `peak_bytes` at most, from loading to the last token.
+    generated once with each batch size, `peak_bytes` at most, from loading to the last token.
     """
 
     KEY = ("process",)

@@ -10,8 +10,9 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
+from mlflow_compress.config.policy import PINNED, PREVIOUS
 from mlflow_compress.decide.champion import Incumbent
-from mlflow_compress.errors import ConfigError, TrackingError
+from mlflow_compress.errors import TrackingError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.experiment import every_page
 from mlflow_compress.tracking.tracker import Tracker, models_of_run
@@ -126,29 +127,9 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
     return str(version.version)
 
 
-PINNED = "pinned"  # alias of a version that is never replaced; people give it
-_PREVIOUS = "-previous"
-RESERVED_ALIASES = ("latest", "v1", "previous", PINNED)
-
-
 def previous_alias(alias: str) -> str:
     """Return the alias of the version that had an alias before."""
-    return alias + _PREVIOUS
-
-
-def check_alias(alias: str) -> None:
-    """Refuse an alias that MLflow or this package reserves."""
-    number = alias[1:] if alias[:1] in ("v", "V") else ""
-    if alias.lower() in RESERVED_ALIASES or number.isdecimal() or alias.endswith(_PREVIOUS):
-        raise ConfigError(
-            "This alias is reserved",
-            allowed=f"anything but {', '.join(RESERVED_ALIASES)}, v2, v3 ... and what ends in {_PREVIOUS}",
-            got=alias,
-        )
-    if not alias or not all(c.isalnum() or c in "_-" for c in alias):
-        raise ConfigError(
-            "Parameter 'alias' is not a name that MLflow takes", allowed="letters, digits, '_' and '-'", got=alias
-        )
+    return alias + PREVIOUS
 
 
 def holder(tracker: Tracker, name: str, alias: str) -> Incumbent | None:

@@ -124,7 +124,7 @@ def test_questions_that_nobody_could_answer_are_refused(rows: list[object], reas
 
 @pytest.mark.parametrize("command", [PromoteConfig, HistoryConfig])
 def test_an_empty_alias_is_refused(command: type[PromoteConfig]) -> None:
-    with pytest.raises(ConfigError, match="a name that is not empty"):
+    with pytest.raises(ConfigError, match="is not a name that MLflow takes"):
         command(alias=" ")
 
 

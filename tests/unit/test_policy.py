@@ -323,7 +323,7 @@ def served(speedup: float, low: float, memory: float) -> Candidate:
     """Return a candidate with what its speed stage found, read as `promote` reads it."""
     results = [
         MetricResult(SPEEDUP, speedup, low, 2 * speedup - low, n=5),
-        MetricResult(MEMORY, memory, n=1),
+        MetricResult(MEMORY, memory, memory - 0.05, memory + 0.05, n=3),
     ]
     policy = Policy().overridden(min_decode_speedup=1.0, max_memory_ratio=1.0)
     return candidate(**read_gates(results, gates_of(policy).readings))
@@ -332,13 +332,19 @@ def served(speedup: float, low: float, memory: float) -> Candidate:
 @pytest.mark.parametrize(
     ("speedup", "low", "memory", "passes", "why"),
     [
-        (1.4, 1.25, 0.6, True, "decode speedup (lower end): 1.25 >= 1.2; peak memory to the baseline's: 0.6 <= 0.7"),
+        (
+            1.4,
+            1.25,
+            0.6,
+            True,
+            "decode speedup (lower end): 1.25 >= 1.2; peak memory to the baseline's (upper end): 0.65 <= 0.7",
+        ),
         # Faster by the value, but the interval does not show it.
         (1.4, 1.1, 0.6, False, "decode speedup (lower end): 1.1 < 1.2"),
-        (1.4, 1.25, 0.8, False, "peak memory to the baseline's: 0.8 > 0.7"),
+        (1.4, 1.25, 0.68, False, "peak memory to the baseline's (upper end): 0.73 > 0.7"),
     ],
 )
-def test_the_lower_end_of_the_speedup_and_the_memory_that_was_measured_decide(
+def test_the_lower_end_of_the_speedup_and_the_upper_end_of_the_memory_decide(
     speedup: float, low: float, memory: float, passes: bool, why: str
 ) -> None:
     policy = Policy().overridden(min_decode_speedup=1.2, max_memory_ratio=0.7)
@@ -371,9 +377,9 @@ def test_a_misspelt_speed_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bound", ["upper", "lower"])
-def test_an_end_of_what_is_measured_once_is_refused(bound: str) -> None:
+def test_an_end_of_what_has_no_interval_is_refused(bound: str) -> None:
     with pytest.raises(ConfigError, match="reads what this number does not have"):
-        gates_of(Policy(gates=(MetricGate(metric=MEMORY, at_most=1, bound=bound),)))  # type: ignore[arg-type]
+        gates_of(Policy(gates=(MetricGate(metric="size/bytes", at_most=1, bound=bound),)))  # type: ignore[arg-type]
 
 
 def champion(objective: Objective, *candidates: Candidate) -> str | None:

@@ -38,6 +38,12 @@ def promote(**parameters: Any) -> Promotion:
     mlflow_compress.errors.ConfigError: Parameter 'max_kl' must be a number. Got: 'much'.
     """
     config = configured(PromoteConfig, parameters)
+    if config.policy is not None:  # what is wrong in it is said first
+        from mlflow_compress.decide.promotion import gates_of, ranking_of
+
+        policy = config.read_policy()
+        gates_of(policy, config.policy)
+        ranking_of(policy.objective)
     _require_known(config.model, config.evaluation)
     from mlflow_compress.commands.promote.run import run_promote
 

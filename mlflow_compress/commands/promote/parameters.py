@@ -7,13 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from mlflow_compress.config import Policy, read_policy
 from mlflow_compress.config.declarations import AUTO, EMBEDDED, OptionalText, OrNone, Parameters, option
-
-
-def _named(value: str) -> str:
-    if not value.strip():
-        raise ValueError("a name that is not empty")
-    return value
+from mlflow_compress.config.policy import named_alias
 
 
 def _evaluation_id(value: str) -> str:
@@ -22,7 +18,7 @@ def _evaluation_id(value: str) -> str:
     return value
 
 
-Alias = Annotated[str, AfterValidator(_named)]
+Alias = Annotated[str, AfterValidator(named_alias)]
 Bound = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
 
 
@@ -55,11 +51,22 @@ class PromoteConfig(Parameters):
     )
     max_memory_ratio: Bound = option(
         None,
-        "largest accepted peak memory while serving over the baseline's (0.5 is half): measured once, without "
-        "interval; none: the policy's (no such gate)",
+        "largest accepted peak memory while serving over the baseline's (0.5 is half): upper end of its 95 % interval; "
+        "none: the policy's (no such gate)",
     )
     alias: Alias = option("champion", "registry alias that moves to the winner")
     dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
+
+    def read_policy(self) -> Policy:
+        """Return the policy that is named, with the bounds that are given beside it."""
+        return read_policy(self.policy).overridden(
+            max_kl=self.max_kl,
+            max_kl_outliers_pct=self.max_kl_outliers_pct,
+            max_flips_pct=self.max_flips_pct,
+            max_accuracy_drop_pct=self.max_accuracy_drop_pct,
+            min_decode_speedup=self.min_decode_speedup,
+            max_memory_ratio=self.max_memory_ratio,
+        )
 
 
 class RollbackConfig(Parameters):

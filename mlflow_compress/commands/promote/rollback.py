@@ -11,11 +11,10 @@ from mlflow_compress.commands.shared.inputs import model_label
 from mlflow_compress.commands.shared.past_runs import registered_model_of
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import NONE
+from mlflow_compress.config.policy import PINNED
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.model_registry import (
-    PINNED,
-    check_alias,
     holder,
     move_alias,
     note_decision,
@@ -26,7 +25,6 @@ from mlflow_compress.tracking.tracker import Tracker
 
 def run_rollback(config: RollbackConfig) -> Rollback:
     """Move the alias back, and its "-previous" to the version that had it. A second rollback undoes the first."""
-    check_alias(config.alias)
     tracker = Tracker(config.experiment)
     label = model_label(config.model)
     name = registered_model_of(tracker, config.model)
@@ -89,7 +87,6 @@ def _tenure(run: Any, until: str | None) -> Tenure:
 
 def read_history(config: HistoryConfig) -> AliasHistory:
     """Return who had an alias when, newest first. Moves by hand leave no run; the last one of them is named."""
-    check_alias(config.alias)
     tracker = Tracker(config.experiment)
     name = registered_model_of(tracker, config.model)
     wanted = {run_names.REGISTERED_MODEL: name, run_names.ALIAS: config.alias}

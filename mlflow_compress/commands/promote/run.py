@@ -15,7 +15,7 @@ from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
-from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.config.policy import Policy, policy_yaml
 from mlflow_compress.decide.beside import choice_notes, to_compare
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
 from mlflow_compress.decide.direction import harm_of
@@ -36,7 +36,6 @@ from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
 from mlflow_compress.tracking.model_registry import (
-    check_alias,
     create_model,
     holder,
     move_alias,
@@ -209,29 +208,18 @@ def decision_record(
     }
 
 
-def policy_of(config: PromoteConfig) -> Policy:
-    """Return the policy that the parameters name, with the bounds that they give beside it."""
-    return read_policy(config.policy).overridden(
-        max_kl=config.max_kl,
-        max_kl_outliers_pct=config.max_kl_outliers_pct,
-        max_flips_pct=config.max_flips_pct,
-        max_accuracy_drop_pct=config.max_accuracy_drop_pct,
-        min_decode_speedup=config.min_decode_speedup,
-        max_memory_ratio=config.max_memory_ratio,
-    )
-
-
 def _bounds(policy: Policy, gates: PolicyGates) -> dict[str, object]:
     """Return the bounds of the standard gates by the names of their parameters, "none" for a gate that is not there."""
     pooled = {gate.metric: gate.bound for gate in gates.gates if isinstance(gate, Gate)}
     speedup = GateReading(metric=DECODE_SPEEDUP, end="lower").name
+    memory = GateReading(metric=MEMORY_RATIO, end="upper").name
     return {
         "max_kl": policy.kl.max_kl if policy.kl else NONE,
         "max_kl_outliers_pct": policy.kl.max_outliers_pct if policy.kl else NONE,
         "max_flips_pct": pooled.get(GATE_FLIPS, NONE),
         "max_accuracy_drop_pct": pooled.get(GATE_DROP, NONE),
         "min_decode_speedup": pooled.get(speedup, NONE),
-        "max_memory_ratio": pooled.get(MEMORY_RATIO, NONE),
+        "max_memory_ratio": pooled.get(memory, NONE),
     }
 
 
@@ -266,8 +254,7 @@ def run_promote(config: PromoteConfig) -> Promotion:
     Only the winner is registered: the registry lists what may be deployed, and 200 variants need no 200 versions. Wrong
     parameters are refused before a run is made. A dry run writes nothing.
     """
-    check_alias(config.alias)
-    policy = policy_of(config)
+    policy = config.read_policy()
     gates = gates_of(policy, config.policy)
     ranking = ranking_of(policy.objective)
     with nullcontext() if config.dry_run else unfinished_until_ended(config):

@@ -42,7 +42,7 @@ class SpeedMeasurement(Measurement):
             found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
             parts.append(f"{what} (batch {batch}) {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
         if memory := self.pooled.get("speed/memory_peak_ratio"):
-            parts.append(f"peak memory {memory.value:.2f}x")
+            parts.append(f"peak memory {memory.value:.2f}x [{memory.low:.2f}, {memory.high:.2f}]")
         wide = imprecise(self.results)
         noisy = f" (noisy: after {wide[0].n} rounds an interval is wider than {WITHIN:.0%})" if wide else ""
         return f"{self.name} against {self.baseline} in {self._runtime}: {', '.join(parts)}{noisy}"

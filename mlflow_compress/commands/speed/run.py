@@ -108,8 +108,8 @@ def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
             continue
         if one.load_seconds is not None:
             found[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
-        if one.memory is not None:
-            found[f"speed/memory_resident_mb{suffix}"] = round(one.memory.resident / 2**20, 1)
+        if one.memory:
+            found[f"speed/memory_resident_mb{suffix}"] = round(one.memory[-1].resident / 2**20, 1)
     return found
 
 
@@ -233,7 +233,7 @@ def _logged(
     run.log_results(logged(results))
     run.log_values(values)
     run.log_json(results_json(results), "metrics.json")
-    missing = {} if times["variant"].memory is not None else {"serving_memory": NO_MEMORY_OF_SERVED}
+    missing = {} if times["variant"].memory else {"serving_memory": NO_MEMORY_OF_SERVED}
     run.log_json(missing, "not_computed.json")
     records = _log_records(measured, store, run)
     found = SpeedMeasurement(
@@ -254,6 +254,8 @@ def _records(times: ModelTimes | None) -> RunRecords:
     """Return the records of a model; of one that was not timed none, and no memory of one that a server has."""
     if times is None:
         return RunRecords(timings=Timings.from_rows([]), serving_memory=ServingMemory.from_rows([]))
-    found = times.memory
-    rows = [] if found is None else [{"process": 0, "resident_bytes": found.resident, "peak_bytes": found.peak}]
+    rows = [
+        {"process": number, "resident_bytes": one.resident, "peak_bytes": one.peak}
+        for number, one in enumerate(times.memory)
+    ]
     return RunRecords(timings=times.timings, serving_memory=ServingMemory.from_rows(rows))

@@ -120,7 +120,7 @@ def served_times(models: Mapping[str, EngineModel], plan: TimingPlan) -> dict[st
         name: ModelTimes(
             timings=timings[name],
             load_seconds=None,
-            memory=None,
+            memory=(),
             described={"runtime": model.can.server, "device": "endpoint", "dtype": "served"},
         )
         for name, model in served.items()

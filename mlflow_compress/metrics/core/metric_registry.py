@@ -72,7 +72,6 @@ class MetricKey:
     unscored: str = ""  # Why something may have no value; without it no footnote counts what has none
     gate: GateValue | None = None  # What a promotion gate reads of it
     gate_label: str = ""  # What the reasons of a gate call it; without it, its name
-    measured_once: bool = False  # Whether it never has an interval. A gate reads the value then.
     # Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
     on_request: bool = False
 

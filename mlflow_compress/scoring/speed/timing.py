@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from mlflow_compress.scoring.child_process import exit_reason
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
 
 MOST_ROUNDS = 4  # times the fewest
+PROCESSES = 3  # per model, in which its memory is measured; in the last one it is timed, too
 BATCHES = (1, 8)  # sequences that are generated together: one user, and a busy server
 _OF_VLLM = ("compressed-tensors", "gptq", "awq", "fp8")
 _PROCESS = Path(__file__).with_name("model_process.py")
@@ -168,7 +170,7 @@ class ModelTimes:
 
     timings: Timings  # When each token was there
     load_seconds: float | None  # Time to load it; None of a served model
-    memory: Memory | None  # What it takes; None of a served model
+    memory: Sequence[Memory]  # What it takes, in each of its processes; of a served model nothing is known
     described: Mapping[str, str]  # Runtime with version, device and dtype
 
 
@@ -202,15 +204,32 @@ def timings_in_turn(models: Mapping[str, Generates], plan: TimingPlan) -> dict[s
 
 def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[str, ModelTimes]:
     """Return what was measured of each model, by its name in `calls`. All are in memory at the same time."""
+    memory: dict[str, list[Memory]] = {name: [] for name in calls}
+
+    def alone(call: RuntimeCall) -> Memory:
+        with MeasuredModel(call) as model:
+            return _memory(model, plan)
+
+    with ThreadPoolExecutor(len(calls)) as pool:  # memory does not depend on what else the machine does
+        for _ in range(PROCESSES - 1):
+            for name, taken in zip(calls, pool.map(alone, calls.values()), strict=True):
+                memory[name].append(taken)
     with ExitStack() as stack:
-        models = {}
-        for name, call in calls.items():
-            models[name] = stack.enter_context(MeasuredModel(call))
-            models[name].open()
+        models = {name: stack.enter_context(MeasuredModel(call)) for name, call in calls.items()}
+        for name, model in models.items():
+            memory[name].append(_memory(model, plan))
         timings = timings_in_turn(models, plan)
         return {
             name: ModelTimes(
-                timings=timings[name], load_seconds=one.load_seconds, memory=one.memory(), described=one.described
+                timings=timings[name], load_seconds=one.load_seconds, memory=memory[name], described=one.described
             )
             for name, one in models.items()
         }
+
+
+def _memory(model: MeasuredModel, plan: TimingPlan) -> Memory:
+    """Load a model, generate once with each batch size, and return what that takes."""
+    model.open()
+    for batch in BATCHES:
+        model.generate(plan.prompts(batch, 0), plan.new_tokens)
+    return model.memory()
