@@ -40,12 +40,7 @@ _SHARED = (
 
 def require_whole_context(source: SourceModel) -> None:
     """Raise `UnsupportedError` for a model with sliding-window attention that is shorter than its context."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(
-        source.folder, trust_remote_code=source.trust_remote_code, local_files_only=True
-    )
-    window = getattr(config, "sliding_window", None)
+    window = getattr(source.configuration(), "sliding_window", None)
     if window is not None and window < source.max_length:
         raise UnsupportedError(
             "Sliding-window attention is not supported here",
@@ -158,10 +153,7 @@ def require_known_architecture(source: SourceModel, block: int) -> None:
                 got=in_features,
             )
     require_whole_context(source)
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    rope = (getattr(source.configuration(), "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ROPE_TYPES:
         raise UnsupportedError(
             "GGUF files of models whose positions are scaled in this way are not written here",
@@ -223,30 +215,25 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
     """
     import gguf
     import numpy as np
+    import torch
 
     tensors: dict[str, tuple[Any, Any]] = {}
     for name, parameter in model.named_parameters():
         kind, heads = kind_of(name, parameter), interleaved_heads(name, model.config)
         data = gguf.quants.quantize(parameter.data.float().cpu().numpy(), kind)
         tensors[gguf_name(name, model.config)] = (data if heads is None else interleave_heads(data, heads), kind)
-    factors = rope_factors(model)
+    # The divisors of the rotary frequencies, shape (head_dim / 2,); 1 without scaling.
+    rotary = model.model.rotary_emb.inv_freq.float().cpu()
+    exponents = torch.arange(len(rotary), dtype=torch.float64) / len(rotary)
+    plain = model.config.rope_parameters["rope_theta"] ** -exponents
+    factors = (plain / rotary.double()).float().numpy()
     if not np.allclose(factors, 1.0):
         tensors[ROPE_FACTORS] = (factors, gguf.GGMLQuantizationType.F32)
     return tensors
 
 
-def rope_factors(model: Any) -> Any:
-    """Return the divisors of the rotary frequencies, float32, shape (head_dim / 2,); 1 without scaling."""
-    import torch
-
-    rotary = model.model.rotary_emb.inv_freq.float().cpu()
-    exponents = torch.arange(len(rotary), dtype=torch.float64) / len(rotary)
-    plain = model.config.rope_parameters["rope_theta"] ** -exponents
-    return (plain / rotary.double()).float().numpy()
-
-
-def load_values(model: Any, path: Path) -> None:
-    """Set a model's parameters to the dequantized values of a file."""
+def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> torch.Tensor:
+    """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`."""
     import gguf
     import torch
 
@@ -256,11 +243,6 @@ def load_values(model: Any, path: Path) -> None:
         if heads is not None:
             value = deinterleave_heads(value, heads)
         parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
-
-
-def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> torch.Tensor:
-    """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`."""
-    load_values(model, path)
     logits = job.probe.logits(model)
     if not job.config.native:
         return logits
@@ -311,8 +293,6 @@ def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> torch.Tensor:
 
 def require_version(source: SourceModel, file: Path) -> None:
     """Raise `UnsupportedError` where a file is not a version of the base: other architecture, tensors or shapes."""
-    from transformers import AutoConfig
-
     require_known_architecture(source, block=1)
     kind, wanted = gguf_file.architecture(file), ARCHITECTURES[source.architecture]
     if kind != wanted:
@@ -321,7 +301,7 @@ def require_version(source: SourceModel, file: Path) -> None:
     in_base = {
         name: t.shape for name, t in stored_weights.read_headers(source.folder).items() if not name.endswith("inv_freq")
     }
-    if AutoConfig.from_pretrained(source.folder, local_files_only=True).tie_word_embeddings:
+    if source.configuration().tie_word_embeddings:
         in_base.pop("lm_head.weight", None)  # some checkpoints store it twice
     differ = sorted(name for name in in_file.keys() | in_base.keys() if in_file.get(name) != in_base.get(name))
     if differ:

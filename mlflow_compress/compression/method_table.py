@@ -16,19 +16,18 @@ _UNKNOWN = "Unknown quantization method"  # in vLLM's own reason
 
 def rows() -> list[tuple[str, ...]]:
     """Return one row per method with the columns of `COLUMNS`, sorted by name."""
-    return [_row(method) for _, method in METHODS.items()]
-
-
-def _row(method: Method[Any]) -> tuple[str, ...]:
-    return (
-        method.name,
-        ", ".join(map(str, method.supported_bits)),
-        "calibration" if method.needs_calibration else "",
-        method.extra or "",
-        method.format,
-        ", ".join(_engines(method)),
-        method.description,
-    )
+    return [
+        (
+            method.name,
+            ", ".join(map(str, method.supported_bits)),
+            "calibration" if method.needs_calibration else "",
+            method.extra or "",
+            method.format,
+            ", ".join(_engines(method)),
+            method.description,
+        )
+        for _, method in METHODS.items()
+    ]
 
 
 def measured_in_vllm() -> list[dict[str, Any]]:

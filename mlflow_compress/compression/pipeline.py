@@ -89,18 +89,12 @@ def peak_memory(device: str) -> Iterator[Peak]:
         yield peak
         peak.n_bytes, peak.kind = int(torch.cuda.max_memory_allocated()), "cuda"
         return
-    peak.kind = "rss" if _reset_peak() else "rss_process"
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's peak to the present use (Linux)
+    except OSError:
+        peak.kind = "rss_process"
     yield peak
     peak.n_bytes = _peak_rss()
-
-
-def _reset_peak() -> bool:
-    """Reset the kernel's peak to the present use (Linux); return False where that is not possible."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def _peak_rss() -> int:
@@ -118,12 +112,6 @@ def _peak_rss() -> int:
 _STAGING = ".partial"
 
 
-def require_free(out: Path) -> None:
-    """Raise `ConfigError` unless the folder is new or empty."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("The output folder exists and is not empty", got=str(out), fix="Give a new folder")
-
-
 @contextmanager
 def staging_folder(out: Path) -> Iterator[Path]:
     """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
@@ -134,7 +122,11 @@ def staging_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
     try:
         yield folder
-        _set_default_permissions(folder)
+        # Permissions of ordinary new files; temporary folders and safetensors files are private by default.
+        mask = os.umask(0)
+        os.umask(mask)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
         atomic.rename(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -144,14 +136,6 @@ def drop_unfinished_folders(out: Path) -> None:
     """Delete what killed processes have left of a checkpoint. Nobody else may be writing it."""
     for folder in out.parent.glob(f".{glob.escape(out.name)}.*{_STAGING}"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _set_default_permissions(folder: Path) -> None:
-    """Set the permissions of ordinary new files; temporary folders and safetensors files are private by default."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 logger = logging.getLogger(__name__)
@@ -209,13 +193,20 @@ def compress_model(
     if chosen.needs_calibration and not any(text.strip() for text in calibration):
         raise ConfigError(f"Method {method!r} needs calibration text", fix="Give a calibration file")
     out = Path(out)
-    require_free(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("The output folder exists and is not empty", got=str(out), fix="Give a new folder")
     placed = _device("auto" if device == BALANCED else device)
     if device != BALANCED:
         offload = None
     else:
         offload = offload or Offload()
-        _require_from_disk(chosen, settings)
+        if not chosen.from_disk or getattr(settings, "backend", "llmcompressor") != "llmcompressor":
+            raise UnsupportedError(
+                f"Method {chosen.name!r} needs the whole model in memory",
+                allowed=sorted(name for name, known in METHODS.items() if known.from_disk),
+                got="device=balanced",
+                fix="Use device=auto, or one of these methods with its backend llmcompressor",
+            )
     source = resolve(model, trust_remote_code=trust_remote_code)
     if chosen.linear_only:
         source.require_linear(method, with_experts=chosen.takes_experts(settings))
@@ -363,7 +354,7 @@ def reload_in_fresh_process(
     command = ["-m", "mlflow_compress.compression.reload_check", str(folder.resolve()), "--device", device]
     command += ["--threads", str(torch.get_num_threads()), *(["--trust-remote-code"] if trust_remote_code else [])]
     if offload is not None:
-        command += ["--offload", json.dumps([dict(offload.max_memory), offload.folder])]
+        command += ["--offload", json.dumps({"max_memory": dict(offload.max_memory), "folder": offload.folder})]
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as wrong, reload_helper():
         assert _python is not None
         environment = {**os.environ, **_OFFLINE}
@@ -409,16 +400,6 @@ def _device(device: str) -> str:
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
     return str(placement(device)["device_map"][""].type)
-
-
-def _require_from_disk(method: Method[Any], settings: Any) -> None:
-    if not method.from_disk or getattr(settings, "backend", "llmcompressor") != "llmcompressor":
-        raise UnsupportedError(
-            f"Method {method.name!r} needs the whole model in memory",
-            allowed=sorted(name for name, known in METHODS.items() if known.from_disk),
-            got="device=balanced",
-            fix="Use device=auto, or one of these methods with its backend llmcompressor",
-        )
 
 
 def _versions() -> dict[str, str]:

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 keeps torch's default")
     parser.add_argument("--trust-remote-code", action="store_true")
-    parser.add_argument("--offload", type=_offload, help="JSON: most memory by device, and a folder or null")
+    parser.add_argument("--offload", type=lambda text: Offload(**json.loads(text)), help="JSON of an `Offload`")
     options = parser.parse_args(arguments)
     import torch
 
@@ -86,11 +86,6 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     return max([_check_and_report(folder, options) for folder in options.folders])
-
-
-def _offload(text: str) -> Offload:
-    max_memory, folder = json.loads(text)
-    return Offload(max_memory=max_memory, folder=folder)
 
 
 def _check_and_report(folder: Path, options: argparse.Namespace) -> int:

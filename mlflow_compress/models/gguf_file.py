@@ -30,7 +30,6 @@ class StoredTensor:
 
     @property
     def elements(self) -> int:
-        """Number of stored elements."""
         return math.prod(self.shape)
 
 
@@ -84,23 +83,6 @@ class _Header:
                     self.value(inner, depth + 1)
         else:
             raise ValueError(f"its header has a value of an unknown type, {kind}")
-
-
-def check_lengths(path: Path) -> None:
-    """Raise `ValueError` where a length or a count in the header does not fit into the file."""
-    with path.open("rb") as file:
-        header = _Header(file, path.stat().st_size)
-        header.start()
-        n_tensors, n_entries = header.many(_SHORTEST_TENSOR), header.many(_SHORTEST_ENTRY)
-        for _ in range(n_entries):
-            header.value(_STRING)
-            header.value(header.number(4))
-        for _ in range(n_tensors):
-            header.value(_STRING)
-            n_dimensions = header.number(4)
-            if n_dimensions > _MOST_DIMENSIONS:
-                raise ValueError(f"a tensor has {n_dimensions} dimensions")
-            header.skip(8 * n_dimensions + 4 + 8)
 
 
 FILE = "model.gguf"
@@ -317,7 +299,20 @@ def _open(path: Path) -> tuple[Any, str]:
     import gguf
 
     try:
-        check_lengths(path)
+        # A length or a count in the header that does not fit into the file is refused.
+        with path.open("rb") as file:
+            header = _Header(file, path.stat().st_size)
+            header.start()
+            n_tensors, n_entries = header.many(_SHORTEST_TENSOR), header.many(_SHORTEST_ENTRY)
+            for _ in range(n_entries):
+                header.value(_STRING)
+                header.value(header.number(4))
+            for _ in range(n_tensors):
+                header.value(_STRING)
+                n_dimensions = header.number(4)
+                if n_dimensions > _MOST_DIMENSIONS:
+                    raise ValueError(f"a tensor has {n_dimensions} dimensions")
+                header.skip(8 * n_dimensions + 4 + 8)
         reader = gguf.GGUFReader(path)
         return reader, str(reader.fields["general.architecture"].contents())
     except (OSError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:

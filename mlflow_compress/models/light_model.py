@@ -48,14 +48,10 @@ def open_light(config: LoadConfig) -> LightModel:
         raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"The checkpoint cannot be read: {error}", got=str(folder)) from error
-    return LightModel(model_config, tokenizer, folder, dtype, _first_device(device), config)
-
-
-def _first_device(device_map: Any) -> torch.device:
-    """Return the device that `from_pretrained` would put the embeddings on; "auto" fills the first GPU first."""
-    if isinstance(device_map, dict):
-        return torch.device(device_map[""])
-    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    # Where `from_pretrained` would put the embeddings; "auto" fills the first GPU first.
+    first = "cuda:0" if torch.cuda.is_available() else "cpu"
+    first = device[""] if isinstance(device, dict) else first
+    return LightModel(model_config, tokenizer, folder, dtype, torch.device(first), config)
 
 
 def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
+from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models import architectures, offloading
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.identity import max_length, stored_config, vocab_size, weights_hash
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
 from mlflow_compress.models.placement import BALANCED, placement
+from mlflow_compress.models.source_model import resolve_folder
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_NOT_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,10 @@ class OpenedModel(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits."""
         return vocab_size(self.configuration())
 
     @property
     def max_length(self) -> int:
-        """Context length in tokens."""
         return max_length(self.configuration(), self.tokenizer)
 
     @cached_property
@@ -140,12 +138,22 @@ def load_model(config: LoadConfig) -> LoadedModel:
     if kept_on_disk is not None and not offloading.is_offloaded(model):
         kept_on_disk = None  # everything fits: the folder is removed
     if kept_on_disk is not None:
-        offloading.require_format(architectures.quant_method(folder), folder)
+        if (method := architectures.quant_method(folder)) not in offloading.FORMATS:
+            raise UnsupportedError(
+                "A checkpoint of this format must fit into memory",
+                allowed="plain and compressed-tensors weights",
+                got=f"{method} in {folder}",
+                fix="Raise max_memory, or use another device",
+            )
         offloading.return_freed_memory()
     with _bars_on_terminals_only():
         _decompress(model)
     if dtype is not None:
-        _cast_unquantized(model, dtype)
+        # Quantizers leave some parameters in the checkpoint's dtype (GPT-NeoX's head), and a product of two dtypes
+        # fails.
+        for parameter in model.parameters():
+            if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16):
+                parameter.data = parameter.data.to(dtype)
     if kept_on_disk is not None:
         offloading.finish(model, dtype, kept_on_disk)
     model.eval()
@@ -173,22 +181,6 @@ def open_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
 
 
-def resolve_folder(path: str) -> Path:
-    """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache."""
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
-        raise CheckpointError("No such model folder", got=path, fix="Give a folder or a hub id such as org/name")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(path, ignore_patterns=list(_NOT_WEIGHTS)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise CheckpointError(f"No such model: {error}", got=path, fix="Give a folder or a hub id") from error
-
-
 def _decompress(model: Any) -> None:
     """Replace packed weights by plain ones.
 
@@ -211,17 +203,6 @@ def _bars_on_terminals_only() -> Iterator[None]:
     """Within this block, hide the libraries' progress bars unless the output is a terminal."""
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def _cast_unquantized(model: Any, dtype: torch.dtype) -> None:
-    """Cast every unquantized parameter to one dtype.
-
-    Quantizers leave some parameters in the checkpoint's dtype (GPT-NeoX's head, for example), and a product of two
-    dtypes fails.
-    """
-    for parameter in model.parameters():
-        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16):
-            parameter.data = parameter.data.to(dtype)
 
 
 @cache

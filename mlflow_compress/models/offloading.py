@@ -9,12 +9,11 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.memory_alignment import aligned
 
 logger = logging.getLogger(__name__)
@@ -49,17 +48,6 @@ def offload_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:
 def is_offloaded(model: torch.nn.Module) -> bool:
     """Return whether some weights are fetched only when their layer runs."""
     return any(parameter.device.type == "meta" for parameter in model.parameters())
-
-
-def require_format(quant_method: str | None, folder: Path) -> None:
-    """Raise `UnsupportedError` for a checkpoint whose format cannot be offloaded."""
-    if quant_method not in FORMATS:
-        raise UnsupportedError(
-            "A checkpoint of this format must fit into memory",
-            allowed="plain and compressed-tensors weights",
-            got=f"{quant_method} in {folder}",
-            fix="Raise max_memory, or use another device",
-        )
 
 
 def finish(model: Any, dtype: torch.dtype | None, folder: tempfile.TemporaryDirectory[str]) -> None:

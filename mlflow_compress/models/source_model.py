@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-"""Files that are downloaded from a hub; pickles are not."""
-
+"""Files that are downloaded from a hub to be compressed; pickles are not."""
+_NOT_WEIGHTS = ["*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*"]
 
 MOST_ELSEWHERE = 0.1
 """Largest share of the layers' weights that may be outside of linear layers (routers, short convolutions)."""
@@ -65,7 +65,6 @@ class SourceModel:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch names it."""
         import torch
 
         dtype = getattr(torch, self.dtype)
@@ -94,8 +93,10 @@ class SourceModel:
         architectures.require_complete(info, self.folder)
         return model.eval()
 
+    def configuration(self) -> Any:
+        return _config(self.folder, self.name, self.trust_remote_code)
+
     def tokenizer(self) -> Any:
-        """Load the tokenizer."""
         from transformers import AutoTokenizer
 
         try:
@@ -188,24 +189,29 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
 
 
 def local_model_folder(model: str) -> Path:
-    """Return the folder of a model; a hub id is downloaded, anything else is a `CheckpointError`."""
-    folder = Path(model).expanduser()
+    """Return the folder of a model that can be compressed (see `resolve_folder`)."""
+    folder = resolve_folder(model, allow=FILES)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError("The folder holds no model: config.json is missing", got=str(folder))
+    return folder.resolve()
+
+
+def resolve_folder(path: str, *, allow: list[str] | None = None) -> Path:
+    """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache."""
+    folder = Path(path).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise CheckpointError("The folder holds no model: config.json is missing", got=str(folder))
-        return folder.resolve()
-    if folder.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise CheckpointError("The model folder does not exist", got=model)
+        return folder
+    fix = f"Give a hub id such as org/name, or a folder; a relative one was looked for in {started_in()}"
+    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
+        raise CheckpointError("No such model folder", got=path, fix=fix)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=FILES))
+        return Path(snapshot_download(path, allow_patterns=allow, ignore_patterns=_NOT_WEIGHTS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"The model is neither a folder nor a hub id that can be reached: {error}",
-            got=model,
-            fix=f"Give a hub id, or a folder; a relative one was looked for in {started_in()}",
+            f"The model is neither a folder nor a hub id that can be reached: {error}", got=path, fix=fix
         ) from error
 
 

@@ -279,7 +279,9 @@ class _MovedScales:
         seen, used = rows[place], old_a.any(1)[place] & old_b.any(0)
         usable = used & (seen > 0) & (columns > 0)  # a moved scale is positive, however small
         x, y = (t[usable].log().cpu().numpy() for t in (seen, columns))
-        if len(x) < 3 or x.std() == 0 or y.std() == 0 or np.corrcoef(x, y)[0, 1] > _moved_below(len(x)):
+        if len(x) < 3 or x.std() == 0 or y.std() == 0:
+            return None
+        if np.corrcoef(x, y)[0, 1] > -np.clip(4 / math.sqrt(len(x)), 0.3, 0.8):  # 4 standard errors
             return None
         one = torch.ones_like(columns)
         # What a row of zeros cannot show, the column that reads it does.
@@ -316,11 +318,6 @@ class _MovedScales:
         self.factors[name] = tuple(  # type: ignore[assignment]
             new if old is None else old if new is None else old * new for old, new in zip(before, both, strict=True)
         )
-
-
-def _moved_below(n: int) -> float:
-    """Return the correlation of n channels below which scales count as moved: 4 standard errors, but -0.3 to -0.8."""
-    return -max(0.3, min(0.8, 4 / math.sqrt(n)))
 
 
 def _least_squares(new: Tensor, old: Tensor, axis: int) -> Tensor:

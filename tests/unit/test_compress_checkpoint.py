@@ -91,7 +91,7 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
         compress_model(str(base), "checkpoint", None, [], tmp_path / "out")
     with pytest.raises(ConfigError, match="Method 'rtn' has no parameter 'checkpoint'"):
         method_settings(QuantizeConfig(method="rtn", checkpoint="somewhere"))
-    with pytest.raises(CheckpointError, match="folder does not exist"):
+    with pytest.raises(CheckpointError, match="No such model folder"):
         take(base, tmp_path / "nothing", tmp_path / "out")
     with pytest.raises(UnsupportedError, match=r"another vocabulary.*Allowed: 64\. Got: 96"):
         take(base, make_llama(tmp_path / "larger", vocab_size=96), tmp_path / "out")

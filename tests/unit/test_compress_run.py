@@ -120,7 +120,7 @@ def test_a_published_checkpoint_can_be_checked_again_and_tampering_shows(
 
 
 def test_a_model_that_is_not_there_is_one_clear_error(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="folder does not exist"):
+    with pytest.raises(CheckpointError, match="No such model folder"):
         compress_model(str(tmp_path / "nothing"), "none", None, [], tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         compress_model(str(tmp_path), "none", None, [], tmp_path / "out")

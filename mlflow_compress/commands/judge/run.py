@@ -53,7 +53,7 @@ from mlflow_compress.metrics.core.metric_inputs import (
     unmet,
 )
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.models.loading import resolve_folder
+from mlflow_compress.models.source_model import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.records.values import AnswerFeedback, JudgedAnswer

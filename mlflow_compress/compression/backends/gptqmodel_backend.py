@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from unittest.mock import patch
 
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, MethodConfig
@@ -161,7 +162,14 @@ def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str,
             wrapped.quantize(rows, calibration_sort=None, batch_size=BATCH, backend=kernel)
             if failures:
                 raise RuntimeError(failures[0]) from failures[0]
-        _require_solved(wrapped.quant_log, settings.get("damp_percent"))
+        damping = settings.get("damp_percent")
+        for entry in wrapped.quant_log:  # a layer whose Hessian needed more damping than was given
+            if damping is not None and float(entry["damp"]) != round(damping, 5):
+                raise UnsupportedError(
+                    f"GPTQ's Hessian of {entry['module']} in layer {entry['layer']} cannot be inverted",
+                    got=f"damping={damping}",
+                    fix="Raise damping or give more calibration samples",
+                )
         wrapped.save(str(job.folder))
     except (ValueError, RuntimeError, AssertionError, AttributeError, TypeError, LookupError) as error:
         # Raised where its definition of an architecture does not fit the pinned version of transformers.
@@ -171,17 +179,6 @@ def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str,
     packed_layers.cast_floats(model, torch.float32)
     packed_layers.expand(model)
     return job.probe.logits(model)
-
-
-def _require_solved(log: list[dict[str, str]], damping: float | None) -> None:
-    """Raise `UnsupportedError` where a layer's Hessian needed more damping than was given, or was not used."""
-    for entry in log:
-        if damping is not None and float(entry["damp"]) != round(damping, 5):
-            raise UnsupportedError(
-                f"GPTQ's Hessian of {entry['module']} in layer {entry['layer']} cannot be inverted",
-                got=f"damping={damping}",
-                fix="Raise damping or give more calibration samples",
-            )
 
 
 @contextlib.contextmanager
@@ -194,11 +191,9 @@ def _collect_worker_errors() -> Iterator[list[BaseException]]:
     from gptqmodel.utils import threadx
 
     failures: list[BaseException] = []
-    before = loop_processor._PROJECT_LOG_DIR, threadx._DeviceWorker._abort_process
-    with tempfile.TemporaryDirectory() as folder:
-        loop_processor._PROJECT_LOG_DIR = Path(folder)
-        threadx._DeviceWorker._abort_process = lambda _, failure: failures.append(failure)
-        try:
-            yield failures
-        finally:
-            loop_processor._PROJECT_LOG_DIR, threadx._DeviceWorker._abort_process = before
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(loop_processor, "_PROJECT_LOG_DIR", Path(folder)),
+        patch.object(threadx._DeviceWorker, "_abort_process", lambda _, failure: failures.append(failure)),
+    ):
+        yield failures

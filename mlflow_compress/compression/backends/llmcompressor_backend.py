@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 from mlflow_compress.compression import probe
 from mlflow_compress.errors import UnsupportedError
@@ -15,33 +16,6 @@ if TYPE_CHECKING:
 
     from mlflow_compress.compression.method import CompressionJob, MethodConfig
     from mlflow_compress.models.source_model import SourceModel
-
-
-def take_apart(model: Any) -> None:
-    """Replace each layer's experts by modules of linear layers with the same weights."""
-    from llmcompressor.modeling.moe.linearize import linearize_moe
-
-    try:
-        linearize_moe(model)
-    except (ValueError, RuntimeError, AttributeError, TypeError, LookupError) as error:
-        raise UnsupportedError(
-            f"llm-compressor cannot take this model's experts apart: {error}", got=type(model).__name__
-        ) from error
-
-
-def prepare_to_save(model: Any) -> None:
-    """Set the names under which transformers stores the experts; experts that are not quantized are fused again.
-
-    A checkpoint has the same names in both cases: one for each matrix of each expert, as its architecture stores them.
-    """
-    from llmcompressor.modeling.moe.linearize import repack_moe
-
-    from mlflow_compress.models.architectures.linear_experts import one_by_one  # imports torch
-
-    if any(hasattr(module, "quantization_scheme") for module in model.modules()):
-        model._weight_conversions = one_by_one(model._weight_conversions)
-    else:
-        repack_moe(model)
 
 
 def token_counter(unused: list[str]) -> Any:
@@ -132,7 +106,14 @@ def run_oneshot(
     scales between layers, and the model without rounding must then compute the same as before.
     """
     load_for_llmcompressor()
-    _require_device(job.device)
+    import torch
+
+    if job.device == "cpu" and torch.accelerator.is_available():
+        raise UnsupportedError(
+            "llm-compressor always uses an accelerator if there is one",
+            got="device=cpu",
+            fix="Use device=auto, or hide the accelerator (CUDA_VISIBLE_DEVICES=)",
+        )
     with contextlib.ExitStack() as until_saved:
         return _run(job, recipe, until_saved, rescales=rescales)
 
@@ -147,12 +128,20 @@ def _run(
     from compressed_tensors.offload import remove_dispatch
     from compressed_tensors.quantization import disable_quantization, enable_quantization
     from llmcompressor import oneshot
+    from llmcompressor.modeling.moe.linearize import linearize_moe, repack_moe
+
+    from mlflow_compress.models.architectures.linear_experts import one_by_one
 
     model, tokenizer = _load(job, until_saved), job.source.tokenizer()
     before = job.probe.logits(model) if rescales or job.source.experts else None
     modifiers = list(recipe())
     if before is not None and job.source.experts:
-        take_apart(model)
+        try:
+            linearize_moe(model)
+        except (ValueError, RuntimeError, AttributeError, TypeError, LookupError) as error:
+            raise UnsupportedError(
+                f"llm-compressor cannot take this model's experts apart: {error}", got=type(model).__name__
+            ) from error
         _require_same_function(job, model, before, "form of its experts")
         if job.calibration is not None:
             modifiers.insert(0, token_counter(job.experts_without_tokens))
@@ -182,7 +171,11 @@ def _run(
         remove_dispatch(model, onload_tensors=True)
         model.to(job.device)
     if job.source.experts:
-        prepare_to_save(model)
+        # A checkpoint has one name for each matrix of each expert, as its architecture stores them.
+        if any(hasattr(module, "quantization_scheme") for module in model.modules()):
+            model._weight_conversions = one_by_one(model._weight_conversions)
+        else:
+            repack_moe(model)
     model.eval()
     if before is not None and rescales:
         model.apply(disable_quantization)
@@ -310,19 +303,7 @@ def _save(model: Any, tokenizer: Any, job: CompressionJob[MethodConfig]) -> None
     tokenizer.save_pretrained(job.folder)
 
 
-def _require_device(device: str) -> None:
-    import torch
-
-    if device == "cpu" and torch.accelerator.is_available():
-        raise UnsupportedError(
-            "llm-compressor always uses an accelerator if there is one",
-            got="device=cpu",
-            fix="Use device=auto, or hide the accelerator (CUDA_VISIBLE_DEVICES=)",
-        )
-
-
-@contextlib.contextmanager
-def unpinned_cache() -> Iterator[None]:
+def unpinned_cache() -> contextlib.AbstractContextManager[Any]:
     """Within this block, cached activations are not page-locked if there is no accelerator.
 
     Otherwise torch raises "Cannot access accelerator device when none is available".
@@ -331,18 +312,8 @@ def unpinned_cache() -> Iterator[None]:
     from llmcompressor.pipelines.cache import IntermediatesCache
 
     if torch.accelerator.is_available():
-        yield
-        return
-    original = IntermediatesCache.pin_memory
-
-    def keep(self: Any, batch_index: int, input_names: list[str] | None = None) -> None:
-        """Do nothing."""
-
-    IntermediatesCache.pin_memory = keep
-    try:
-        yield
-    finally:
-        IntermediatesCache.pin_memory = original
+        return contextlib.nullcontext()
+    return patch.object(IntermediatesCache, "pin_memory", lambda *_, **__: None)
 
 
 def load_for_llmcompressor() -> None:

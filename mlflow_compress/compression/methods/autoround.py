@@ -7,6 +7,7 @@ import functools
 import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 from pydantic import Field
@@ -79,13 +80,12 @@ def _in_float32(seed: int) -> Iterator[None]:
     backend.load_for_llmcompressor()
     from llmcompressor.modifiers.autoround import base
 
-    original, numbers, states = base.AutoRound, random.getstate(), np.random.get_state()
+    numbers, states = random.getstate(), np.random.get_state()
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    base.AutoRound = functools.partial(original, amp=False, seed=seed)
     try:
-        yield
+        with patch.object(base, "AutoRound", functools.partial(base.AutoRound, amp=False, seed=seed)):
+            yield
     finally:
-        base.AutoRound = original
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         random.setstate(numbers)
         np.random.set_state(states)

@@ -91,7 +91,7 @@ class Checkpoint(Method[CheckpointConfig]):
             ).get_text_config()
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"The checkpoint's config.json cannot be read: {error}", got=str(folder)) from error
-        base = AutoConfig.from_pretrained(source.folder, trust_remote_code=source.trust_remote_code).get_text_config()
+        base = source.configuration().get_text_config()
         if found.vocab_size != base.vocab_size:
             raise UnsupportedError(
                 "The checkpoint has another vocabulary than the base, so their predictions cannot be compared",

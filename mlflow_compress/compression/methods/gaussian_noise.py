@@ -9,6 +9,7 @@ from pydantic import Field
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.architectures import NOISY_LOGITS
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
     def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> torch.Tensor:
-        from mlflow_compress.models.architectures.own_formats import NoisyLogitsConfig, add_noise
+        from mlflow_compress.models.architectures.own_formats import OwnFormatConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()
-        model.config.quantization_config = NoisyLogitsConfig(**settings).to_dict()
+        model.config.quantization_config = OwnFormatConfig(NOISY_LOGITS, **settings).to_dict()
         add_noise(model, **settings)
         return save_and_measure(job, model)

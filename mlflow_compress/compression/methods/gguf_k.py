@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
+import numpy as np
 from pydantic import model_validator
 
 from mlflow_compress.compression import gguf_model
@@ -18,7 +19,6 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from mlflow_compress.compression.calibration_tokens import Calibration
@@ -182,34 +182,17 @@ def quantize_file(
     settings.ftype, settings.pure = int(file_type), pure
     if embedding_type is not None:
         settings.token_embedding_type, settings.quantize_output_tensor = embedding_type, False
-    entries = _entries(importance) if importance is not None else None
-    if entries is not None:
+    if importance is not None:
+        entries = (llama_cpp.llama_model_imatrix_data * (len(importance) + 1))()  # one without a name marks the end
+        for entry, (name, values) in zip(entries, importance.items(), strict=False):
+            numbers = np.ascontiguousarray(values, dtype=np.float32)
+            entry.name, entry.size = name.encode(), numbers.size
+            entry.data = (ctypes.c_float * numbers.size)(*numbers)
         settings.imatrix = entries
     if types:
-        settings.tt_overrides = _overrides(types)
+        overrides = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()  # the end has no pattern
+        for override, (name, kind) in zip(overrides, types.items(), strict=False):
+            override.pattern, override.type = f"^{re.escape(name)}$".encode(), int(gguf.GGMLQuantizationType[kind])
+        settings.tt_overrides = overrides
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings)) != 0:
         raise UnsupportedError("llama.cpp could not quantize the model", got=gguf.LlamaFileType(file_type).name)
-
-
-def _entries(importance: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """Return the importance matrix as a C array for llama.cpp; an entry without a name marks its end."""
-    import llama_cpp
-    import numpy as np
-
-    entries = (llama_cpp.llama_model_imatrix_data * (len(importance) + 1))()
-    for entry, (name, values) in zip(entries, importance.items(), strict=False):
-        numbers = np.ascontiguousarray(values, dtype=np.float32)
-        entry.name, entry.size = name.encode(), numbers.size
-        entry.data = (ctypes.c_float * numbers.size)(*numbers)
-    return entries
-
-
-def _overrides(types: Mapping[str, str]) -> Any:
-    """Return types of single tensors as a C array for llama.cpp; an entry without a pattern marks its end."""
-    import gguf
-    import llama_cpp
-
-    found = (llama_cpp.llama_model_tensor_override * (len(types) + 1))()
-    for entry, (name, kind) in zip(found, types.items(), strict=False):
-        entry.pattern, entry.type = f"^{re.escape(name)}$".encode(), int(gguf.GGMLQuantizationType[kind])
-    return found

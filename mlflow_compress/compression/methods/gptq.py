@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import patch
 
 from pydantic import Field, model_validator
 
@@ -82,27 +82,16 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
         ]
 
     def guarded(self) -> AbstractContextManager[object]:
-        return _refuse_fallback()
+        """Make llm-compressor's silent fallback to round-to-nearest an error."""
+        backend.load_for_llmcompressor()
+        from llmcompressor.modifiers.gptq import GPTQModifier
 
+        def refuse(self: Any) -> None:
+            names = self._rtn_fallback_module_names
+            if names:
+                raise UnsupportedError(
+                    f"GPTQ's Hessian cannot be inverted for {len(names)} layers, the first being {names[0]}",
+                    fix="Raise damping or give more calibration samples",
+                )
 
-@contextlib.contextmanager
-def _refuse_fallback() -> Iterator[None]:
-    """Within this block, llm-compressor's silent fallback to round-to-nearest is an error."""
-    backend.load_for_llmcompressor()
-    from llmcompressor.modifiers.gptq import GPTQModifier
-
-    original = GPTQModifier._log_rtn_fallback_summary
-
-    def refuse(self: Any) -> None:
-        names = self._rtn_fallback_module_names
-        if names:
-            raise UnsupportedError(
-                f"GPTQ's Hessian cannot be inverted for {len(names)} layers, the first being {names[0]}",
-                fix="Raise damping or give more calibration samples",
-            )
-
-    GPTQModifier._log_rtn_fallback_summary = refuse
-    try:
-        yield
-    finally:
-        GPTQModifier._log_rtn_fallback_summary = original
+        return patch.object(GPTQModifier, "_log_rtn_fallback_summary", refuse)

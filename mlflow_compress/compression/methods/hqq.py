@@ -9,6 +9,7 @@ from pydantic import Field
 from mlflow_compress.compression.layers import cast_stored
 from mlflow_compress.compression.method import CompressionJob, GroupSize, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.architectures import HQQ_PACKED
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ class Hqq(Method[HqqConfig]):
         for name, parts in packed.items():
             del state[f"{name}.weight"]
             state |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-        model.config.quantization_config = own_formats.HqqPackedConfig(config.bits).to_dict()
+        model.config.quantization_config = own_formats.OwnFormatConfig(HQQ_PACKED, bits=config.bits).to_dict()
         model.save_pretrained(job.folder, state_dict=state)
         job.source.tokenizer().save_pretrained(job.folder)
         cast_stored(model, torch.float32)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.architectures import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -59,11 +60,7 @@ class KvCache(Method[KvCacheConfig]):
         return f"{self.name}-{config.cache_bits}bit-{group if isinstance(group, str) else f'g{group}'}"
 
     def check(self, config: KvCacheConfig, source: SourceModel) -> None:
-        from transformers import AutoConfig
-
-        model = AutoConfig.from_pretrained(
-            source.folder, trust_remote_code=source.trust_remote_code, local_files_only=True
-        ).get_text_config()
+        model = source.configuration().get_text_config()
         if getattr(model, "attn_logit_softcapping", None):
             raise UnsupportedError(
                 "Keys and values cannot be rounded in soft-capped attention", got=source.architecture
@@ -77,12 +74,13 @@ class KvCache(Method[KvCacheConfig]):
             )
 
     def compress(self, job: CompressionJob[KvCacheConfig]) -> torch.Tensor:
-        from mlflow_compress.models.architectures.own_formats import QuantizedCacheConfig, quantize_cache
+        from mlflow_compress.models.architectures.own_formats import OwnFormatConfig, quantize_cache
 
         model, config = job.source.load(job.device), job.config
         group = config.cache_group
         width = head_dim(model.config.get_text_config()) if isinstance(group, str) else group
-        model.config.quantization_config = QuantizedCacheConfig(config.cache_bits, width).to_dict()
+        settings = OwnFormatConfig(QUANTIZED_CACHE, cache_bits=config.cache_bits, cache_group=width)
+        model.config.quantization_config = settings.to_dict()
         quantize_cache(model, config.cache_bits, width)
         return save_and_measure(job, model)
 

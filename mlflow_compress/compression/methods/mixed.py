@@ -129,7 +129,17 @@ class Mixed(Method[MixedConfig]):
                 got=", ".join(sorted(methods)),
                 fix="Give formats of one method, such as awq:3,awq:4, or of GGUF only",
             )
-        _require_equal_settings(config.formats)
+        own = ("bits", "group_size", "symmetric")
+        seen: dict[str, tuple[str, dict[str, Any]]] = {}
+        for name, one in config.formats.items():
+            shared = {key: value for key, value in one.config.settings().items() if key not in own}
+            first, expected = seen.setdefault(one.method, (name, shared))
+            if shared != expected:
+                raise ConfigError(
+                    f"Formats of {one.method!r} differ in more than {', '.join(own)}",
+                    allowed=f"as in {first}: {expected}",
+                    got=shared,
+                )
 
     def compress(self, job: CompressionJob[MixedConfig]) -> torch.Tensor:
         """Quantize every layer in its format, and keep a copy of the recipe in the checkpoint."""
@@ -146,21 +156,6 @@ class Mixed(Method[MixedConfig]):
                 guards.enter_context(method.guarded())
             rescales = any(getattr(method, "rescales", False) for method in methods.values())
             return backend.run_oneshot(job, lambda: _modifiers(job.source, content, formats), rescales=rescales)
-
-
-def _require_equal_settings(formats: dict[str, LayerFormat]) -> None:
-    """Raise `ConfigError` where two formats of a method differ in a setting that belongs to the whole recipe."""
-    own = ("bits", "group_size", "symmetric")
-    seen: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name, one in formats.items():
-        shared = {key: value for key, value in one.config.settings().items() if key not in own}
-        first, expected = seen.setdefault(one.method, (name, shared))
-        if shared != expected:
-            raise ConfigError(
-                f"Formats of {one.method!r} differ in more than {', '.join(own)}",
-                allowed=f"as in {first}: {expected}",
-                got=shared,
-            )
 
 
 def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, LayerFormat]) -> list[object]:

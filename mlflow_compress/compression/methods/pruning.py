@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from unittest.mock import Mock, patch
 
 from pydantic import Field, model_validator
 
@@ -140,7 +139,14 @@ class SparseGpt(PruningMethod[SparseGptConfig]):
                 SparseGPTModifier(**modifier_options(job), dampening_frac=config.damping, block_size=config.block_size)
             ]
 
-        with _refuse_fallback():
+        backend.load_for_llmcompressor()
+        from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
+
+        refusal = UnsupportedError(
+            "SparseGPT's Hessian cannot be inverted", fix="Raise damping or give more calibration samples"
+        )
+        # The module's only warning is of a Hessian that cannot be inverted, and becomes the identity.
+        with patch.object(sgpt_sparsify, "logger", Mock(warning=Mock(side_effect=refusal))):
             logits = backend.run_oneshot(job, recipe)
         _require_pruned(job)
         return logits
@@ -172,26 +178,3 @@ def _require_pruned(job: CompressionJob[PruningConfig]) -> None:
         # The backend rounds to a number of columns per row.
         if zeros is None or zeros < job.config.sparsity - 1 / in_features:
             raise UnsupportedError(f"The layer {name} was not pruned", allowed=f"{job.config.sparsity}", got=zeros)
-
-
-@contextlib.contextmanager
-def _refuse_fallback() -> Iterator[None]:
-    """Within this block, a Hessian that cannot be inverted is an error; by default it becomes the identity."""
-    backend.load_for_llmcompressor()
-    from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
-
-    original = sgpt_sparsify.logger
-
-    class RaisingLogger:
-        """Replaces the logger of the module whose only warning is about the fallback."""
-
-        def warning(self, message: str, *_: Any) -> None:
-            raise UnsupportedError(
-                "SparseGPT's Hessian cannot be inverted", fix="Raise damping or give more calibration samples"
-            )
-
-    sgpt_sparsify.logger = RaisingLogger()
-    try:
-        yield
-    finally:
-        sgpt_sparsify.logger = original

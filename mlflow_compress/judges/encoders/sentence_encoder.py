@@ -43,7 +43,6 @@ class SentenceEncoder:
 
     @cached_property
     def model(self) -> Any:
-        """The model of sentence-transformers."""
         from safetensors import SafetensorError
         from sentence_transformers import SentenceTransformer
 
@@ -139,12 +138,10 @@ class RememberingEncoder:
 
     @property
     def name(self) -> str:
-        """Name of the encoder."""
         return self.encoder.name
 
     @property
     def identity(self) -> str:
-        """Digest of the encoder."""
         return self.encoder.identity
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -166,20 +163,10 @@ class RememberingEncoder:
 
 
 def _open(path: str, name: str, device: str) -> SentenceEncoder:
-    from mlflow_compress.models.loading import resolve_folder  # imports torch
+    from mlflow_compress.models.source_model import resolve_folder
 
     folder = resolve_folder(path)
-    _check_modules(folder, name)
-    encoder = SentenceEncoder(name, _identity(folder), folder, device)
-    assert encoder.dimension  # it is loaded now, so that one that does not load is refused before any work
-    return encoder
-
-
-def _check_modules(folder: Path, name: str) -> None:
-    """Refuse a folder that is no sentence encoder, or whose modules run foreign code or are pickled.
-
-    Without `modules.json` the library would take the mean of the tokens, whatever the model was trained for.
-    """
+    # Without modules.json the library would take the mean of the tokens, whatever the model was trained for.
     if not (folder / "modules.json").is_file():
         raise _unusable("it has no modules.json, which says how tokens become one vector", name)
     modules = read_json(folder / "modules.json", error=CheckpointError)
@@ -194,6 +181,9 @@ def _check_modules(folder: Path, name: str) -> None:
     for pickled in sorted(folder.rglob("pytorch_model.bin")):
         if not list(pickled.parent.glob("model*.safetensors")):
             raise _unusable(f"{pickled.relative_to(folder)} is pickled, and there is no model.safetensors", name)
+    encoder = SentenceEncoder(name, _identity(folder), folder, device)
+    assert encoder.dimension  # it is loaded now, so that one that does not load is refused before any work
+    return encoder
 
 
 def _unusable(reason: str, name: str) -> CheckpointError:

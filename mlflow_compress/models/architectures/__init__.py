@@ -113,10 +113,11 @@ def register_formats() -> None:
     from transformers.quantizers import auto
 
     from mlflow_compress.models.architectures import linear_experts
-    from mlflow_compress.models.architectures.own_formats import CLASSES
+    from mlflow_compress.models.architectures.own_formats import QUANTIZERS, OwnFormatConfig
 
+    formats = {name: (OwnFormatConfig, quantizer) for name, quantizer in QUANTIZERS.items()}
     experts = (linear_experts.LinearExpertsConfig, linear_experts.LinearExpertsQuantizer)
-    for name, (config, quantizer) in {**CLASSES, linear_experts.QUANT_METHOD: experts}.items():
+    for name, (config, quantizer) in {**formats, linear_experts.QUANT_METHOD: experts}.items():
         if name not in auto.AUTO_QUANTIZER_MAPPING:
             auto.register_quantization_config(name)(config)
             auto.register_quantizer(name)(quantizer)

@@ -62,7 +62,9 @@ class LlamaCppEngine:
             for slot, (ids, places) in enumerate(
                 zip(sequences[start : start + at_once], wanted[start : start + at_once], strict=True)
             ):
-                known = min(_shared(self.held[slot], ids), len(ids) - 1, *places) if reuse else 0
+                pairs = enumerate(zip(self.held[slot], ids, strict=False))
+                held = next((i for i, (a, b) in pairs if a != b), min(len(self.held[slot]), len(ids)))
+                known = min(held, len(ids) - 1, *places) if reuse else 0
                 self.held[slot] = ids
                 llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.context), slot, known, -1)
                 flags = set(places)
@@ -111,13 +113,6 @@ class LlamaCppEngine:
 
     def _last_message(self) -> str:
         return " ".join(self.messages) or "no reason given"
-
-
-def _shared(one: list[int], other: list[int]) -> int:
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return min(len(one), len(other))
 
 
 def main() -> int:

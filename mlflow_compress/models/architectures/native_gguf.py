@@ -163,14 +163,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def require_package(folder: Path) -> None:
-    """Raise `MissingDependencyError` naming the extra where llama-cpp-python is not installed."""
-    require_extra("llama-cpp", "llama_cpp", by=f"The checkpoint {folder}, which is computed by llama.cpp,")
-
-
 def loading_options(folder: Path) -> dict[str, Any]:
     """Return the arguments of `AutoModelForCausalLM.from_pretrained` for a checkpoint that llama.cpp computes."""
-    require_package(folder)
+    require_extra("llama-cpp", "llama_cpp", by=f"The checkpoint {folder}, which is computed by llama.cpp,")
     AutoConfig.register(GGUF_NATIVE, NativeGgufConfig, exist_ok=True)
     AutoModelForCausalLM.register(NativeGgufConfig, NativeGgufForCausalLM, exist_ok=True)
     base = AutoConfig.from_pretrained(folder, local_files_only=True)

@@ -27,6 +27,14 @@ PARTS = ("weight_packed", "weight_scale", "weight_zero")
 KEY_ENTRIES = 8
 
 
+class OwnFormatConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """The settings of one of our formats in ``config.json``."""
+
+    def __init__(self, quant_method: str, **settings: Any) -> None:
+        super().__init__(quant_method)
+        self.__dict__ |= settings
+
+
 class OwnFormat(HfQuantizer):  # type: ignore[misc]
     """Transformers' hook during and after loading; a loaded model can compute, but not be saved again or trained."""
 
@@ -58,14 +66,6 @@ def unpack(stored: dict[str, torch.Tensor], bits: int, in_features: int) -> torc
     groups = levels.reshape(*scale.shape, -1)
     weight: torch.Tensor = (groups - zero.float()[..., None]) * scale.float()[..., None]
     return weight.reshape(shape)
-
-
-class HqqPackedConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """The quantization settings in ``config.json``."""
-
-    def __init__(self, bits: int, **kwargs: Any) -> None:
-        super().__init__(HQQ_PACKED)
-        self.bits = bits
 
 
 class UnpackHqq(ConversionOps):  # type: ignore[misc]
@@ -121,14 +121,6 @@ def add_noise(model: Any, scale: float, seed: int) -> None:
     model.set_output_embeddings(NoisyHead(model.get_output_embeddings(), scale, seed))
 
 
-class NoisyLogitsConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """The noise settings in ``config.json``."""
-
-    def __init__(self, scale: float, seed: int, **kwargs: Any) -> None:
-        super().__init__(NOISY_LOGITS)
-        self.scale, self.seed = scale, seed
-
-
 class NoisyLogitsQuantizer(OwnFormat):
     """Transformers' hook after loading, which adds the noise; nothing is quantized."""
 
@@ -170,14 +162,6 @@ def quantize_cache(model: Any, bits: int, group: int) -> None:
         )
 
 
-class QuantizedCacheConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """The rounding settings in ``config.json``."""
-
-    def __init__(self, cache_bits: int, cache_group: int, **kwargs: Any) -> None:
-        super().__init__(QUANTIZED_CACHE)
-        self.cache_bits, self.cache_group = cache_bits, cache_group
-
-
 class QuantizedCacheQuantizer(OwnFormat):
     """Transformers' hook after loading, which makes attention round; the weights are not quantized."""
 
@@ -186,8 +170,8 @@ class QuantizedCacheQuantizer(OwnFormat):
         return model
 
 
-CLASSES = {
-    HQQ_PACKED: (HqqPackedConfig, HqqPackedQuantizer),
-    NOISY_LOGITS: (NoisyLogitsConfig, NoisyLogitsQuantizer),
-    QUANTIZED_CACHE: (QuantizedCacheConfig, QuantizedCacheQuantizer),
+QUANTIZERS = {
+    HQQ_PACKED: HqqPackedQuantizer,
+    NOISY_LOGITS: NoisyLogitsQuantizer,
+    QUANTIZED_CACHE: QuantizedCacheQuantizer,
 }

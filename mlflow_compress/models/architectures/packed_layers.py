@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from mlflow_compress.errors import require_extra
 
@@ -70,16 +71,11 @@ def expand(model: Any) -> None:
         model.set_submodule(name, plain.train(packed.training))
 
 
-def require_packages(folder: Path) -> None:
-    """Raise `MissingDependencyError` naming the extra where one of `PACKAGES` is not installed."""
-    require_extra(EXTRA, *PACKAGES, by=f"The GPTQ or AWQ checkpoint {folder}")
-
-
 def gptq_awq_options(folder: Path, quant_method: str | None, *, trust_remote_code: bool) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that choose the plain kernel; empty for other formats."""
     if quant_method not in KERNELS:
         return {}
-    require_packages(folder)
+    require_extra(EXTRA, *PACKAGES, by=f"The GPTQ or AWQ checkpoint {folder}")
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
@@ -116,7 +112,7 @@ def import_offline() -> None:
     """
     if "bitsandbytes" in sys.modules:
         return
-    with _hidden("kernels"), _silent("bitsandbytes.backends.cpu.ops"):
+    with _hidden("kernels"), patch.object(logging.getLogger("bitsandbytes.backends.cpu.ops"), "disabled", True):
         importlib.import_module("bitsandbytes")
 
 
@@ -159,13 +155,3 @@ def _hidden(package: str) -> Iterator[None]:
     finally:
         del sys.modules[package]
         sys.modules.update(loaded)
-
-
-@contextlib.contextmanager
-def _silent(logger: str) -> Iterator[None]:
-    muted = logging.getLogger(logger)
-    before, muted.disabled = muted.disabled, True
-    try:
-        yield
-    finally:
-        muted.disabled = before
