@@ -47,22 +47,11 @@ class CalibrationText:
         runs = frozenset(run for text in tokens for run in _runs(text))
         return cls(runs, "\n".join(f" {' '.join(text)} " for text in tokens))
 
-    def held_items(self, task: Task) -> list[str]:
-        """Return the ids of the items that occur in the text.
-
-        An item is its question, then its options in the displayed order, or its answer. It occurs in the text if 13
-        consecutive words of it do. An item of 6 to 12 words must occur completely. Case, punctuation and option letters
-        are ignored.
-        """
-        return [item_id for item_id, item in item_words(task) if self.holds(item)]
-
-    def held_paragraphs(self, corpus: Corpus) -> list[str]:
-        """Return the corpus's paragraphs of 50 or more words that occur completely in the text."""
-        paragraphs = ((text, words(text)) for text in corpus.text.split("\n"))
-        return [t for t, item in paragraphs if len(item) >= PARAGRAPH and f" {' '.join(item)} " in self.all_words]
-
     def holds(self, item: Sequence[str]) -> bool:
-        """Return whether an item, given as its words, occurs in the text."""
+        """Return whether an item, given as its words, occurs in the text.
+
+        It does if 13 consecutive words of it do. An item of 6 to 12 words must occur completely.
+        """
         if len(item) >= RUN:
             return any(run in self.runs for run in _runs(item))
         return len(item) >= FEWEST and f" {' '.join(item)} " in self.all_words
@@ -79,12 +68,13 @@ def check_contamination(
     """
     text = CalibrationText.of(calibration)
     for task in tasks:
-        if held := text.held_items(task):
+        if held := [item_id for item_id, item in item_words(task) if text.holds(item)]:
             raise _refused(f"{len(held)} of {len(task.items)} items of task {task.name!r}", held[:3])
     documents = [Corpus(name=task.name, text="\n".join(task.documents)) for task in tasks if task.documents]
     texts = [corpus for corpus in corpora if isinstance(corpus, Corpus)]
     for corpus in [*texts, *documents]:
-        if same := text.held_paragraphs(corpus):
+        paragraphs = ((text, words(text)) for text in corpus.text.split("\n"))
+        if same := [t for t, item in paragraphs if len(item) >= PARAGRAPH and f" {' '.join(item)} " in text.all_words]:
             raise _refused(f"{len(same)} paragraphs of {corpus.name!r}", [same[0][:80]])
 
 

@@ -44,24 +44,17 @@ def lettered(options: Sequence[str]) -> list[str]:
     return [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
 
 
-def _stripped_question(row: Row, options: Sequence[str]) -> str:
-    passage = [row["context"].strip()] if row.get("context") else []
-    return "\n".join([*passage, row["question"].strip(), *lettered(options), "Answer:"])
-
-
-def _subject_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    instruction = f"The following are multiple choice questions (with answers) about {category.replace('_', ' ')}."
-    return "\n\n".join([instruction, *examples]) + "\n\n"
-
-
-def _original_question(row: Row, options: Sequence[str]) -> str:
+def _plain_question(row: Row, options: Sequence[str]) -> str:
     passage = [row["context"]] if row.get("context") else []
     return "\n".join([*passage, row["question"], *lettered(options), "Answer:"])
 
 
-def _original_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    """Return the instruction line and the examples. The script puts a space before every word of the subject."""
-    subject = "".join(f" {word}" for word in category.split("_"))
+def _stripped_question(row: Row, options: Sequence[str]) -> str:
+    texts = {name: row[name].strip() for name in ("context", "question") if row.get(name)}
+    return _plain_question({**row, **texts}, options)
+
+
+def _subject_header(subject: str, examples: Sequence[str]) -> str:
     instruction = f"The following are multiple choice questions (with answers) about {subject}."
     return "\n\n".join([instruction, *examples]) + "\n\n"
 
@@ -89,10 +82,6 @@ NOW = (
     "\nNow make your best effort and select the correct answer for the following question. "
     "You only need to output the option.\n\n"
 )
-
-
-def _shared_header(category: str, kind: str, examples: Sequence[str]) -> str:
-    return f"{FEW_SHOT}{_block(examples)}{NOW}" if examples else ZERO_SHOT
 
 
 ABOUT = {
@@ -134,13 +123,24 @@ def _task_header(category: str, kind: str, examples: Sequence[str]) -> str:
     )
 
 
-_HENDRYCKS = PromptStyle(question=_stripped_question, header=_subject_header)
+_HENDRYCKS = PromptStyle(
+    question=_stripped_question,
+    header=lambda category, kind, examples: _subject_header(category.replace("_", " "), examples),
+)
 PROMPTS = {
     "hendrycks": _HENDRYCKS,
     "harness": _HENDRYCKS,
-    "original": PromptStyle(question=_original_question, header=_original_header),
+    "original": PromptStyle(
+        question=_plain_question,
+        # The script puts a space before every word of the subject.
+        header=lambda category, kind, examples: _subject_header(" " + category.replace("_", " "), examples),
+    ),
     "base": PromptStyle(question=_labelled_question, header=lambda category, kind, examples: _block(examples)),
-    "shared": PromptStyle(question=_labelled_question, header=_shared_header, n_options=6),
+    "shared": PromptStyle(
+        question=_labelled_question,
+        header=lambda category, kind, examples: f"{FEW_SHOT}{_block(examples)}{NOW}" if examples else ZERO_SHOT,
+        n_options=6,
+    ),
     "task": PromptStyle(question=_labelled_question, header=_task_header),
 }
 

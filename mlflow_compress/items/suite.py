@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,43 +109,31 @@ def _named(part: str, settings: TaskSettings) -> Parts:
         return replace(parts, tasks=tuple(_with_named_grader(name, task) for task in parts.tasks))
     if shots is not None:
         raise ConfigError("A group's members have their own few-shot examples", got=part)
-    return Parts.join(_members(known.members, settings))
+    # Where data sets are missing, one error lists all of them.
+    joined: list[Parts] = []
+    errors: list[DataError] = []
+    for member in known.members:
+        try:
+            joined.append(_named(member, settings))
+        except DataError as error:
+            errors.append(error)
+    raise_together(errors)
+    return Parts.join(joined)
 
 
 def _with_named_grader(name: str, task: Task) -> Task:
     """Return a task the errors of whose grading name the plug-in."""
-    if task.answering is None or task.answering.judge is None:
+    if task.answering is None or (judge := task.answering.judge) is None:
         return task
-    return replace(task, answering=replace(task.answering, judge=partial(_grade, name, task.answering.judge)))
 
+    def grade(answers: Mapping[str, str]) -> Mapping[str, Any]:
+        with TASKS.blaming(name):
+            correct: object = judge(answers)
+        if not isinstance(correct, Mapping):
+            raise ConfigError(f"The {TASKS.origin(name)} grades with a {type(correct).__name__}", allowed="a mapping")
+        return correct
 
-def _grade(name: str, judge: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> Mapping[str, Any]:
-    with TASKS.blaming(name):
-        correct = judge(answers)
-    if not isinstance(correct, Mapping):
-        raise ConfigError(f"The {TASKS.origin(name)} grades with a {type(correct).__name__}", allowed="a mapping")
-    return correct
-
-
-def _members(members: Sequence[str], settings: TaskSettings) -> list[Parts]:
-    """Return the tasks of a group's members. Where data sets are missing, one error lists all of them."""
-    parts: list[Parts] = []
-    errors: list[DataError] = []
-    for member in members:
-        try:
-            parts.append(_named(member, settings))
-        except DataError as error:
-            errors.append(error)
-    raise_together(errors)
-    return parts
-
-
-def _check_names(parts: Parts) -> None:
-    """Refuse two tasks of the same name, because records name their task."""
-    names = [task.name for task in parts.tasks] + [corpus.name for corpus in parts.corpora]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError("Two tasks have the same name", got=twice, fix="Rename one of the files, or leave one out")
+    return replace(task, answering=replace(task.answering, judge=grade))
 
 
 def _parts(spec: str, model: str) -> list[str]:
@@ -199,5 +186,7 @@ def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
     parts = Parts.join(
         [load_file(Path(part), settings) if _is_file(part) else _named(part, settings) for part in _parts(spec, model)]
     )
-    _check_names(parts)
+    names = [part.name for part in (*parts.tasks, *parts.corpora)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):  # records name their task
+        raise ConfigError("Two tasks have the same name", got=twice, fix="Rename one of the files, or leave one out")
     return Suite(tasks=parts.tasks, corpora=parts.corpora, averages=parts.averages)

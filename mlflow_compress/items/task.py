@@ -129,7 +129,6 @@ class Corpus:
 
     @classmethod
     def of(cls, name: str, documents: Sequence[str], *, between: str = "", max_tokens: int | None = None) -> Corpus:
-        """Return the corpus of documents that are joined to one text."""
         ends = accumulate(len(document) + len(between) for document in documents)
         return cls(name=name, text=between.join(documents), max_tokens=max_tokens, starts=(0, *ends)[:-1])
 

@@ -214,10 +214,12 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     names = {style: name if style == DEFAULT else f"{name}_{style}" for style in styles}
     first = _plain_style(styles, tests)
 
-    def shuffled_orders(row: Row) -> list[list[int]]:
-        return [drawn_order(row, settings, number) for number in range(settings.num_shuffles + 1)]
-
-    plain = _Variation(name=names[first], family="lettered", style=styles[first], orders=shuffled_orders)
+    plain = _Variation(
+        name=names[first],
+        family="lettered",
+        style=styles[first],
+        orders=lambda row: [drawn_order(row, settings, number) for number in range(settings.num_shuffles + 1)],
+    )
     tasks = [_task(plain, tests, examples, settings)]
     four = [row for row in tests if len(row["choices"]) == OWN_OPTIONS]
     for style in styles if four else ():

@@ -175,7 +175,15 @@ def _responses(name: str, leaf: Leaf, records: RunRecords) -> Responses:
         rows = records.generations.where(task=name, turn=0, sample=0).table.to_pylist() if records.generations else []
         return {row["item_id"]: [row["text"]] for row in rows if row["text"] is not None}
     if leaf.kind == "rolling":
-        return _rolling(name, leaf, records)
+        # Summed over the windows of each document, which are named "<number>.<part>".
+        if records.token_scores is None:
+            return {}
+        table = records.token_scores.where(task=name)
+        if not len(table):
+            return {}
+        number = np.asarray([int(item.split(".")[0]) for item in table.column("item_id")])
+        sums = -np.bincount(number, weights=table.column("nll"), minlength=len(leaf.documents))
+        return {document.item_id: [float(total)] for document, total in zip(leaf.documents, sums, strict=True)}
     if records.option_scores is None:
         return {}
     columns = ("task", "item_id", "option", "loglik", "greedy")
@@ -197,18 +205,6 @@ def _keys(name: str, leaf: Leaf, document: Document) -> list[tuple[str, str, int
         (name, document.item_id, i.idx) if i.idx < count else (f"{name}.unconditional", document.item_id, i.idx - count)
         for i in document.instances
     ]
-
-
-def _rolling(name: str, leaf: Leaf, records: RunRecords) -> Responses:
-    """Return the log-likelihood of every document, summed over its windows, which are named "<number>.<part>"."""
-    if records.token_scores is None:
-        return {}
-    table = records.token_scores.where(task=name)
-    if not len(table):
-        return {}
-    number = np.asarray([int(item.split(".")[0]) for item in table.column("item_id")])
-    sums = -np.bincount(number, weights=table.column("nll"), minlength=len(leaf.documents))
-    return {document.item_id: [float(total)] for document, total in zip(leaf.documents, sums, strict=True)}
 
 
 @contextmanager

@@ -26,10 +26,6 @@ def _build(settings: TaskSettings, shots: int | None) -> Parts:
     return replace(parts, corpora=tuple(corpora))
 
 
-def _definition() -> bytes:
-    return b"".join((demo.DATA_DIR / name).read_bytes() for name in FILES)
-
-
 TASKS.register(EMBEDDED)(
     NamedTask(
         source="embedded",
@@ -37,7 +33,7 @@ TASKS.register(EMBEDDED)(
         items="1,320 lettered (each also with the options E and F), 300 cloze, 300 last words, 152 exact, a corpus",
         shots="`-P num_fewshot=` (5)",
         rule="by family",
-        definition=_definition,
+        definition=lambda: b"".join((demo.DATA_DIR / name).read_bytes() for name in FILES),
         build=_build,
     )
 )

@@ -67,22 +67,16 @@ def halueval_records(part: Part, task: str, data_dir: str) -> Sequence[Record]:
 
 def question(part: Part, records: Sequence[Record], number: int) -> dict[str, Any]:
     """Return the question of a record, as fields of a question file."""
-    options, answer = _options(part, records, number)
-    shown = {"kind": part.kind, "context": records[number][part.passage], "question": part.question}
-    return {**shown, "choices": options, "answer": answer}
-
-
-def _options(part: Part, records: Sequence[Record], number: int) -> tuple[list[str], int]:
-    """Return four different options in a random order, and the index of the correct one."""
     draw = seeded(TaskSettings(), DATASET, part.config, number)
     right = records[number][part.right]
-    options = [right, records[number][part.wrong]]
-    while len(options) < OPTIONS:
+    choices = [right, records[number][part.wrong]]
+    while len(choices) < OPTIONS:
         text = records[draw.randrange(len(records))][draw.choice((part.right, part.wrong))]
-        if text not in options:
-            options.append(text)
-    draw.shuffle(options)
-    return options, options.index(right)
+        if text not in choices:
+            choices.append(text)
+    draw.shuffle(choices)
+    shown = {"kind": part.kind, "context": records[number][part.passage], "question": part.question}
+    return {**shown, "choices": choices, "answer": choices.index(right)}
 
 
 def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:

@@ -77,13 +77,9 @@ def _original(path: Path) -> Iterator[dict[str, Any]]:
         yield {"question": row[0], "choices": row[1:5], "answer": LETTERS.index(row[5])}
 
 
-def _all_rows(task: str, data_dir: str) -> list[dict[str, Any]]:
-    return [row for subject in SUBJECTS for row in subject_rows(subject, data_dir, task=task)]
-
-
 register_lettered(
     "mmlu_lettered",
-    _all_rows,
+    lambda task, data_dir: [row for subject in SUBJECTS for row in subject_rows(subject, data_dir, task=task)],
     source=DATASET,
     licence="MIT",
     items="14,042 test, 57 subjects (each also with the options E and F)",

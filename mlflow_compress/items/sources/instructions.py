@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -13,19 +12,10 @@ from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.sources.data_dir import check_data_dir, load_split
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings, limited
+from mlflow_compress.records import Instruction as Instruction
 
 MOST_TURNS = 2
 REFERENCES = Path("reference_answer") / "gpt-4.jsonl"  # in the folder of FastChat's question.jsonl
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instruction:
-    """One instruction: the user's message of each turn (one or two), and reference answers if there are any."""
-
-    item_id: str
-    category: str
-    turns: tuple[str, ...]
-    reference: tuple[str, ...] = ()
 
 
 def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = None) -> list[Instruction]:

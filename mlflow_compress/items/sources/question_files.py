@@ -60,32 +60,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def family_of(path: Path, row: Row) -> str:
-    """Return the name of the family whose fields the row has.
-
-    If several fit, it is the one that has the fields of all of them. Otherwise it is a `DataError`.
-    """
-    fits = {name: family for name, family in FAMILIES.items() if set(family.fields) <= set(row)}
-    wanted = {field for family in fits.values() for field in family.fields}
-    fits = {name: family for name, family in fits.items() if wanted <= {*family.fields, *family.optional}}
-    if len(fits) != 1:
-        raise DataError(
-            f"{path}, line {row['line']}: the fields do not identify the task family",
-            allowed=[f"{name}: {'+'.join(family.fields)}" for name, family in FAMILIES.items()],
-            got=sorted(set(row) - {"line"}),
-        )
-    return next(iter(fits))
-
-
-def _check_lengths(place: str, row: Row) -> None:
-    """Refuse very long texts, which are most likely a mistake in the file."""
-    for name, value in row.items():
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and len(text) > MAX_CHARS:
-                allowed = f"at most {MAX_CHARS:,} characters"
-                raise DataError(f"{place}'{name}' is too long", allowed=allowed, got=f"{len(text):,} characters")
-
-
 def _answer_index(place: str, row: dict[str, Any]) -> None:
     """Replace an answer that is given as a letter by its index."""
     answer, choices = row.get("answer"), row.get("choices")
@@ -100,7 +74,11 @@ def _answer_index(place: str, row: dict[str, Any]) -> None:
 
 def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) -> None:
     place = f"{path}, line {row['line']}: "
-    _check_lengths(place, row)
+    for name, value in row.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and len(text) > MAX_CHARS:
+                allowed = f"at most {MAX_CHARS:,} characters"
+                raise DataError(f"{place}'{name}' is too long", allowed=allowed, got=f"{len(text):,} characters")
     _answer_index(place, row)
     optional = {name: kind for name, kind in {"group_id": str, **family.optional}.items() if name in row}
     for name, kind in {"id": str, "category": str, **family.fields, **optional}.items():
@@ -128,7 +106,17 @@ def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
     rows, errors = _parsed(path)
     if not rows:
         raise_together(list(errors.values()))
-    name = family_of(path, rows[0])
+    # If several families fit, it is the one that has the fields of all of them.
+    fits = {name: family for name, family in FAMILIES.items() if set(family.fields) <= set(rows[0])}
+    wanted = {field for family in fits.values() for field in family.fields}
+    fits = {name: family for name, family in fits.items() if wanted <= {*family.fields, *family.optional}}
+    if len(fits) != 1:
+        raise DataError(
+            f"{path}, line {rows[0]['line']}: the fields do not identify the task family",
+            allowed=[f"{name}: {'+'.join(family.fields)}" for name, family in FAMILIES.items()],
+            got=sorted(set(rows[0]) - {"line"}),
+        )
+    name = next(iter(fits))
     seen: set[str] = set()
     with FAMILIES.blaming(name):
         for row in rows:
