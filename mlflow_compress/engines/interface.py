@@ -26,19 +26,21 @@ from mlflow_compress.records import (
     TokenScores,
 )
 from mlflow_compress.registry import Registry
+from mlflow_compress.scoring.generation.decoding import AnyCausalLM
 from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What an engine can."""
+    """What an engine can; by default what transformers can in this process."""
 
-    whole_distributions: bool  # Has the head's inputs, and so all probabilities; if not, the most probable tokens alone
-    generates: bool  # Writes answers
-    served: bool  # Reaches models by an address; the others read a folder or a hub id
-    places_itself: bool  # Chooses devices itself, so that device=balanced means nothing
-    own_kernels: bool  # A baseline is also scored under transformers: the engine's own distance
-    repeats: bool  # Gives the same numbers twice; a variant of an engine that does not is asked twice
+    # Has the head's inputs, and so all probabilities; if not, the most probable tokens alone
+    whole_distributions: bool = True
+    generates: bool = True  # Writes answers
+    served: bool = False  # Reaches models by an address; the others read a folder or a hub id
+    places_itself: bool = False  # Chooses devices itself, so that device=balanced means nothing
+    own_kernels: bool = False  # A baseline is also scored under transformers: the engine's own distance
+    repeats: bool = True  # Gives the same numbers twice; a variant of an engine that does not is asked twice
 
 
 class Report(Protocol):
@@ -121,7 +123,7 @@ class EngineModel(IdentifiedModel, Protocol):
     def answer_identity(self) -> dict[str, object]:
         """What its answers depend on besides."""
 
-    def load(self) -> Any:
+    def load(self) -> AnyCausalLM:
         """Return the model ready to generate and to score, for `generate_answers` and for `scorer`."""
 
     def try_out(self) -> None:
@@ -197,7 +199,6 @@ class StartsNothing:
     def started(
         self, running: EngineConfig, *, on_gpu: bool | None, workers: Any = None
     ) -> AbstractContextManager[None]:
-        """Return an empty block."""
         return nullcontext()
 
 

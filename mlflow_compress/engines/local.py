@@ -13,12 +13,9 @@ from mlflow_compress.models.loading import LoadedModel, load_model
 class LocalModel(FileModel):
     """A model that this process loads."""
 
-    abilities = Abilities(
-        whole_distributions=True, generates=True, served=False, places_itself=False, own_kernels=False, repeats=True
-    )
+    abilities = Abilities()
 
     def load(self) -> LoadedModel:
-        """Return the model with its weights in memory."""
         return load_model(self.config)
 
 
@@ -29,5 +26,4 @@ class LocalEngine(StartsNothing):
     abilities = LocalModel.abilities
 
     def open(self, request: ModelRequest) -> LocalModel:
-        """Return a model without its weights."""
         return LocalModel.of(open_request(request))

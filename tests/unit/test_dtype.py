@@ -16,7 +16,6 @@ from mlflow_compress.commands.main.run import variant_key
 from mlflow_compress.config.groups import EngineConfig, InferenceConfig, SourceConfig
 from mlflow_compress.engines.file_model import open_request
 from mlflow_compress.engines.interface import ENGINES, ModelRequest
-from mlflow_compress.engines.vllm.vllm_process import started_engine
 from mlflow_compress.models.loading import load_model
 from tests.compress_models import make_llama
 
@@ -55,6 +54,6 @@ def test_in_vllm_the_device_of_its_environment_decides(
     described = {"vllm": "1", "device": device}
     monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described_environment", lambda python: described)
     running = EngineConfig(engine="vllm", vllm_python=sys.executable)
-    with started_engine(running):
+    with ENGINES.get("vllm").started(running, on_gpu=None):
         request = ModelRequest(address=str(base), source=SourceConfig(device="cpu"), running=running)
         assert ENGINES.get("vllm").open(request).dtype == expected

@@ -145,7 +145,7 @@ def test_shards_that_were_sent_away_and_come_back_in_any_order_are_the_pass(tmp_
     for number in (3, 0, 4):
         found = ShardResult.of(run(runner, shards[number].plan, shards[number].targets), [], 0)
         parts = PassParts(n_groups, resume, None, label="t")
-        parts.add(shards[number].first, shards[number].stop, found.arrays(), None)
+        parts.add(shards[number].first, shards[number].stop, found.arrays, None)
     again = PassParts(n_groups, resume, None, label="t")
     missing = again.missing()
     assert missing == [n for number in (1, 2) for n in range(shards[number].first, shards[number].stop)]
@@ -167,12 +167,12 @@ def test_states_come_back_as_they_were(dtype: str) -> None:
     ]
     arrays = {"logprob": np.zeros(9), "argmax": np.arange(7), "same_top": np.arange(7) % 2 == 0}
     result = pickle.loads(pickle.dumps(ShardResult.of(arrays, given_parts, 2)))  # noqa: S301 - our own bytes
-    found = result.captured(100)
+    found = result.captured
     assert found is not None and result.n_splits == 2
     assert torch.equal(found.rows, rows) and found.rows.dtype == rows.dtype
     assert np.array_equal(found.keys, keys) and np.array_equal(found.targets, np.arange(7))
-    assert (found.row, found.kind, found.reason) == (100, "log_probs", "a reason")
-    assert all(np.array_equal(result.arrays()[name], values) for name, values in arrays.items())
+    assert (found.row, found.kind, found.reason) == (0, "log_probs", "a reason")
+    assert all(np.array_equal(result.arrays[name], values) for name, values in arrays.items())
     assert torch.equal(from_bytes(as_bytes(rows), dtype, (7, 5)), rows)
 
 

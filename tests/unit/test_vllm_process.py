@@ -190,7 +190,7 @@ def test_blocks_within_blocks_share_one_vllm_and_the_process_ends_with_each(
     with started_engine(EngineConfig(vllm_python=sys.executable)) as outer:
         first, is_new = outer.process("a", **how)
         assert is_new and outer.process("a", **how) == (first, False)
-        with started_engine(EngineConfig()) as inner:
+        with started_engine(EngineConfig(), outer) as inner:
             assert inner is outer
             second, is_new = inner.process("b", **how)
             assert is_new

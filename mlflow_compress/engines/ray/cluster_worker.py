@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from mlflow_compress.engines.ray.shards import Shard
@@ -21,8 +20,6 @@ from mlflow_compress.scoring.baseline_store import (
     CapturedStates,
     SentHead,
     SentStates,
-    as_bytes,
-    from_bytes,
     head_file,
 )
 from mlflow_compress.scoring.engine_identity import code_identity, package_hash
@@ -32,69 +29,22 @@ from mlflow_compress.scoring.generation.generation_rows import GenerationConfig,
 from mlflow_compress.scoring.journal import Arrays, joined_arrays
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass
 
-_OF_TARGETS = "logprob"  # the only result with one value per target; all others have one per row
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShardResult:
     """Result of a shard."""
 
-    targets: pa.Table  # One row per target
-    rows: pa.Table  # One row per scored position
-    states: pa.Table | None  # The states to store: bytes of the row, key and target of each scored position
+    arrays: Arrays  # As `ScoringPass` makes them
+    captured: CapturedRows | None  # The rows to store, in one piece; numbered from the shard's first
     n_splits: int  # How often memory ran out
 
     @classmethod
     def of(cls, arrays: Arrays, captured: Sequence[CapturedRows], n_splits: int) -> ShardResult:
-        """Return the tables of a shard's arrays, and of the rows that were captured, if any."""
-        targets = pa.table({_OF_TARGETS: arrays[_OF_TARGETS]})
-        rows = pa.table({name: values for name, values in arrays.items() if name != _OF_TARGETS})
-        return cls(targets, rows, _states_table(captured) if captured else None, n_splits)
-
-    def arrays(self) -> Arrays:
-        """Return the arrays, as `ScoringPass` makes them."""
-        return {
-            name: table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
-            for table in (self.targets, self.rows)
-            for name in table.column_names
-        }
-
-    def captured(self, row: int) -> CapturedRows | None:
-        """Return the rows to store; `row` is the number of the first one in the whole pass."""
-        if self.states is None:
-            return None
-        said = {name.decode(): text.decode() for name, text in self.states.schema.metadata.items()}
-        raw, keys = (_byte_rows(self.states.column(name)) for name in ("row", "key"))
-        targets = np.array(self.states.column("target").combine_chunks())
-        rows = from_bytes(raw, said["dtype"], (len(raw), -1))
-        return CapturedRows(row, rows, keys, targets, said["kind"], said.get("reason"))
-
-
-def _states_table(captured: Sequence[CapturedRows]) -> pa.Table:
-    rows = torch.cat([part.rows for part in captured])
-    first = captured[0]
-    said = {"kind": first.kind, "dtype": str(rows.dtype).removeprefix("torch.")}
-    if first.reason is not None:
-        said["reason"] = first.reason
-    columns = {
-        "row": _fixed(as_bytes(rows)),
-        "key": _fixed(np.concatenate([part.keys for part in captured])),
-        "target": pa.array(np.concatenate([part.targets for part in captured])),
-    }
-    return pa.table(columns).replace_schema_metadata(said)
-
-
-def _fixed(raw: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return one value of fixed width per row of bytes."""
-    n, width = raw.shape
-    return pa.Array.from_buffers(pa.binary(width), n, [None, pa.py_buffer(np.ascontiguousarray(raw))])
-
-
-def _byte_rows(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
-    array = column.combine_chunks()
-    width = array.type.byte_width
-    raw = np.frombuffer(array.buffers()[1], dtype=np.uint8)
-    return raw[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
+        if not captured:
+            return cls(arrays, None, n_splits)
+        rows = torch.cat([part.rows for part in captured])
+        keys, targets = (np.concatenate([getattr(part, name) for part in captured]) for name in ("keys", "targets"))
+        return cls(arrays, CapturedRows(0, rows, keys, targets, captured[0].kind, captured[0].reason), n_splits)
 
 
 @dataclass(frozen=True)
@@ -152,7 +102,6 @@ class ClusterWorker:
         return reason_not_to_pack(split_body_and_head(self._model(ref).model)[0], max_length)
 
     def head_file(self, ref: ModelRef) -> bytes:
-        """Return the file with the weights of the model's head."""
         return head_file(self._model(ref).model)
 
     def score(

@@ -42,11 +42,22 @@ def connected(settings: EngineConfig) -> Iterator[ModuleType]:
         return
     logging.getLogger("ray").setLevel(logging.ERROR)  # otherwise it says more than the command itself
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    scratch = tempfile.mkdtemp(prefix="ray-", dir=_short_folder())
+    folder = tempfile.gettempdir()
+    scratch = tempfile.mkdtemp(prefix="ray-", dir=folder if len(folder) <= _SHORT else "/tmp")
     try:
         with _own_signals():
             if settings.ray_address is None:
-                _start(ray, scratch)
+                if not any(os.environ.get(name) for name in _TOKEN):
+                    # Without this, Ray makes a token and writes it into the user's home.
+                    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+                ray.init(
+                    address="local",  # not the cluster that RAY_ADDRESS names: it was not asked for
+                    num_cpus=cores(),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=scratch,
+                )
             else:
                 _join(ray, settings.ray_address)
         yield ray
@@ -58,21 +69,6 @@ def connected(settings: EngineConfig) -> Iterator[ModuleType]:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _start(ray: ModuleType, scratch: str) -> None:
-    """Start a cluster on this machine, which ends with this process."""
-    if not any(os.environ.get(name) for name in _TOKEN):
-        # Without this, Ray makes a token and writes it into the user's home.
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    ray.init(
-        address="local",  # not the cluster that RAY_ADDRESS names: it was not asked for
-        num_cpus=cores(),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=scratch,
-    )
 
 
 def _join(ray: ModuleType, address: str) -> None:
@@ -92,11 +88,6 @@ def _join(ray: ModuleType, address: str) -> None:
             if "AuthToken" in str(error.__cause__)
             else "Start one with `ray start --head`, or leave ray_address out",
         ) from error
-
-
-def _short_folder() -> str:
-    folder = tempfile.gettempdir()
-    return folder if len(folder) <= _SHORT else "/tmp"
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -18,7 +18,7 @@ from mlflow_compress.engines.file_model import FileModel, open_request
 from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelFacts, ModelRef, ShardResult, ShardTask
 from mlflow_compress.engines.ray.shards import shards_for
-from mlflow_compress.engines.ray.workers import WorkerCall, Workers, current_workers, started_workers
+from mlflow_compress.engines.ray.workers import WorkerCall, Workers, started_workers
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
@@ -35,9 +35,7 @@ class RemoteModel(FileModel):
 
     workers: Workers
 
-    abilities = Abilities(
-        whole_distributions=True, generates=True, served=False, places_itself=True, own_kernels=False, repeats=True
-    )
+    abilities = Abilities(places_itself=True)
 
     @classmethod
     def of(cls, light: LightModel, **more: Workers) -> Self:
@@ -53,7 +51,6 @@ class RemoteModel(FileModel):
 
     @property
     def stored_config(self) -> dict[str, Any]:
-        """The configuration as a baseline store keeps it, see `LoadedModel`."""
         return self.loaded_facts.stored_config
 
     @cached_property
@@ -69,7 +66,6 @@ class RemoteModel(FileModel):
 
     @property
     def execution(self) -> ShardedExecution:
-        """Runs passes with it."""
         return ShardedExecution(self)
 
     def decode(
@@ -145,10 +141,10 @@ class ShardedExecution:
             def take(number: int, result: ShardResult) -> None:
                 nonlocal n_splits
                 shard, written = shards[number], None
-                captured = result.captured(shard.rows.start)
-                if work.capture is not None and captured is not None:
-                    written = work.capture.write(captured, self._head_file)
-                parts.add(shard.first, shard.stop, result.arrays(), written)
+                if work.capture is not None and result.captured is not None:
+                    captured = replace(result.captured, row=shard.rows.start)
+                    written = work.capture.write(captured, lambda: self._workers.call("head_file", self._model.ref))
+                parts.add(shard.first, shard.stop, result.arrays, written)
                 n_splits += result.n_splits
                 bar.update(shard.n_tokens)
 
@@ -163,10 +159,6 @@ class ShardedExecution:
             self._workers.run(len(shards), make, take)
         return parts.joined(), n_splits
 
-    def _head_file(self) -> bytes:
-        found: bytes = self._workers.call("head_file", self._model.ref)
-        return found
-
 
 @engine("ray")
 class RayEngine:
@@ -174,13 +166,31 @@ class RayEngine:
 
     abilities = RemoteModel.abilities
 
+    def __init__(self) -> None:
+        self._workers: Workers | None = None  # Those of the outermost block
+
+    @contextmanager
     def started(
         self, running: EngineConfig, *, on_gpu: bool | None, workers: type[ClusterWorker] | None = None
-    ) -> AbstractContextManager[Workers]:
-        """Return the block of `started_workers`."""
-        return started_workers(running, on_gpu=on_gpu, kind=workers or ClusterWorker)
+    ) -> Iterator[Workers]:
+        """Yield the workers of the outermost block. When an inner one ends, they free their models.
+
+        Compression may need the memory.
+        """
+        if self._workers is not None:
+            try:
+                yield self._workers
+            finally:
+                self._workers.release()
+            return
+        with started_workers(running, on_gpu=on_gpu, kind=workers or ClusterWorker) as self._workers:
+            try:
+                yield self._workers
+            finally:
+                self._workers = None
 
     def open(self, request: ModelRequest) -> RemoteModel:
         """Return a model that the workers of this block load."""
-        workers = current_workers()
-        return RemoteModel.of(open_request(request, device="cpu", computes_on=workers.device), workers=workers)
+        assert self._workers is not None, "engine=ray is used outside of a block of `started`"
+        device = self._workers.device
+        return RemoteModel.of(open_request(request, device="cpu", computes_on=device), workers=self._workers)

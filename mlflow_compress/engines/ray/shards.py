@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch, Plan, UnitGroup, group_units
+from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, Plan, UnitGroup, group_units
 from mlflow_compress.scoring.scoring_pass import Targets
 
 _PER_WORKER = (16, 8, 4, 2, 1)
@@ -106,23 +106,19 @@ def _shard(plan: Plan, targets: Targets, part: Sequence[UnitGroup], first: int) 
     units = plan.units[part[0].units.start : part[-1].units.stop]
     rows = slice(part[0].rows.start, part[-1].rows.stop)
     begin, end = np.searchsorted(targets.row, [rows.start, rows.stop])
-    return Shard(
-        first=first,
-        stop=first + len(part),
-        rows=rows,
-        n_tokens=sum(group.n_tokens for group in part),
-        plan=Plan(units, plan.keys[rows], [], _before(units, plan.makers)),
-        targets=Targets(targets.row[begin:end] - rows.start, targets.token[begin:end]),
-    )
-
-
-def _before(units: Sequence[PackedBatch | PaddedBatch], makers: dict[int, PackedBatch]) -> list[PackedBatch]:
-    """Return the packs of other shards that make the prefixes which `units` read, and the prefixes of those packs."""
+    # The packs of other shards that make the prefixes which these units read, and the prefixes of those packs.
     own = {u.keep for u in units if isinstance(u, PackedBatch)} | {NO_PREFIX}
     needed: dict[int, PackedBatch] = {}
     for unit in units:
         prefix = unit.prefix if isinstance(unit, PackedBatch) else NO_PREFIX
         while prefix not in own and prefix not in needed:
-            needed[prefix] = makers[prefix]
-            prefix = makers[prefix].prefix
-    return list(needed.values())
+            needed[prefix] = plan.makers[prefix]
+            prefix = plan.makers[prefix].prefix
+    return Shard(
+        first=first,
+        stop=first + len(part),
+        rows=rows,
+        n_tokens=sum(group.n_tokens for group in part),
+        plan=Plan(units, plan.keys[rows], [], list(needed.values())),
+        targets=Targets(targets.row[begin:end] - rows.start, targets.token[begin:end]),
+    )

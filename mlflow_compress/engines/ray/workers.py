@@ -26,7 +26,6 @@ class LineKeeper:
         self._lines: list[tuple[int, str]] = []
 
     def say(self, number: int, line: str) -> None:
-        """Keep a line about the task of this number."""
         self._lines.append((number, line))
 
     def take(self) -> list[tuple[int, str]]:
@@ -270,26 +269,11 @@ class Workers:
             self._start_one()
 
 
-_open: Workers | None = None
-
-
 @contextmanager
 def started_workers(
     settings: EngineConfig, *, on_gpu: bool | None, kind: type[ClusterWorker] = ClusterWorker
 ) -> Iterator[Workers]:
-    """Yield workers, which end with the block. Within a block of an outer call, yield those of that block.
-
-    When an inner block ends, the workers free their models: compression may need the memory.
-
-    `on_gpu` gives each worker a GPU; None: if the cluster has any.
-    """
-    global _open
-    if _open is not None:
-        try:
-            yield _open
-        finally:
-            _open.release()
-        return
+    """Yield workers, which end with the block. `on_gpu` gives each of them a GPU; None: if the cluster has any."""
     with connected(settings) as ray:
         resources = ray.cluster_resources()
         n_cores, n_gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
@@ -309,7 +293,7 @@ def started_workers(
             num_cpus=settings.cpus_per_worker, num_gpus=1 if device == "cuda" else 0, max_restarts=0
         )
         n_threads = settings.cpus_per_worker
-        _open = Workers(
+        yield Workers(
             ray,
             n,
             lambda: actor.remote(device, n_threads),
@@ -317,16 +301,6 @@ def started_workers(
             code=kind.code(),
             check=HeadWatch(ray).check,
         )
-        try:
-            yield _open
-        finally:
-            _open = None
-
-
-def current_workers() -> Workers:
-    """Return the workers of the innermost block of `started_workers`."""
-    assert _open is not None, "engine=ray is used outside of `started_workers`"
-    return _open
 
 
 def _lost(error: Exception) -> WorkerError:

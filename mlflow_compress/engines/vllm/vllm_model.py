@@ -19,7 +19,7 @@ from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.file_model import FileModel, open_request
 from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.local import LocalModel
-from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, current_engine, started_engine
+from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import UnsupportedError, WorkerError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.identity import stored_config
@@ -102,7 +102,12 @@ def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch])
     if isinstance(unit, PaddedBatch):
         pairs = zip(unit.sequences, unit.rows, strict=True)
         return [StatesRequest(ids, rows.tolist()) for ids, rows in pairs if len(rows)]
-    before = _prefix(unit.prefix, makers)
+    number = unit.prefix
+    parts: list[Ids] = []
+    while number != NO_PREFIX:
+        parts.append(makers[number].ids)
+        number = makers[number].prefix
+    before = np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
     found: list[StatesRequest] = []
     path: list[int] = []
     begin = 0  # the first token that no earlier branch has
@@ -117,15 +122,6 @@ def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch])
         if len(rows):
             found.append(StatesRequest(np.concatenate([before, unit.ids[path]]), unit.positions[rows].tolist()))
     return found
-
-
-def _prefix(number: int, makers: dict[int, PackedBatch]) -> Ids:
-    """Return all tokens of a cached prefix."""
-    parts: list[Ids] = []
-    while number != NO_PREFIX:
-        parts.append(makers[number].ids)
-        number = makers[number].prefix
-    return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
 
 
 class VllmBody:
@@ -186,9 +182,7 @@ class VllmModel(FileModel):
 
     vllm: VllmEngine
 
-    abilities = Abilities(
-        whole_distributions=True, generates=True, served=False, places_itself=True, own_kernels=True, repeats=True
-    )
+    abilities = Abilities(places_itself=True, own_kernels=True)
 
     @property
     def engine(self) -> dict[str, str]:
@@ -202,7 +196,6 @@ class VllmModel(FileModel):
 
     @cached_property
     def head(self) -> Head:
-        """Its head, in this process."""
         return read_head(self).to(self.device)
 
     @property
@@ -212,7 +205,6 @@ class VllmModel(FileModel):
 
     @property
     def execution(self) -> VllmExecution:
-        """Runs passes with it."""
         return VllmExecution(self)
 
     def in_this_process(self) -> LocalModel:
@@ -358,14 +350,21 @@ class InVllmEngine:
 
     abilities = VllmModel.abilities
 
+    def __init__(self) -> None:
+        self._vllm: VllmEngine | None = None  # That of the outermost block
+
     @contextmanager
     def started(self, running: EngineConfig, *, on_gpu: bool | None, workers: Any = None) -> Iterator[None]:
         """Within this block there is a vLLM; see `vllm_process.started_engine`."""
-        with started_engine(running):
-            yield None
+        outer = self._vllm
+        with started_engine(running, outer) as self._vllm:
+            try:
+                yield None
+            finally:
+                self._vllm = outer
 
     def open(self, request: ModelRequest) -> VllmModel:
         """Return a model that the vLLM of this block loads."""
-        vllm = current_engine()
-        computes_on = "cpu" if vllm.described["device"] == "cpu" else "cuda"  # torch may see no GPU in this process
-        return VllmModel.of(open_request(request, computes_on=computes_on), vllm=vllm)
+        assert self._vllm is not None, "engine=vllm is used outside of a block of `started`"
+        on_cpu = self._vllm.described["device"] == "cpu"  # torch may see no GPU in this process
+        return VllmModel.of(open_request(request, computes_on="cpu" if on_cpu else "cuda"), vllm=self._vllm)

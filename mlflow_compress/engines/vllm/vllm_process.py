@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from threading import Lock
 from typing import Any
 
@@ -114,7 +115,7 @@ class VllmProcess:
         if len(raw) != said.get("n_bytes", 0):
             said = {"error": exit_reason(self._process, self._errors)}
         if "error" in said:
-            raise WorkerError(_shortened(said["error"]), fix=_cure(said["error"]))
+            raise WorkerError(shorten(said["error"], _LONGEST, placeholder=" ..."), fix=_cure(said["error"]))
         return said, raw
 
 
@@ -127,12 +128,6 @@ def _cure(reason: str) -> str | None:
         "vLLM's build has no such kernel for this machine: on a CPU those of 4-bit weights need AVX-512, and this is "
         f"{here['processor']} with {here['instructions']}. Use another machine, or engine=local"
     )
-
-
-def _shortened(reason: str) -> str:
-    """Return vLLM's reason on one line."""
-    line = " ".join(reason.split())
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -159,8 +154,6 @@ OURS = (
     "logits_processors",
 )
 """Arguments of `vllm.LLM` that this package sets."""
-
-_open: VllmEngine | None = None
 
 
 class VllmEngine:
@@ -208,26 +201,16 @@ class VllmEngine:
 
 
 @contextmanager
-def started_engine(settings: EngineConfig) -> Iterator[VllmEngine]:
-    """Yield the vLLM of a command. Within a block of an outer call, yield that of the outer one.
+def started_engine(settings: EngineConfig, outer: VllmEngine | None = None) -> Iterator[VllmEngine]:
+    """Yield the vLLM of the outer block, or a new one. When any block ends, no process of vLLM is left.
 
-    Whichever block ends, no process of vLLM is left: compression may need the memory.
+    Compression may need the memory.
     """
-    global _open
-    outer = _open
-    engine = outer if outer is not None else VllmEngine(find_python(settings.vllm_python), settings.vllm_args)
-    _open = engine
+    engine = outer or VllmEngine(find_python(settings.vllm_python), settings.vllm_args)
     try:
         yield engine
     finally:
         engine.release()
-        _open = outer
-
-
-def current_engine() -> VllmEngine:
-    """Return the vLLM of the innermost block of `started_engine`."""
-    assert _open is not None, "engine=vllm is used outside of `started_engine`"
-    return _open
 
 
 def _typed(value: str) -> Any:

@@ -34,7 +34,6 @@ class StatesExtension:
     model_runner: Any
 
     def keep_states(self) -> None:
-        """Begin to listen."""
         self.kept_states: dict[tuple[int, int], torch.Tensor] = {}
         self.model_runner.model.register_forward_hook(self.keep_wanted)
 
@@ -68,7 +67,6 @@ class OurDraw(AdapterLogitsProcessor):  # type: ignore[misc]
         """Accept all requests."""
 
     def is_argmax_invariant(self) -> bool:
-        """Say that it changes the most probable token."""
         return False
 
     def new_req_logits_processor(self, params: Any) -> Callable[[list[int], torch.Tensor], torch.Tensor] | None:
