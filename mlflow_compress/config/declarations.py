@@ -160,7 +160,6 @@ class _Checked(BaseModel):
 
     @classmethod
     def _names(cls) -> list[str]:
-        """Return the names of the parameters."""
         return list(cls.model_fields)
 
 

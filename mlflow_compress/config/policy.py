@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -228,7 +229,8 @@ class Policy(Group):
         if max_memory_ratio is not None:
             gates.append(MetricGate(metric="speed/memory_peak_ratio", at_most=max_memory_ratio))
         if gates:
-            kept = [gate for gate in self.gates if not any(_same_place(gate, new) for new in gates)]
+            replaced = {(gate.metric, gate.task, gate.end) for gate in gates}
+            kept = [gate for gate in self.gates if (gate.metric, gate.task, gate.end) not in replaced]
             changes["gates"] = (*gates, *kept)
         if max_accuracy_drop_pct is not None:
             drop = MarginGate(metric="quality/accuracy_delta", margin=max_accuracy_drop_pct / 100.0)
@@ -237,10 +239,6 @@ class Policy(Group):
                 *[m for m in self.margins if (m.metric, m.task) != (drop.metric, None)],
             )
         return self.model_copy(update=changes)
-
-
-def _same_place(gate: MetricGate, other: MetricGate) -> bool:
-    return (gate.metric, gate.task, gate.end) == (other.metric, other.task, other.end)
 
 
 def read_policy(path: str | None) -> Policy:
@@ -265,7 +263,7 @@ def _lines(group: Group, comments: bool, indent: str) -> list[str]:
     for name, field in type(group).model_fields.items():
         value = getattr(group, name)
         if comments:
-            lines += [f"{indent}# {line}" for line in _wrapped(str(field.description), 100)]
+            lines += [f"{indent}# {line}" for line in wrap(str(field.description), 100)]
         if isinstance(value, Group):
             lines += [f"{indent}{name}:", *_lines(value, comments, indent + "  ")]
         elif isinstance(value, tuple) and value and isinstance(value[0], Group):
@@ -282,9 +280,3 @@ def _flow(value: object) -> str:
     shown = value.model_dump(exclude_defaults=True, mode="json") if isinstance(value, Group) else value
     text = yaml.safe_dump("none" if shown is None else shown, default_flow_style=True, sort_keys=False, width=10_000)
     return str(text).removesuffix("\n").removesuffix("...").strip()
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, width)

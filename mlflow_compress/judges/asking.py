@@ -130,9 +130,6 @@ class AskingConfig:
     max_tokens: int = 2048  # Longest judgment, in tokens
 
     def __post_init__(self) -> None:
-        for name in ("attempts", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", got=getattr(self, name))
         if not self.model.strip():
             raise ConfigError("No judge model named", fix="Set judge_model, for example to gpt-4")
 

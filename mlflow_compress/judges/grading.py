@@ -8,21 +8,20 @@ from typing import Any
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.judges.asking import Judgment, Question
-from mlflow_compress.judges.judge_registry import AskedInstruction
 from mlflow_compress.judges.prompts import grading_prompt, needs_reference
-from mlflow_compress.records import Generations, Judgments
+from mlflow_compress.records import Generations, Instruction, Judgments
 
 
 @dataclass(frozen=True)
 class Asked:
     """A question to the judge, and the answer that it is about."""
 
-    item: AskedInstruction
+    item: Instruction
     turn: int
     question: Question
 
 
-def gradings(instructions: Sequence[AskedInstruction], answers: Generations, *, repeats: int = 1) -> list[Asked]:
+def gradings(instructions: Sequence[Instruction], answers: Generations, *, repeats: int = 1) -> list[Asked]:
     """Return the gradings of sample 0 of every turn of every instruction.
 
     Each answer is graded `repeats` times, because judges are not deterministic even at temperature 0. Math, reasoning
@@ -46,7 +45,7 @@ def first_samples(answers: Generations) -> dict[tuple[str, int], str]:
     return {(item_id, int(turn)): text for item_id, turn, text in zip(*columns, strict=True)}
 
 
-def answers_to(item: AskedInstruction, texts: dict[tuple[str, int], str]) -> list[str]:
+def answers_to(item: Instruction, texts: dict[tuple[str, int], str]) -> list[str]:
     """Return the answer of each turn; a missing one is an `AlignmentError`."""
     turns = range(len(item.turns))
     if missing := [turn for turn in turns if (item.item_id, turn) not in texts]:
@@ -54,7 +53,7 @@ def answers_to(item: AskedInstruction, texts: dict[tuple[str, int], str]) -> lis
     return [texts[item.item_id, turn] for turn in turns]
 
 
-def references(item: AskedInstruction) -> Sequence[str]:
+def references(item: Instruction) -> Sequence[str]:
     """Return the reference answer of each turn, where the category needs them; missing ones are a `DataError`."""
     there = [text for text in item.reference if text.strip()]
     if needs_reference(item.category) and len(there) < len(item.turns):

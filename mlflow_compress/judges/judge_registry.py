@@ -5,43 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
 from mlflow_compress.config import JudgeSettings
-from mlflow_compress.records import Generations, Judgments, RunRecords
+from mlflow_compress.records import Generations, Instruction, Judgments, RunRecords
 from mlflow_compress.registry import Registry
 from mlflow_compress.transport.spending import Spending
-
-
-class AskedInstruction(Protocol):
-    """Interface of an instruction, as far as judges use it (`items.sources.instructions.Instruction`)."""
-
-    @property
-    def item_id(self) -> str:
-        """The instruction's id."""
-
-    @property
-    def category(self) -> str:
-        """Category of the instruction, such as those of MT-Bench."""
-
-    @property
-    def turns(self) -> Sequence[str]:
-        """The user's message of each turn."""
-
-    @property
-    def reference(self) -> Sequence[str]:
-        """Reference answers by turn; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeInputs:
     """Answers of both models to the same instructions."""
 
-    instructions: Sequence[AskedInstruction]
+    instructions: Sequence[Instruction]
     graded: Mapping[str, Generations]  # One answer per turn of "baseline" and "variant", at MT-Bench's temperatures
     # Several sampled answers to each first turn, of "baseline", "variant" and "again": a second, independent sample of
     # the baseline

@@ -124,7 +124,6 @@ class Prompt:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The chat messages."""
         return [{"role": "system", "content": self.system}, {"role": "user", "content": self.user}]
 
 

@@ -23,6 +23,7 @@ from mlflow_compress.records.kinds import TokenScores as TokenScores
 from mlflow_compress.records.kinds import Traces as Traces
 from mlflow_compress.records.table import Records as Records
 from mlflow_compress.records.table import align as align
+from mlflow_compress.records.values import Instruction as Instruction
 from mlflow_compress.records.values import ItemKey as ItemKey
 from mlflow_compress.records.values import MetricResult as MetricResult
 from mlflow_compress.records.values import Request as Request

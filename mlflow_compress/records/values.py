@@ -1,4 +1,4 @@
-"""Single values that are not tables: a scoring request, the result of a metric, and an answer with its judgments."""
+"""Single values that are not tables: a scoring request, an instruction, a metric's result, an answer's judgments."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ class Request:
     continuation: str
     n_chars: int
     n_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One instruction: the user's message of each turn (one or two), and reference answers if there are any."""
+
+    item_id: str
+    category: str
+    turns: tuple[str, ...]
+    reference: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from mlflow.entities import Run
@@ -42,17 +43,18 @@ def planned_model(tracker: Tracker, base_model: str, base_weights: str) -> tuple
     the others end in eight digits of their weights' hash. A remark explains an unusual name.
     """
     plain = registered_name(base_model)
-    owner = (_tags(tracker, plain) or {}).get(run_names.BASE_WEIGHTS, base_weights)
+    model = _read(plain, lambda: tracker.client.get_registered_model(plain))
+    owner = base_weights if model is None else model.tags.get(run_names.BASE_WEIGHTS, base_weights)
     if owner == base_weights:
         return plain, None
     name = f"{plain}-{base_weights[:8]}"
     return name, f"'{plain}' holds variants of another model of this name (base weights {owner[:8]}): '{name}' is used."
 
 
-def _tags(tracker: Tracker, name: str) -> dict[str, str] | None:
-    """Return the tags of a registered model; None if there is none of this name."""
+def _read(name: str, read: Callable[[], Any]) -> Any:
+    """Return what is read of a registered model; None if there is no such thing."""
     try:
-        return dict(tracker.client.get_registered_model(name).tags)
+        return read()
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
@@ -134,15 +136,11 @@ def previous_alias(alias: str) -> str:
 
 def holder(tracker: Tracker, name: str, alias: str) -> Incumbent | None:
     """Return who has an alias of a registered model; None if nobody has, or there is no such model."""
-    try:
-        aliases = tracker.client.get_registered_model(name).aliases
-        if alias not in aliases:
-            return None
-        version = tracker.client.get_model_version(name, aliases[alias])
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise TrackingError(f"The registry cannot be read: {str(error).splitlines()[0]}", got=name) from error
+    model = _read(name, lambda: tracker.client.get_registered_model(name))
+    aliases = {} if model is None else model.aliases
+    version = _read(name, lambda: tracker.client.get_model_version(name, aliases[alias])) if alias in aliases else None
+    if version is None:
+        return None
     return Incumbent(
         name=str(version.tags.get(run_names.VARIANT, f"version {version.version}")),
         version=str(version.version),

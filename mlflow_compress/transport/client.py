@@ -54,7 +54,6 @@ class LoopInThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     async def ends_within(self, seconds: float) -> bool:

@@ -38,13 +38,6 @@ class EndpointConfig:
         check_url(self.base_url, self.what)
         if not self.key or not self.key.isascii() or not self.key.isprintable():
             raise ConfigError(f"The {self.what}'s key is empty or has characters that no header can carry")
-        if self.timeout <= 0:
-            raise ConfigError("timeout must be above 0 seconds", got=self.timeout)
-        if self.concurrency < 1:
-            raise ConfigError("concurrency must be at least 1", got=self.concurrency)
-        for name in ("max_retries", "requests_per_minute", "tokens_per_minute"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0", got=getattr(self, name))
 
     @property
     def shown_url(self) -> str:

@@ -125,7 +125,8 @@ def _embedded(reply: Any, model: str, n: int) -> Embedded:
     rows = reply["data"]
     by_place = {row["index"]: row["embedding"] for row in rows if isinstance(row["index"], int)}
     listed = [by_place[place] for place in range(n)]
-    if len(rows) != n or not all(_is_number(value) for vector in listed for value in vector):
+    numbers = {type(value) for vector in listed for value in vector}
+    if len(rows) != n or not numbers <= {int, float}:
         raise ValueError
     vectors = np.array(listed, dtype=np.float64).astype(np.float32)  # an error where lengths differ
     if vectors.ndim != 2 or vectors.size == 0 or not np.isfinite(vectors).all():
@@ -133,10 +134,6 @@ def _embedded(reply: Any, model: str, n: int) -> Embedded:
     usage = reply.get("usage")
     prompt = _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
     return Embedded(vectors, str(reply.get("model") or model), None if prompt is None else Usage(prompt, 0))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _problem(text: str, finish_reason: object, refusal: object) -> str | None:
@@ -212,7 +209,6 @@ class ReplyCache:
         return self._rows.get(key)
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Store an answer. Several threads may call this."""
         self.put_all({key: value})
 
     def put_all(self, values: Mapping[str, dict[str, Any]]) -> None:

@@ -75,7 +75,6 @@ class Tokens:
     reasoning: int | None = None  # Those of the completion tokens that were reasoning; None if no reply tells
 
     def add(self, usage: Usage | None) -> None:
-        """Count one completion."""
         self.calls += 1
         if usage is None:
             self.without_usage += 1

@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.records import Generations, TokenAnswers
+from mlflow_compress.records import Generations, Instruction, TokenAnswers
 from mlflow_compress.scoring.generation.chat_format import ChatFormat, chat_format
 from mlflow_compress.scoring.generation.decoding import AnyCausalLM, decoder
 from mlflow_compress.scoring.generation.generation_rows import (
@@ -137,22 +137,6 @@ def _fill(rows: Sequence[GenerationRow], arrays: Arrays) -> None:
         row.tokens, row.end, row.text, row.done = tokens.tolist(), end.tolist(), text.tobytes().decode(), True
 
 
-class MultiTurnInstruction(Protocol):
-    """What is needed of an instruction (`items.sources.instructions.Instruction`)."""
-
-    @property
-    def item_id(self) -> str:
-        """Id of the item."""
-
-    @property
-    def category(self) -> str:
-        """MT-Bench category."""
-
-    @property
-    def turns(self) -> Sequence[str]:
-        """The user's messages, one per turn."""
-
-
 def generate(
     loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConfig, *, chat: ChatFormat | None = None
 ) -> list[list[str]]:
@@ -196,7 +180,7 @@ def generate_until(
 
 def generate_two_turns(
     loaded: AnyCausalLM,
-    instructions: Sequence[MultiTurnInstruction],
+    instructions: Sequence[Instruction],
     config: GenerationConfig,
     *,
     task: str = "instructions",
@@ -214,7 +198,7 @@ def generate_two_turns(
     """
     by_category = temperatures or {}
     style = chat_format(loaded.tokenizer)
-    conversations: list[tuple[MultiTurnInstruction, int, list[str]]] = [
+    conversations: list[tuple[Instruction, int, list[str]]] = [
         (item, sample, []) for item in instructions for sample in range(config.samples)
     ]
     records: list[dict[str, Any]] = []
@@ -247,7 +231,7 @@ def generate_two_turns(
 
 def generate_answers(
     loaded: AnyCausalLM,
-    instructions: Sequence[MultiTurnInstruction],
+    instructions: Sequence[Instruction],
     config: GenerationConfig,
     *,
     task: str,
