@@ -43,13 +43,6 @@ def _no(why: str = "") -> Words:
     return Words(f"no: {why}" if why else "no", style="same")
 
 
-def _side(change: float, direction: str) -> Words:
-    if direction == "neither":
-        return Words("yes")
-    side = "better" if (change > 0) == (direction == "higher") else "worse"
-    return Words(f"yes, {side}", style=side)
-
-
 def separates(result: MetricResult, unchanged: float) -> Words | None:
     """Return whether the interval of a difference excludes `unchanged`, that is, "no change"; None without interval."""
     if result.value == unchanged and (result.low is None or result.low == result.high):
@@ -58,7 +51,11 @@ def separates(result: MetricResult, unchanged: float) -> Words | None:
         return None
     if result.low <= unchanged <= result.high:
         return _no()
-    return _side(result.value - unchanged, key(result.name).direction)
+    direction = key(result.name).direction
+    if direction == "neither":
+        return Words("yes")
+    side = "better" if (result.value > unchanged) == (direction == "higher") else "worse"
+    return Words(f"yes, {side}", style=side)
 
 
 def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
@@ -67,27 +64,18 @@ def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: flo
     The floor's paired test decides, as in `details.json`; the intervals do where there is none, as for corpora.
     """
     if result.value == unchanged:
-        counted = (
-            result.low is not None and result.low != result.high
-        )  # no event in n items does not mean that there is never one
+        counted = result.low is not None and result.low != result.high  # none in n items does not mean that none exists
         return _no(f"none in {result.n:,}" if counted else "exactly the same")
-    grows = unchanged == 0.0
-    if floor is None:
-        near = result.low if grows else result.high
-        near = result.value if near is None else near
-        far = (near > unchanged) == grows and near != unchanged
-        return Words("yes, no noise floor measured") if far else _no()
-    if floor.p is not None:
+    if floor is not None and floor.p is not None:
         return Words("yes") if floor.p < SIGNIFICANT else _no("within the noise floor")
-    if grows:
-        exceeds = (result.value if result.low is None else result.low) > (
-            floor.value if floor.high is None else floor.high
-        )
-    else:
-        exceeds = (result.value if result.high is None else result.high) < (
-            floor.value if floor.low is None else floor.low
-        )
-    return Words("yes") if exceeds else _no("overlaps the noise floor")
+    grows = unchanged == 0.0
+    near = result.low if grows else result.high
+    near = result.value if near is None else near
+    end = None if floor is None else floor.high if grows else floor.low
+    edge = unchanged if floor is None else floor.value if end is None else end
+    if (near > edge) == grows and near != edge:
+        return Words("yes" if floor is not None else "yes, no noise floor measured")
+    return _no("overlaps the noise floor" if floor is not None else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,17 +204,6 @@ _OF_ENGINE = (("kl_mean", "KL"), ("flips_pct", "flips"), ("corpus_kl_mean", "KL 
 _OF_SERVER = (("flips_pct", "flips"), ("kl_top100", "KL at least"), ("kl_top20", "KL at least"))
 
 
-def _unscored(pooled: Pooled) -> list[str]:
-    """Return the sentences about unscored items (or answers)."""
-    found: dict[str, None] = {}
-    for shown in headline_keys():
-        result = pooled.get(shown.name)
-        if result is not None and result.n_unscored and shown.unscored:
-            why = "no answer was generated" if shown.counted == "items" and only_generated(pooled) else shown.unscored
-            found[f"{result.n_unscored:,} of {result.n + result.n_unscored:,} {shown.counted} unscored: {why}."] = None
-    return list(found)
-
-
 def _sampled(pooled: Pooled, name: str, things: str) -> str | None:
     """Return the size of the noise floor's sample, and that of the distance; None without a floor."""
     distance = pooled.get(name)
@@ -254,16 +231,6 @@ def _distances(pooled: Pooled, section: str, named: tuple[tuple[str, str], ...],
     return [f"{sentence}: {', '.join(parts)}."] if parts else []
 
 
-def _biased_judge(pooled: Pooled) -> list[str]:
-    """Return a sentence about a judge that takes the same place in every pair; none otherwise."""
-    return [
-        f"The judge is biased: in all {found.n:,} pairs it takes the {name.rpartition('_')[2]} answer, whichever it "
-        "is. So its comparisons say nothing of the answers, and there is no win rate."
-        for name, found in pooled.items()
-        if is_biased(found)
-    ]
-
-
 def footnotes(pooled: Pooled) -> list[str]:
     """Return the sentences under the headline table; empty if there are none."""
     notes = []
@@ -273,7 +240,20 @@ def footnotes(pooled: Pooled) -> list[str]:
             f"{TRUSTED_TOP_PCT:g} % of it): read, as the gate does, the mean of the KL clipped at {CLIP:g} nat per "
             "item, and the share of items above it."
         )
-    notes += _unscored(pooled) + _biased_judge(pooled)
+    unscored: dict[str, None] = {}
+    for shown in headline_keys():
+        result = pooled.get(shown.name)
+        if result is not None and result.n_unscored and shown.unscored:
+            why = "no answer was generated" if shown.counted == "items" and only_generated(pooled) else shown.unscored
+            total = result.n + result.n_unscored
+            unscored[f"{result.n_unscored:,} of {total:,} {shown.counted} unscored: {why}."] = None
+    notes += unscored
+    notes += [
+        f"The judge is biased: in all {result.n:,} pairs it takes the {name.rpartition('_')[2]} answer, whichever it "
+        "is. So its comparisons say nothing of the answers, and there is no win rate."
+        for name, result in pooled.items()
+        if is_biased(result)
+    ]
     own = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"
     notes += _noise(pooled) + _distances(pooled, "engine", _OF_ENGINE, own)
     return notes + _distances(pooled, "served", _OF_SERVER, "The server's own noise (the same prompts asked twice)")

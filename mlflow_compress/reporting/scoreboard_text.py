@@ -155,7 +155,16 @@ def legend(board: Scoreboard) -> list[str]:
     clipped = [row for row in board.rows if CLIPPED.name in row.cells]
     if clipped:
         lines.append(f"{_CLIPPED} {_CLIPPED_MEANS}: {', '.join(f'{row.name} {_above(row)}' for row in clipped)}")
-    return [*lines, *_harm(board), *_luck(board), *_serving_fronts(board), *_not_timed(board)]
+    # Of one timed variant there is no front to tell.
+    words = {DECODE_SPEEDUP: "decode speed", MEMORY_RATIO: "peak memory"}
+    fronts = board.serving_fronts if sum(1 for row in board.rows if row.runtime) > 1 else {}
+    return [
+        *lines,
+        *_harm(board),
+        *_luck(board),
+        *(f"Pareto front of {words[cost]} and KL: {', '.join(names)}" for cost, names in fronts.items()),
+        *_not_timed(board),
+    ]
 
 
 def _luck(board: Scoreboard) -> list[str]:
@@ -197,17 +206,6 @@ def _harm(board: Scoreboard) -> list[str]:
             text = "open (items that would settle it)" if open_ else row.harm.text
             by_text.setdefault(text, []).append(f"{row.name} ({items})" if open_ else row.name)
     return [f"Accuracy {text}: {', '.join(names)}" for text, names in sorted(by_text.items())]
-
-
-def _serving_fronts(board: Scoreboard) -> list[str]:
-    """Return who is on the Pareto fronts of speed and of memory; of one timed variant there is no front to tell."""
-    words = {DECODE_SPEEDUP: "decode speed", MEMORY_RATIO: "peak memory"}
-    timed = sum(1 for row in board.rows if row.runtime)
-    return [
-        f"Pareto front of {words[cost]} and KL: {', '.join(names)}"
-        for cost, names in board.serving_fronts.items()
-        if timed > 1
-    ]
 
 
 def _not_timed(board: Scoreboard) -> list[str]:

@@ -88,7 +88,6 @@ class Table:
         return cls(columns=[Column("", left=True), Column("", long=True)], rows=rows)
 
     def only(self, *keys: str) -> Table:
-        """Return some of the columns."""
         return self._at([i for i, column in enumerate(self.columns) if column.key in keys])
 
     def filled(self) -> Table:
@@ -104,7 +103,6 @@ class Table:
         return [[_words(cell) for cell in row] for row in self.rows]
 
     def texts(self) -> list[list[str]]:
-        """Return the cells as text."""
         return [[cell_text(cell) for cell in row] for row in self.rows]
 
     def lines(self, *, wrapped: bool = False, ruled: bool = True, widest: int | None = None) -> list[str]:
@@ -130,7 +128,6 @@ class Table:
         return [*lines[:height], *rule, *lines[height:]]
 
     def markdown(self) -> str:
-        """Return the table as Markdown."""
         sides = "|".join("---" if i == 0 else ":--" if c.left else "--:" for i, c in enumerate(self.columns))
         lines = [[column.label for column in self.columns], *self.texts()]
         head, *rows = (f"| {' | '.join(map(escape_markdown, line))} |" for line in lines)

@@ -21,15 +21,12 @@ class Listing(Tabular):
     rows: tuple[tuple[str, ...], ...]  # The cells; the first is the name
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return (row[0] for row in self.rows)
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self.rows)
 
     def __contains__(self, name: object) -> bool:
-        """Return whether there is one of this name."""
         return any(row[0] == name for row in self.rows)
 
     @property

@@ -101,12 +101,13 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
     if stage == "baseline":
         return Evaluation(name=base_model, evaluation_id=run.tags.get(run_names.EVALUATION), **common)
     baseline_run = run.tags[run_names.BASELINE_RUN]
+    folder = Path(run.tags.get(run_names.CHECKPOINT, ""))
     return Evaluation(
         name=run.tags[run_names.VARIANT],
         not_computed=_not_computed(store, run),
         baseline=base_model,
         verdict=run.tags[run_names.VERDICT],
-        manifest=_manifest(run),
+        manifest=CheckpointManifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None,
         baseline_records_folder=store.fetch(baseline_run, RECORDS),
         baseline_run_id=baseline_run,
         evaluation_id=run.tags.get(run_names.EVALUATION),
@@ -122,9 +123,3 @@ def _not_computed(store: Store, run: StoredRun) -> dict[str, str]:
         return dict(store.fetch_json(run.run_id, "not_computed.json"))
     except TrackingError:
         return {}
-
-
-def _manifest(run: StoredRun) -> CheckpointManifest | None:
-    """Return the checkpoint's manifest; None if the checkpoint was deleted."""
-    folder = Path(run.tags.get(run_names.CHECKPOINT, ""))
-    return CheckpointManifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,19 +65,6 @@ from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store
 
 _CONTEXT = 12  # tokens shown before a change
-
-
-def corpora_of(suite: Suite, tasks: str) -> list[Corpus]:
-    """Return the running texts of a suite. A suite without one is refused, and so is `traces`."""
-    found = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
-    if not found or len(found) < len(suite.corpora):
-        raise ConfigError(
-            "A diagnosis needs running text that is there already",
-            allowed="tasks with a corpus: demo, wikitext2, or a file such as corpus.txt",
-            got=tasks,
-            fix="Add a corpus to 'tasks', and leave 'traces' out",
-        )
-    return found
 
 
 def texts_of(corpora: Sequence[Corpus], model: LoadedModel, asked: DiagnosisConfig) -> dict[str, Windows]:
@@ -140,14 +127,6 @@ _MOST_KINDS = 8
 PREFIX = "diagnose"
 
 
-def logged_params(config: DiagnoseConfig) -> dict[str, str]:
-    """Return the parameters of the measuring. Those of the compression are logged by it, with "auto" resolved."""
-    text = as_text(config)
-    groups = (config.evaluation, config.diagnosis, config.inference)
-    names = ["model", *(name for group in groups for name in type(group).model_fields)]
-    return {name: text[name] for name in names}
-
-
 def diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
     """Return the metrics of the run, all below one prefix and fewer than 50, whatever the model."""
     found = diagnosis.found
@@ -169,18 +148,14 @@ def diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
             for end in ("low", "high"):
                 if (bound := getattr(result, end)) is not None:
                     values[f"{name}_{end}"] = bound
-    values |= {f"kl_of_kind/{kind.replace('+', '_')}": kl for kind, kl in kind_sums(found)[:_MOST_KINDS]}
-    values |= {f"kl_at/{_key(result.category)}": result.value for result in diagnosis.positions}
-    values |= {f"kl_of_class/{_key(result.category)}": result.value for result in diagnosis.classes}
-    return {f"{PREFIX}/{name}": value for name, value in values.items()}
-
-
-def kind_sums(found: GroupsFound) -> list[tuple[str, float]]:
-    """Return the summed KL of the groups of each kind of matrix, largest first."""
     sums: dict[str, float] = defaultdict(float)
     for group in found.groups:
         sums[group.kind] += group.kl.value
-    return sorted(sums.items(), key=lambda item: -item[1])
+    largest = sorted(sums.items(), key=lambda item: -item[1])[:_MOST_KINDS]
+    values |= {f"kl_of_kind/{kind.replace('+', '_')}": kl for kind, kl in largest}
+    values |= {f"kl_at/{_key(result.category)}": result.value for result in diagnosis.positions}
+    values |= {f"kl_of_class/{_key(result.category)}": result.value for result in diagnosis.classes}
+    return {f"{PREFIX}/{name}": value for name, value in values.items()}
 
 
 def _key(category: str | None) -> str:
@@ -205,10 +180,21 @@ def write_diagnosis(
             figures=figures,
             categories=diagnosis.categories,
             texts=diagnosis.texts,
-            setup=_setup(diagnosis, manifest),
+            setup={
+                "method": manifest.method,
+                "settings": manifest.settings,
+                "checkpoint": diagnosis.checkpoint,
+                "tokens measured": diagnosis.found.whole.n,
+                "groups with the baseline's weights": len(diagnosis.unchanged),
+                "every layer computed for every group because": diagnosis.whole_model_reason
+                or "only those behind a swap were",
+                "seconds": round(diagnosis.seconds, 1),
+                "run": diagnosis.run.run_id,
+            },
         )
-        _file(run, folder / "diagnosis.html", page)
-        _file(run, folder / "groups.csv", rows_csv(diagnosis.to_rows()))
+        for name, text in (("diagnosis.html", page), ("groups.csv", rows_csv(diagnosis.to_rows()))):
+            atomic.write(folder / name, text.encode())
+            run.log_file(folder / name)
         run.log_folder(folder / "figures", "figures")
         records.write(folder / run_names.RECORDS)
         run.log_folder(folder / run_names.RECORDS, run_names.RECORDS)
@@ -216,44 +202,23 @@ def write_diagnosis(
     run.set_note(diagnosis.summary)
 
 
-def _file(run: OpenRun, path: Path, text: str) -> None:
-    atomic.write(path, text.encode())
-    run.log_file(path)
-
-
-def _setup(diagnosis: Diagnosis, manifest: CheckpointManifest) -> dict[str, object]:
-    """Return what the page says of the set-up."""
-    return {
-        "method": manifest.method,
-        "settings": manifest.settings,
-        "checkpoint": diagnosis.checkpoint,
-        "tokens measured": diagnosis.found.whole.n,
-        "groups with the baseline's weights": len(diagnosis.unchanged),
-        "every layer computed for every group because": diagnosis.whole_model_reason or "only those behind a swap were",
-        "seconds": round(diagnosis.seconds, 1),
-        "run": diagnosis.run.run_id,
-    }
-
-
 NOISE = "noise on {}"
 _SAME = 0.01  # of the whole variant's KL: what rounding may change
 VariantMaker = Callable[[OpenRun, str], tuple[CheckpointManifest, Path]]
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The distances of all swaps, and which swap is what."""
-
-    records: SwapDistances
-    noise: dict[str, str]
-    no_noise: dict[str, str]
-    whole_model_reason: str | None
-
-
 def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = suite_of(config.evaluate_config)
-    corpora = corpora_of(suite, config.evaluation.tasks)
+    found = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
+    if not found or len(found) < len(suite.corpora):
+        raise ConfigError(
+            "A diagnosis needs running text that is there already",
+            allowed="tasks with a corpus: demo, wikitext2, or a file such as corpus.txt",
+            got=config.evaluation.tasks,
+            fix="Add a corpus to 'tasks', and leave 'traces' out",
+        )
+    corpora = found
     if config.source.device == BALANCED:
         raise UnsupportedError(
             "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
@@ -272,7 +237,11 @@ def _diagnose(
         base = light(path, config.source, config.inference)
     with store.run(f"diagnose {label}", "diagnose", {run_names.BASE_MODEL: label}) as run:
         inference = as_baseline(config.inference, base)
-        run.log_params({**logged_params(config), "dtype": inference.dtype})
+        # The parameters of the compression are logged by it, with "auto" resolved.
+        text = as_text(config)
+        kinds = (config.evaluation, config.diagnosis, config.inference)
+        names = ["model", *(name for group in kinds for name in type(group).model_fields)]
+        run.log_params({**{name: text[name] for name in names}, "dtype": inference.dtype})
         manifest, folder = make(run, store.uri)
         run.rename(f"diagnose {manifest.label} {label}")
         tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
@@ -285,13 +254,9 @@ def _diagnose(
             found = find_differences(models[0].model, models[1].model)
             say(f"{manifest.label} differs from {label} in {len(found.groups)} groups of weights")
             windows = texts_of(corpora, models[0], config.diagnosis)
-            measured = _measure(config, models, found, windows, resume)
+            records, groups, whole_model_reason = _measure(config, models, found, windows, resume)
             categories = _categories(models, with_chat_template(base, suite), resume)
-        table = SwapTable.of(measured.records)
-        groups = summarize_groups(
-            table, found.groups, measured.noise, measured.no_noise, whole=WHOLE, together=ALL, no_swap=NO_SWAP
-        )
-        _require_whole(groups.whole, groups.together)
+        table = SwapTable.of(records)
         texts = TokenTexts(windows, base.tokenizer)
         tokens, own, before = texts.rows(table)
         diagnosis = Diagnosis(
@@ -304,12 +269,12 @@ def _diagnose(
             classes=by_class(table, WHOLE, class_rows(own, before, tokens)),
             categories=categories,
             texts=tuple(texts.shown(moved) for moved in moved_texts(table, WHOLE, NO_SWAP)),
-            whole_model_reason=measured.whole_model_reason,
+            whole_model_reason=whole_model_reason,
             seconds=time.monotonic() - began,
             records_folder=Path(),
             run=store.link(run.run_id),
         )
-        write_diagnosis(store, run, diagnosis, measured.records, manifest)
+        write_diagnosis(store, run, diagnosis, records, manifest)
     return replace(diagnosis, records_folder=store.fetch(diagnosis.run.run_id, run_names.RECORDS))
 
 
@@ -355,7 +320,8 @@ def _measure(
     found: Differences,
     windows: dict[str, Windows],
     resume: Path,
-) -> _Measured:
+) -> tuple[SwapDistances, GroupsFound, str | None]:
+    """Return the distances of all swaps, those of the groups, and why every swap runs the whole model, if it does."""
     base, variant = models
     swaps = [Swap.of(group, variant.model) for group in found.groups]
     controls: dict[str, Swap | str] = {}
@@ -380,12 +346,21 @@ def _measure(
         )
         for task, texts in windows.items()
     ]
-    return _Measured(
-        records=SwapDistances.concat(parts),
-        noise={name: swap.name for name, swap in noise.items()},
-        no_noise={name: reason for name, reason in controls.items() if isinstance(reason, str)},
-        whole_model_reason=meter.whole_model_reason,
+    records = SwapDistances.concat(parts)
+    noise_names = {name: swap.name for name, swap in noise.items()}
+    no_noise = {name: reason for name, reason in controls.items() if isinstance(reason, str)}
+    groups = summarize_groups(
+        SwapTable.of(records), found.groups, noise_names, no_noise, whole=WHOLE, together=ALL, no_swap=NO_SWAP
     )
+    whole, together = groups.whole.value, groups.together.value
+    if abs(whole - together) > _SAME * max(whole, 1e-6):
+        raise AlignmentError(
+            "All groups together are not the variant: it differs in something that is in none of them",
+            allowed=f"a KL of {whole:.6g}, within rounding",
+            got=f"{together:.6g}",
+            fix="Evaluate it as a whole instead (mlflow-compress evaluate)",
+        )
+    return records, groups, meter.whole_model_reason
 
 
 def _categories(models: tuple[LoadedModel, LoadedModel], suite: Suite, resume: Path) -> tuple[MetricResult, ...]:
@@ -397,14 +372,3 @@ def _categories(models: tuple[LoadedModel, LoadedModel], suite: Suite, resume: P
     _, distances = Scorer(variant, ScoringConfig()).score(requests, baseline=base, resume=resume)
     assert distances is not None  # there is a baseline
     return by_category(suite.items, distances)
-
-
-def _require_whole(whole: MetricResult, together: MetricResult) -> None:
-    """Refuse a diagnosis whose groups do not make up the variant."""
-    if abs(whole.value - together.value) > _SAME * max(whole.value, 1e-6):
-        raise AlignmentError(
-            "All groups together are not the variant: it differs in something that is in none of them",
-            allowed=f"a KL of {whole.value:.6g}, within rounding",
-            got=f"{together.value:.6g}",
-            fix="Evaluate it as a whole instead (mlflow-compress evaluate)",
-        )

@@ -43,6 +43,11 @@ class GeneratedWork:
     new_tokens: int
     answers: int
 
+    @classmethod
+    def of(cls, prompts: list[int], new_tokens: int) -> GeneratedWork:
+        """Return the work of answers to prompts of these lengths."""
+        return cls(work=generation_workload(prompts, new_tokens), new_tokens=new_tokens, answers=len(prompts))
+
 
 def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows: int) -> Workload:
     """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora."""
@@ -64,17 +69,6 @@ def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows:
     return found
 
 
-def task_answers(suite: Suite, encoder: Encoder) -> list[GeneratedWork]:
-    """Return the answers that tasks with generated answers ask for."""
-    found = []
-    for task in suite.tasks:
-        if task.answering is not None:
-            lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
-            new = task.answering.max_new_tokens
-            found.append(GeneratedWork(work=generation_workload(lengths, new), new_tokens=new, answers=len(lengths)))
-    return found
-
-
 def instruction_answers(
     instructions: list[Instruction], tokenizer: Any, config: PlanConfig, max_length: int
 ) -> tuple[GeneratedWork, GeneratedWork]:
@@ -90,15 +84,9 @@ def instruction_answers(
         for turn in one.turns[1:]:
             length += graded_tokens + len(tokenizer(turn)["input_ids"])
             later.append(length)
-    samples, new = firsts * config.answers.num_samples, config.answers.max_new_tokens
-    return (
-        GeneratedWork(
-            work=generation_workload(firsts + later, graded_tokens),
-            new_tokens=graded_tokens,
-            answers=len(firsts + later),
-        ),
-        GeneratedWork(work=generation_workload(samples, new), new_tokens=new, answers=len(samples)),
-    )
+    samples = firsts * config.answers.num_samples
+    graded = GeneratedWork.of(firsts + later, graded_tokens)
+    return graded, GeneratedWork.of(samples, config.answers.max_new_tokens)
 
 
 _FREE = 0.9  # share of a device's memory that a model and its work may take
@@ -107,10 +95,7 @@ _SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
 
 def planned_machine(config: MachineConfig, *, on_cpu: bool) -> formulas.Machine:
     """Return the machine that is planned for; what is "auto" is an H100, or this machine where a CPU is asked for."""
-    if on_cpu:
-        memory, flops, bandwidth = formulas.this_machine()
-    else:
-        memory, flops, bandwidth = 80 * 2.0**30, 400e12, 2.5e12
+    memory, flops, bandwidth = formulas.this_machine() if on_cpu else (80 * 2.0**30, 400e12, 2.5e12)
     return formulas.Machine(
         devices=config.devices,
         memory=memory if config.device_memory == "auto" else config.device_memory * 2**30,
@@ -226,7 +211,15 @@ class StageCosts:
         for part in answers:
             work += part.work
             operations += formulas.scoring_operations(self.shape, part.work)
-            computing += self._answer_seconds(part)
+            computing += formulas.answer_seconds(
+                self.shape,
+                part.work,
+                number_bytes=self.number_bytes,
+                batch=GenerationConfig(max_new_tokens=part.new_tokens).batch_rows,
+                new_tokens=part.new_tokens,
+                answers=part.answers,
+                machine=self.machine,
+            )
         memory = self._memory(work, heads=heads, captures=captures)
         return self._cost(
             stage, work, operations, computing=computing, read=read, written=written, memory=memory, times=times
@@ -276,17 +269,6 @@ class StageCosts:
             captures=captures,
         )
 
-    def _answer_seconds(self, part: GeneratedWork) -> float:
-        return formulas.answer_seconds(
-            self.shape,
-            part.work,
-            number_bytes=self.number_bytes,
-            batch=GenerationConfig(max_new_tokens=part.new_tokens).batch_rows,
-            new_tokens=part.new_tokens,
-            answers=part.answers,
-            machine=self.machine,
-        )
-
 
 _NOTES = (
     "Operations of matrices, attention and head; attention as if every layer saw the whole text",
@@ -312,7 +294,11 @@ def run_plan(config: PlanConfig) -> CostPlan:
     limits = default_limits(shape.vocabulary, on_gpu=not on_cpu)
     scored = scored_work(suite, encoder, **limits)
     again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
-    written = task_answers(suite, encoder)
+    written = []
+    for task in suite.tasks:
+        if task.answering is not None:
+            lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
+            written.append(GeneratedWork.of(lengths, task.answering.max_new_tokens))
     costs = StageCosts(
         config,
         shape,
@@ -336,11 +322,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
         stages=tuple(stages),
         states_bytes=costs.states,
         checkpoint_bytes=costs.checkpoint,
-        notes=(
-            _machine_note(costs.machine, on_cpu),
-            *_NOTES,
-            *([spread] if costs.per_copy > 1 else []),
-        ),
+        notes=(_machine_note(costs.machine, on_cpu), *_NOTES, *([spread] if costs.per_copy > 1 else [])),
     )
 
 

@@ -268,14 +268,8 @@ def rating_results(
         rater: {(row.item_id, row.id): _value(row, given[row.id]) for row in key.rows if row.id in given}
         for rater, given in ratings.items()
     }
-    results += rater_agreement(
-        values, _question, settings, kappa=f"{PREFIX}agreement_kappa", alpha=f"{PREFIX}agreement_alpha"
-    )
-    return results
-
-
-def _question(rated: tuple[str, str]) -> str:
-    return rated[0]
+    kappa, alpha = f"{PREFIX}agreement_kappa", f"{PREFIX}agreement_alpha"
+    return results + rater_agreement(values, lambda rated: rated[0], settings, kappa=kappa, alpha=alpha)
 
 
 def _value(row: KeyRow, choice: str) -> float:

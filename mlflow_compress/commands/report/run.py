@@ -86,15 +86,11 @@ def answer_similarity(tracker: Tracker, board: Scoreboard) -> ModelSimilarity | 
         own, vectors = Embeddings.read(folder / "variant").by_instruction()
         if own != ids:
             raise AlignmentError("Two variants with one setting answered different instructions", got=name)
-        models[_own_name(name, models)] = vectors
+        # One that is called as the baseline's rows are is told apart from them.
+        models[f"{name} (variant)" if name in models else name] = vectors
     if not models:
         return None
     return model_similarity(models, encoder=common(settings).encoder, left_out=left_out)
-
-
-def _own_name(name: str, taken: Mapping[str, object]) -> str:
-    """Return a variant's name; one that is called as the baseline's rows are is told apart from them."""
-    return f"{name} (variant)" if name in taken else name
 
 
 _NOT_SHOWN = {
@@ -164,6 +160,8 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         for v in variants
     ]
     answered_by = [v for v in variants if v.answers is not None]
+    required = policy.require
+    further = (required, policy.anomalies) != (Requirements(), AnomalyRule())
     decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
     return PageContent(
         board=board,
@@ -171,7 +169,12 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         beside=choice_notes(decision, board, gates.gates),
         policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
         objective=policy.objective.by,
-        gates=[*gate_texts(gates.gates), *_required_texts(policy)],
+        gates=[
+            *gate_texts(gates.gates),
+            f"at most {required.max_unscored_pct:g} % of the items without a score",
+            f"at most {required.max_cut_pct:g} % of the prompts cut",
+            *(["what its further rules require"] if further else []),
+        ],
         variants=variants,
         items=baseline.items,
         answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
@@ -180,17 +183,6 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         similarity=answer_similarity(tracker, board),
         notes=_notes(len(runs), children, len(answered_by)),
     )
-
-
-def _required_texts(policy: Policy) -> list[str]:
-    """Return what a policy requires besides its gates, in words."""
-    required = policy.require
-    further = (required, policy.anomalies) != (Requirements(), AnomalyRule())
-    return [
-        f"at most {required.max_unscored_pct:g} % of the items without a score",
-        f"at most {required.max_cut_pct:g} % of the prompts cut",
-        *(["what its further rules require"] if further else []),
-    ]
 
 
 def _table(folder: Path, kind: type[Any]) -> Any | None:

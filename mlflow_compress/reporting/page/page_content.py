@@ -65,7 +65,6 @@ class PageContent:
 
     @property
     def title(self) -> str:
-        """Title of the page."""
         n = len(self.board.rows)
         return f"{n} {'variant' if n == 1 else 'variants'} of {self.board.baseline}"
 
@@ -114,7 +113,14 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
     found: list[dict[str, Any]] = [{} for _ in rows]
     scored = np.flatnonzero(inputs.view.n_options[rows] > 0)
     if len(scored):
-        shares = _option_shares(inputs, which, rows[scored])
+        grid, asked = inputs.grid(which), rows[scored]
+        chooses = inputs.view.chooses[asked]
+        p: Float = np.exp(grid.loglik[asked, 0])
+        if chooses.any():
+            p[chooses] = softmax(grid.by_rule[asked[chooses], 0], axis=-1)
+        ordered = np.zeros_like(p)  # an option that an item does not have stands at content 0 with the probability 0
+        np.add.at(ordered, (np.arange(len(asked))[:, None], grid.content[asked, 0]), p)
+        shares = np.rint(1000 * ordered).astype(np.int64)
         for place, share in zip(scored, shares, strict=True):
             row = rows[place]
             found[place]["p"] = share[: inputs.view.n_options[row]].tolist()
@@ -126,17 +132,6 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
             if inputs.view.n_options[row] == 0:
                 found[place]["text"] = texts.get(int(row))
     return found
-
-
-def _option_shares(inputs: MetricInputs, which: str, rows: Int) -> Int:
-    grid = inputs.grid(which)
-    chooses = inputs.view.chooses[rows]
-    p: Float = np.exp(grid.loglik[rows, 0])
-    if chooses.any():
-        p[chooses] = softmax(grid.by_rule[rows[chooses], 0], axis=-1)
-    ordered = np.zeros_like(p)  # an option that an item does not have stands at content 0 with the probability 0
-    np.add.at(ordered, (np.arange(len(rows))[:, None], grid.content[rows, 0]), p)
-    return np.rint(1000 * ordered).astype(np.int64)
 
 
 def _texts(generations: Generations, view: ItemTable) -> dict[int, str | None]:

@@ -46,7 +46,16 @@ def render_page(content: PageContent) -> str:
     intervals = len(page_tables.flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
     return TEMPLATES.get_template("page.html.j2").render(
         content=content,
-        security=_security_policy(style, [libraries, script]),
+        security="; ".join(
+            [
+                "default-src 'none'",
+                f"script-src {' '.join(map(policy_hash, [libraries, script]))}",
+                f"style-src {policy_hash(style)}",
+                "img-src data:",
+                "base-uri 'none'",
+                "form-action 'none'",
+            ]
+        ),
         style=Markup(style),
         libraries=Markup(libraries),
         script=Markup(script),
@@ -76,20 +85,6 @@ def render_page(content: PageContent) -> str:
         made=page_tables.made_table(content),
         items_by_task=page_tables.items_by_task(content),
         prompts=sample_prompts(content),
-    )
-
-
-def _security_policy(style: str, scripts: Sequence[str]) -> str:
-    """Return a content security policy that allows this style and these scripts, and nothing else."""
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src {' '.join(map(policy_hash, scripts))}",
-            f"style-src {policy_hash(style)}",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
     )
 
 

@@ -40,11 +40,11 @@ def _bins(positive: Float) -> Float:
     return np.asarray(np.logspace(low, high, count + 1))
 
 
-def _mark(axes: Any, x: float, words: str, colour: str, *, side: str, height: float) -> None:
+def _mark(axes: Any, x: float, words: str, colour: str, *, side: str) -> None:
     axes.axvline(x, color=colour, linewidth=1.5)
     axes.annotate(
         f"{words} {x:.2g}",
-        (x, height),
+        (x, 0.99),
         xycoords=("data", "axes fraction"),
         xytext=(5 if side == "left" else -5, 0),
         textcoords="offset points",
@@ -76,9 +76,9 @@ def draw_divergence(kl: Float, *, unit: str) -> Drawing:
         title = f"KL is exactly 0 for all {n:,} {unit}s"
     else:
         axes = _draw_positive(canvas, positive, zeros, unit)
-        _mark(axes, mean, "mean", INK, side="right" if p95 >= mean else "left", height=0.99)
+        _mark(axes, mean, "mean", INK, side="right" if p95 >= mean else "left")
         if p95 > 0:
-            _mark(axes, p95, "p95", WORSE, side="left" if p95 >= mean else "right", height=0.99)
+            _mark(axes, p95, "p95", WORSE, side="left" if p95 >= mean else "right")
         title = f"Half of the {unit}s have a KL below {np.median(kl):.2g}, one in twenty above {p95:.2g}"
     noun = unit if zeros == 1 else f"{unit}s"
     caption = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.colors import LogNorm
 
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.conscompf import ModelSimilarity
-from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound
+from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.reporting.plots.style import (
     BASELINE,
     GRID,
@@ -112,18 +110,15 @@ def draw_correlations(board: Scoreboard) -> Drawing | None:
 _ORDER = ("qkv", "o", "gate_up", "down", "experts")
 
 
-def _kinds(groups: Sequence[GroupMove]) -> list[str]:
-    """Return the kinds of matrices in the order in which a layer computes them."""
-    found = list(dict.fromkeys(group.kind for group in groups))
-    return sorted(found, key=lambda kind: _ORDER.index(first) if (first := kind.split("+")[0]) in _ORDER else 99)
-
-
 def draw_layer_map(found: GroupsFound) -> Drawing | None:
     """Return the heat map of the groups in layers; None where no group is in a layer."""
     groups = [group for group in found.groups if group.layer is not None]
     if not groups:
         return None
-    kinds, layers = _kinds(groups), sorted({group.layer for group in groups if group.layer is not None})
+    # Kinds of matrices in the order in which a layer computes them.
+    firsts = {kind: kind.split("+")[0] for kind in dict.fromkeys(group.kind for group in groups)}
+    kinds = sorted(firsts, key=lambda kind: _ORDER.index(firsts[kind]) if firsts[kind] in _ORDER else 99)
+    layers = sorted({group.layer for group in groups if group.layer is not None})
     values = np.full((len(layers), len(kinds)), np.nan)
     for group in groups:
         values[layers.index(group.layer or 0), kinds.index(group.kind)] = group.kl.value
