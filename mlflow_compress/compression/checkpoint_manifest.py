@@ -88,12 +88,12 @@ class CheckpointManifest:
         return manifest
 
     def _verify(self, folder: Path) -> None:
-        found = {path.name for path in stored_weights.weight_files(folder)}
-        if found != self.weight_files.keys():
+        stored = {path.name for path in stored_weights.weight_files(folder)}
+        if stored != self.weight_files.keys():
             raise CheckpointError(
                 "The checkpoint's weight files are not those of its manifest",
                 allowed=sorted(self.weight_files),
-                got=", ".join(sorted(found)),
+                got=", ".join(sorted(stored)),
             )
         for name, digest in self.weight_files.items():
             if stored_weights.sha256_file(folder / name) != digest:

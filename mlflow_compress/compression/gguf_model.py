@@ -173,8 +173,8 @@ def plain_kind(dtype: str) -> Callable[[Any], Any]:
     import gguf
 
     kinds = gguf.GGMLQuantizationType
-    own = {"float32": kinds.F32, "bfloat16": kinds.BF16, "float16": kinds.F16}[dtype]
-    return lambda parameter: own if parameter.ndim > 1 else kinds.F32
+    stored = {"float32": kinds.F32, "bfloat16": kinds.BF16, "float16": kinds.F16}[dtype]
+    return lambda parameter: stored if parameter.ndim > 1 else kinds.F32
 
 
 def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:

@@ -261,12 +261,12 @@ def method_config(name: str, /, **settings: Setting) -> MethodConfig:
       default.
     """
     method = METHODS.get(name)
-    given = {key: value for key, value in settings.items() if value != AUTO}
+    chosen = {key: value for key, value in settings.items() if value != AUTO}
     try:
         with METHODS.blaming(name):
-            config: MethodConfig = method.Config(**given)
+            config: MethodConfig = method.Config(**chosen)
     except ValidationError as error:
-        raise _refusal(method, given, error) from None
+        raise _refusal(method, chosen, error) from None
     bits = getattr(config, "bits", None)
     if bits is not None and bits not in method.supported_bits:
         raise UnsupportedError(

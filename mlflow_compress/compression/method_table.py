@@ -40,15 +40,15 @@ def _engines(method: Method[Any]) -> list[str]:
     """Return the engines that run the checkpoints: vLLM where it was seen to, others by their documentation."""
     lines = [line for line in measured_in_vllm() if line["method"] == method.name and "not_run" not in line]
     taken = [line["bits"] for line in lines if "vllm_kl" in line]
-    found = []
+    engines = []
     if taken:
         some = len(taken) < len(lines)
-        found.append(f"vLLM ({' and '.join(map(str, taken))} bit)" if some else "vLLM")
+        engines.append(f"vLLM ({' and '.join(map(str, taken))} bit)" if some else "vLLM")
     elif lines and all(_UNKNOWN in line["refused"] for line in lines):
         pass  # its list of formats is one for all devices
     elif any(engine.startswith("vLLM") for engine in method.runs_in):
-        found.append("vLLM on CUDA (not run)" if lines else "vLLM (not run)")
-    return found + [engine for engine in method.runs_in if not engine.startswith("vLLM")]
+        engines.append("vLLM on CUDA (not run)" if lines else "vLLM (not run)")
+    return engines + [engine for engine in method.runs_in if not engine.startswith("vLLM")]
 
 
 def vllm_as_markdown() -> str:

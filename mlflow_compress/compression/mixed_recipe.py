@@ -38,12 +38,12 @@ class MixedRecipe:
     @classmethod
     def read(cls, path: Path) -> MixedRecipe:
         """Return the recipe of a file. Broken files, and formats that are not described, are a `ConfigError`."""
-        found = read_typed(path, cls, error=ConfigError)
-        if unknown := sorted({f for f in found.layers.values() if f != KEPT} - found.formats.keys()):
+        recipe = read_typed(path, cls, error=ConfigError)
+        if unknown := sorted({f for f in recipe.layers.values() if f != KEPT} - recipe.formats.keys()):
             raise ConfigError(
-                f"{path.name} does not describe a format", allowed=[KEPT, *sorted(found.formats)], got=unknown[0]
+                f"{path.name} does not describe a format", allowed=[KEPT, *sorted(recipe.formats)], got=unknown[0]
             )
-        return found
+        return recipe
 
     def write(self, path: Path) -> None:
         atomic.write(path, self.text.encode())
@@ -56,7 +56,7 @@ class MixedRecipe:
 
     def parsed(self, shared: Mapping[str, Setting]) -> dict[str, LayerFormat]:
         """Return every format that a layer has, with checked settings; methods with calibration take the `shared`."""
-        found = {}
+        by_name = {}
         for name in sorted(set(self.layers.values()) - {KEPT}):
             settings = dict(self.formats[name])
             method = settings.pop("method", None)
@@ -64,8 +64,8 @@ class MixedRecipe:
                 raise ConfigError("A format of the recipe has no method", got=name)
             if METHODS.get(method).needs_calibration:
                 settings |= shared
-            found[name] = LayerFormat(method=method, config=method_config(method, **settings))
-        return found
+            by_name[name] = LayerFormat(method=method, config=method_config(method, **settings))
+        return by_name
 
     def layers_of(self, name: str) -> list[str]:
         return [layer for layer, chosen in self.layers.items() if chosen == name]

@@ -405,10 +405,10 @@ def _device(device: str) -> str:
 def _versions() -> dict[str, str]:
     from mlflow_compress.version import __version__
 
-    found = {"python": platform.python_version(), "mlflow_compress": __version__}
+    versions = {"python": platform.python_version(), "mlflow_compress": __version__}
     for library in LIBRARIES:
         try:
-            found[library] = metadata.version(library)
+            versions[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             continue  # an optional backend that this method did not use
-    return found
+    return versions

@@ -30,12 +30,12 @@ def served_by(method: Method[Any], settings: MethodConfig, source: SourceModel) 
     """Return the targets that take a checkpoint; none: only this package reads it. None where nobody knows."""
     if not method.runs_in and not method.own_format:
         return None
-    found = []
+    targets = []
     for target in (target for target in get_args(Target) if target != "any"):
         with suppress(UnsupportedError):
             check_target(target, method, settings, source)
-            found.append(target)
-    return found
+            targets.append(target)
+    return targets
 
 
 def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel) -> None:

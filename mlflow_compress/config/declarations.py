@@ -194,14 +194,14 @@ class Parameters(_Checked):
 
     def values(self) -> dict[str, Any]:
         """Return every parameter by its flat name."""
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Group):
-                found |= {inner: getattr(value, inner) for inner in type(value).model_fields}
+                by_name |= {inner: getattr(value, inner) for inner in type(value).model_fields}
             else:
-                found[name] = value
-        return found
+                by_name[name] = value
+        return by_name
 
     def with_values(self, **changes: Any) -> Self:
         """Return a copy with other values, by flat names, checked like those of a new one."""
@@ -228,11 +228,11 @@ def groups(cls: type[Parameters]) -> dict[str, type[Group]]:
 def parameters(cls: type[Parameters]) -> dict[str, FieldInfo]:
     """Return the declaration of every parameter of a command, by its flat name and in the order of the help."""
     known = groups(cls)
-    found: dict[str, FieldInfo] = {}
+    fields: dict[str, FieldInfo] = {}
     # What every command has comes last.
     for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in Parameters.model_fields):
-        found |= known[name].model_fields if name in known else {name: field}
-    return found
+        fields |= known[name].model_fields if name in known else {name: field}
+    return fields
 
 
 def path_kind(field: FieldInfo) -> PathKind | None:

@@ -139,9 +139,9 @@ class InferenceConfig(Group):
 VLLM_PYTHON = "MLFLOW_COMPRESS_VLLM_PYTHON"
 
 
-def named_python(given: str | None) -> str | None:
+def named_python(python: str | None) -> str | None:
     """Return the Python with vLLM that is given, or that the environment names; None where there is neither."""
-    return given or os.environ.get(VLLM_PYTHON) or None
+    return python or os.environ.get(VLLM_PYTHON) or None
 
 
 class EngineConfig(Group):

@@ -230,8 +230,8 @@ class Policy(Group):
             gates.append(MetricGate(metric="speed/memory_peak_ratio", at_most=max_memory_ratio))
         if gates:
             replaced = {(gate.metric, gate.task, gate.end) for gate in gates}
-            kept = [gate for gate in self.gates if (gate.metric, gate.task, gate.end) not in replaced]
-            changes["gates"] = (*gates, *kept)
+            remaining = [gate for gate in self.gates if (gate.metric, gate.task, gate.end) not in replaced]
+            changes["gates"] = (*gates, *remaining)
         if max_accuracy_drop_pct is not None:
             drop = MarginGate(metric="quality/accuracy_delta", margin=max_accuracy_drop_pct / 100.0)
             changes["margins"] = (

@@ -62,8 +62,8 @@ def rows() -> list[tuple[str, ...]]:
     The last columns are the extra that has to be installed, and the beginning of the definition's SHA-256, which is
     empty where it is not installed.
     """
-    found = sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0]))
-    return [(n, t.source, t.licence, t.items, t.shots, t.rule, *_extra_and_hash(n, t)) for n, t in found]
+    tasks = sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0]))
+    return [(n, t.source, t.licence, t.items, t.shots, t.rule, *_extra_and_hash(n, t)) for n, t in tasks]
 
 
 def _extra_and_hash(name: str, task: NamedTask) -> tuple[str, str]:

@@ -145,14 +145,14 @@ PROMPTS = {
 }
 
 
-def styles_of(asked: str) -> dict[str, PromptStyle]:
+def styles_of(text: str) -> dict[str, PromptStyle]:
     """Return the styles that `-P prompt_style=` names, in order; "auto" is the default style.
 
     Raises `ConfigError`: a name is unknown or given twice.
     """
-    names = [DEFAULT] if asked == "auto" else [name.strip() for name in asked.split(",")]
+    names = [DEFAULT] if text == "auto" else [name.strip() for name in text.split(",")]
     if len(set(names)) < len(names):
-        raise ConfigError("Parameter 'prompt_style' names a style twice", got=asked)
+        raise ConfigError("Parameter 'prompt_style' names a style twice", got=text)
     for unknown in (name for name in names if name not in PROMPTS):
         raise ConfigError("Unknown prompt style", allowed=sorted(PROMPTS), got=unknown)
     return {name: PROMPTS[name] for name in names}

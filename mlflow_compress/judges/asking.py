@@ -98,11 +98,11 @@ def _one_mark(
     values = {value(mark[1]) for mark in marks}
     if len(values) != 1:
         return None, AMBIGUOUS if values else NO_RATING
-    [found] = values
-    sources = [_words_before(mark) for given in shown for mark in pattern.finditer(given) if value(mark[1]) == found]
+    [rating] = values
+    sources = [_words_before(mark) for source in shown for mark in pattern.finditer(source) if value(mark[1]) == rating]
     if sources and not any(_is_own(mark, sources) for mark in marks):
         return None, QUOTED
-    return found, None
+    return rating, None
 
 
 def _is_own(mark: re.Match[str], sources: Sequence[str]) -> bool:
@@ -197,8 +197,8 @@ class Asker:
         from tqdm import tqdm
 
         keys = [self.key(question) for question in questions]
-        found = {key: self._kept(question, read) for key, question in zip(keys, questions, strict=True)}
-        missing = {key: q for key, q in zip(keys, questions, strict=True) if found[key] is None}
+        judgments = {key: self._kept(question, read) for key, question in zip(keys, questions, strict=True)}
+        missing = {key: q for key, q in zip(keys, questions, strict=True) if judgments[key] is None}
         if missing:
             with (
                 Transport(self.config.endpoint, spending) as transport,
@@ -210,8 +210,8 @@ class Asker:
                     bar.update()
                     return judgment
 
-                found.update(zip(missing, transport.for_all(ask, missing.values()), strict=True))
-        return [judgment for key in keys if (judgment := found[key]) is not None]
+                judgments.update(zip(missing, transport.for_all(ask, missing.values()), strict=True))
+        return [judgment for key in keys if (judgment := judgments[key]) is not None]
 
     def missing(self, questions: Sequence[Question], read: Read) -> list[Question]:
         """Return the questions that the cache does not answer, each once."""

@@ -64,7 +64,7 @@ def references(item: Instruction) -> Sequence[str]:
     return item.reference
 
 
-def records(asked: Sequence[Asked], judgments: Sequence[Judgment], *, task: str) -> Judgments:
+def records(questions: Sequence[Asked], judgments: Sequence[Judgment], *, task: str) -> Judgments:
     """Return the records of the judgments, one row per question."""
     rows: list[dict[str, Any]] = [
         {
@@ -75,6 +75,6 @@ def records(asked: Sequence[Asked], judgments: Sequence[Judgment], *, task: str)
             "category": one.item.category,
             **judgment.columns(),
         }
-        for one, judgment in zip(asked, judgments, strict=True)
+        for one, judgment in zip(questions, judgments, strict=True)
     ]
     return Judgments.from_rows(rows)

@@ -111,9 +111,9 @@ def open_judge(name: str, config: JudgeSettings, folder: Path) -> Callable[[Judg
 
     def judged(inputs: JudgeInputs) -> Judged:
         with JUDGES.blaming(name):
-            found = judging(inputs)
-            _check(found)
-            return found
+            output = judging(inputs)
+            _check(output)
+            return output
 
     return judged
 
@@ -133,13 +133,13 @@ def _check(judged: Judged) -> None:
         raise TypeError("Judged.vectors needs vectors of 'baseline', 'again' and 'variant'")
 
 
-def chosen_judges(asked: str) -> list[str]:
+def chosen_judges(text: str) -> list[str]:
     """Return the names of the requested judges, which are separated by commas. An unknown name is a `ConfigError`.
 
     "all" is every installed judge that is not `Judge.on_request`.
     """
     names: list[str] = []
-    for name in (part.strip() for part in asked.split(",")):
+    for name in (part.strip() for part in text.split(",")):
         names += [n for n, judge in JUDGES.items() if not judge.on_request] if name == "all" else [name]
     for name in names:
         JUDGES.get(name)

@@ -36,13 +36,13 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
 
     def judge(inputs: JudgeInputs) -> Judged:
         repeats = settings.judge_repeats
-        asked = {who: gradings(inputs.instructions, given, repeats=repeats) for who, given in inputs.graded.items()}
-        found = session.ask([one.question for part in asked.values() for one in part], read_rating, inputs)
-        judgments: dict[str, list[Judgments]] = {who: [] for who in asked}
-        for model, given in found.items():
+        questions = {who: gradings(inputs.instructions, given, repeats=repeats) for who, given in inputs.graded.items()}
+        by_model = session.ask([one.question for part in questions.values() for one in part], read_rating, inputs)
+        judgments: dict[str, list[Judgments]] = {who: [] for who in questions}
+        for model, given in by_model.items():
             rest = iter(given)
-            for who, part in asked.items():
-                task = TASK if len(found) == 1 else f"{TASK}/{model}"
+            for who, part in questions.items():
+                task = TASK if len(by_model) == 1 else f"{TASK}/{model}"
                 judgments[who].append(records(part, [next(rest) for _ in part], task=task))
         return Judged(judgments={who: Judgments.concat(parts) for who, parts in judgments.items()}, **session.account())
 

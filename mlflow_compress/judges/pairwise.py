@@ -21,15 +21,15 @@ def _comparisons(inputs: JudgeInputs, prompts: str | None) -> list[tuple[Asked, 
     """Return every pair of answers in both orders, and whether the two are identical, with all that is shown."""
     templates = OURS if prompts is None else read_pair_prompts(Path(prompts))
     texts = {who: first_samples(inputs.graded[who]) for who in ("baseline", "variant")}
-    found = []
+    comparisons = []
     for item in inputs.instructions:
         base, variant = (answers_to(item, texts[who]) for who in ("baseline", "variant"))
         for turn in range(len(item.turns)):
             for order, (first, second) in enumerate(((base, variant), (variant, base))):
                 prompt = pair_prompt(templates, item.category, turn, item.turns, first, second, references(item))
                 same = base[: turn + 1] == variant[: turn + 1]
-                found.append((Asked(item, turn, Question(item.item_id, prompt, order)), same))
-    return found
+                comparisons.append((Asked(item, turn, Question(item.item_id, prompt, order)), same))
+    return comparisons
 
 
 def _for_the_variant(judgment: Judgment, order: int) -> Judgment:
@@ -50,12 +50,12 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
 
     def judge(inputs: JudgeInputs) -> Judged:
         pairs = _comparisons(inputs, prompts)
-        found = session.ask([one.question for one, same in pairs if not same], read_verdict, inputs)
+        by_model = session.ask([one.question for one, same in pairs if not same], read_verdict, inputs)
         parts = []
-        for model, given in found.items():
+        for model, given in by_model.items():
             rest = iter(given)
             verdicts = [IDENTICAL if same else _for_the_variant(next(rest), one.question.repeat) for one, same in pairs]
-            task = TASK if len(found) == 1 else f"{TASK}/{model}"
+            task = TASK if len(by_model) == 1 else f"{TASK}/{model}"
             parts.append(records([one for one, _ in pairs], verdicts, task=task))
         return Judged(judgments={"variant": Judgments.concat(parts)}, **session.account())
 

@@ -106,10 +106,10 @@ def harmless(answer: str) -> str:
     return _MARKS.sub(_escaped, answer)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    if found["turn"]:
-        return "\\" + found["turn"]
-    return f"[\\{found['verdict']}" if found["verdict"] else f"{found['before']}\\{found['after']}"
+def _escaped(mark: re.Match[str]) -> str:
+    if mark["turn"]:
+        return "\\" + mark["turn"]
+    return f"[\\{mark['verdict']}" if mark["verdict"] else f"{mark['before']}\\{mark['after']}"
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def grading_prompt(
         (1, False): (_MULTI, _MULTI_SYSTEM, "single-v1-multi-turn"),
         (1, True): (_MULTI_REFERENCE, _MULTI_REFERENCE_SYSTEM, "single-math-v1-multi-turn"),
     }[(turn, guided)]
-    given = (*questions[: turn + 1], *answers[: turn + 1], *(reference[: turn + 1] if guided else ()))
-    return Prompt(name, system, template.format(**values), given)
+    texts = (*questions[: turn + 1], *answers[: turn + 1], *(reference[: turn + 1] if guided else ()))
+    return Prompt(name, system, template.format(**values), texts)
 
 
 _RULES = (
@@ -196,20 +196,20 @@ OURS: Mapping[str, Prompt] = {
 
 def read_pair_prompts(path: Path) -> dict[str, Prompt]:
     """Return the pair prompts of FastChat's ``judge_prompts.jsonl``."""
-    found = {}
+    prompts = {}
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             row = parse_json(line, source=f"{path}, line {number}", error=ConfigError)
             if row["name"] in OURS:
-                found[row["name"]] = Prompt(row["name"], str(row["system_prompt"]), str(row["prompt_template"]))
+                prompts[row["name"]] = Prompt(row["name"], str(row["system_prompt"]), str(row["prompt_template"]))
         values = _values(("", ""), ("", ""), ("", ""), ("", ""))
-        for template in found.values():
+        for template in prompts.values():
             template.user.format(**values)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"judge_prompts cannot be used: {type(error).__name__}: {error}", got=str(path)) from error
-    if missing := sorted(OURS.keys() - found.keys()):
+    if missing := sorted(OURS.keys() - prompts.keys()):
         raise ConfigError("judge_prompts lacks a prompt", allowed=sorted(OURS), got=f"no {missing[0]}")
-    return found
+    return prompts
 
 
 def pair_prompt(
@@ -228,8 +228,8 @@ def pair_prompt(
     name = ("pair-math-v1" if needs_reference(category) else "pair-v2") + ("-multi-turn" if turn else "")
     template = templates[name]
     shown = [tuple(texts[: turn + 1]) for texts in (questions, first, second, reference)]
-    given = tuple(text for texts in shown for text in texts)
-    return Prompt(template.name, template.system, template.user.format(**_values(*shown)), given)
+    parts = tuple(text for texts in shown for text in texts)
+    return Prompt(template.name, template.system, template.user.format(**_values(*shown)), parts)
 
 
 def _values(

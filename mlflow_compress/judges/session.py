@@ -124,12 +124,12 @@ class Session:
         """Return every judge model's judgments of the questions, by model, after saying what they may cost."""
         for asker in self.askers:
             inputs.say(estimate(asker, questions, read, inputs.spending.prices))
-        found = {}
+        by_model = {}
         for asker in self.askers:
             model = asker.config.model
-            found[model] = asker.ask_all(questions, read, spending=inputs.spending, label=model)
-            self._judgments += found[model]
-        return found
+            by_model[model] = asker.ask_all(questions, read, spending=inputs.spending, label=model)
+            self._judgments += by_model[model]
+        return by_model
 
     def account(self) -> dict[str, Any]:
         """Return the fields of `Judged` that tell which models were asked, and what has no value."""
@@ -163,9 +163,9 @@ class Session:
         """Return which models were asked, which answered, and what was sent to them."""
         answers = [j for j in self._judgments if j.value is not None or j.sent is not None]
         sent = {", ".join(f"{k}={v}" for k, v in j.sent.items()) for j in answers if j.sent is not None}
-        found = {
+        parameters = {
             "judge_model": ",".join(asker.config.model for asker in self.askers),
             "judge_answered_by": ",".join(sorted({j.judge.rsplit(" ", 1)[0] for j in answers})),
             "judge_sent": "; ".join(sorted(sent)),
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in parameters.items() if value}

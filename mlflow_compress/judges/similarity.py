@@ -49,10 +49,10 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
     """Return the texts per instruction, in the order of their sample numbers."""
     rows = sorted(range(len(generations)), key=generations.column("sample").__getitem__)
     item_ids, texts = generations.column("item_id"), generations.column("text")
-    found: dict[str, list[str]] = {item: [] for item in item_ids}
+    by_item: dict[str, list[str]] = {item: [] for item in item_ids}
     for row in rows:
-        found[item_ids[row]].append(texts[row])
-    return found
+        by_item[item_ids[row]].append(texts[row])
+    return by_item
 
 
 def _open(settings: EncoderSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
@@ -75,14 +75,14 @@ def _judged(inputs: JudgeInputs, encoder: AnswerEncoder) -> Judged:
 def _by_endpoint(inputs: JudgeInputs, encoder: EndpointEncoder) -> Judged:
     """Return the vectors, and what they took. A call that fails must not cost the run what other judges have said."""
     try:
-        found = _judged(inputs, encoder)
+        judged = _judged(inputs, encoder)
     except JudgeError as error:
-        found = Judged(skipped=str(error).rstrip("."), failed=str(error).rstrip("."))
+        judged = Judged(skipped=str(error).rstrip("."), failed=str(error).rstrip("."))
     tokens = encoder.spending.by_model.get(encoder.model)
     values = {} if tokens is None else {"judge/encoder_calls": float(tokens.calls)}
     if tokens is not None and tokens.calls > tokens.without_usage:
         values["judge/encoder_tokens"] = float(tokens.prompt)
-    return replace(found, values=values)
+    return replace(judged, values=values)
 
 
 JUDGES.register("similarity")(

@@ -118,19 +118,19 @@ def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
 
     `architecture` is GGUF's name of it ("llama", "qwen2", ...).
     """
-    found = _name_map(architecture, n_layers).get_name(name, (".weight", ".bias"))
-    if found is None:
+    gguf_name = _name_map(architecture, n_layers).get_name(name, (".weight", ".bias"))
+    if gguf_name is None:
         raise UnsupportedError(f"GGUF has no name for a parameter of a {architecture} model", got=name)
-    return str(found)
+    return str(gguf_name)
 
 
 def from_gguf_names(architecture: str, n_layers: int) -> dict[str, str]:
     """Return the inverse map for modules: "blk.0.attn_q" -> "model.layers.0.self_attn.q_proj"."""
     names = _name_map(architecture, n_layers)
     layers = (f"model.layers.{index}.{module}" for index in range(n_layers) for module in _LAYER_MODULES)
-    found = {names.get_name(module): module for module in (*_MODULES, *layers)}
-    found.pop(None, None)  # a module that this architecture does not have
-    return found
+    modules = {names.get_name(module): module for module in (*_MODULES, *layers)}
+    modules.pop(None, None)  # a module that this architecture does not have
+    return modules
 
 
 def write_gguf(

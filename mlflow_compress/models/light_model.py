@@ -58,8 +58,8 @@ def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:
     """Return the dtype that transformers uses for "auto": the configuration's, else that of the first stored float."""
     named = getattr(model_config, "dtype", None)
     if named is not None:
-        found: torch.dtype = named if isinstance(named, torch.dtype) else getattr(torch, str(named))
-        return found
+        named_dtype: torch.dtype = named if isinstance(named, torch.dtype) else getattr(torch, str(named))
+        return named_dtype
     for file in architectures.weight_files(folder):
         if file.suffix == ".gguf":
             return torch.get_default_dtype()  # its weights are expanded to floats

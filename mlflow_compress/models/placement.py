@@ -44,12 +44,12 @@ def _sizes(max_memory: Mapping[str, str]) -> dict[int | str, int]:
     """Return bytes by device, as accelerate reads them: "cpu", and the numbers of GPUs."""
     from accelerate.utils import convert_file_size_to_int
 
-    found: dict[int | str, int] = {}
+    sizes: dict[int | str, int] = {}
     for place, size in max_memory.items():
         if place != "cpu" and not place.isdecimal():
             raise ConfigError("Unknown device in 'max_memory'", allowed="cpu, or the number of a GPU", got=place)
         try:
-            found[int(place) if place.isdecimal() else place] = int(convert_file_size_to_int(size))
+            sizes[int(place) if place.isdecimal() else place] = int(convert_file_size_to_int(size))
         except ValueError as error:
             raise ConfigError("A size in 'max_memory' cannot be read", allowed="2GiB, 500MB", got=size) from error
-    return found
+    return sizes

@@ -119,24 +119,24 @@ def zeros_of_layers(folder: Path, layers: Iterable[str]) -> dict[str, tuple[int,
     import torch
 
     wanted = {f"{layer}.weight": layer for layer in layers}
-    found: dict[str, tuple[int, int] | None] = {}
+    counts: dict[str, tuple[int, int] | None] = {}
     for path in weight_files(folder):
         if path.suffix == ".gguf":
             continue
         with safe_open(path, framework="pt") as source:
             for name in wanted.keys() & set(source.keys()):
-                found[wanted[name]] = None
+                counts[wanted[name]] = None
                 if source.get_slice(name).get_dtype() in DTYPES:
                     tensor = source.get_tensor(name)
-                    found[wanted[name]] = int(torch.count_nonzero(tensor == 0)), tensor.numel()
-    return found
+                    counts[wanted[name]] = int(torch.count_nonzero(tensor == 0)), tensor.numel()
+    return counts
 
 
 def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
     """Return the share of exact zeros in these layers' weights, or None where they are not stored as plain floats."""
-    found = zeros_of_layers(folder, layers).values()
-    counts = [count for count in found if count is not None]
-    if not counts or len(counts) < len(found):
+    by_layer = zeros_of_layers(folder, layers).values()
+    counts = [count for count in by_layer if count is not None]
+    if not counts or len(counts) < len(by_layer):
         return None
     return sum(zeros for zeros, _ in counts) / sum(entries for _, entries in counts)
 

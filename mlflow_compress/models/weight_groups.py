@@ -156,31 +156,31 @@ def find_differences(baseline: Any, variant: Any) -> Differences:
     groups = weight_groups(baseline)
     scales = _MovedScales(baseline, variant)
     links = [*scales.norms(changed), *scales.pairs(changed)]
-    own = {name: group.name for group in groups for name in group.modules}
+    group_of = {name: group.name for group in groups for name in group.modules}
     joined = {group.name: group for group in groups}
     for first, second in links:
-        a, b = own[first], own[second]
+        a, b = group_of[first], group_of[second]
         if a == b:
             continue
         # A norm comes before its readers, and its group keeps their name.
         joined[a] = joined[a].joined(joined.pop(b)) if joined[a].kind != NORM else joined.pop(b).joined(joined[a])
         for name in joined[a].modules:
-            own[name] = a
-    order = {name: place for place, name in enumerate(own)}
+            group_of[name] = a
+    order = {name: place for place, name in enumerate(group_of)}
     parts = sorted(joined.values(), key=lambda group: order[group.modules[0]])
     differing = [group for group in parts if changed.intersection(group.modules)]
-    found = Differences(differing, [g for g in parts if g not in differing and g.kind != NORM], scales.factors)
+    differences = Differences(differing, [g for g in parts if g not in differing and g.kind != NORM], scales.factors)
     for name in sorted(changed):
-        _require_version(baseline, variant, name, found)
-    return found
+        _require_version(baseline, variant, name, differences)
+    return differences
 
 
-def restored_weight(variant: Any, name: str, found: Differences) -> Tensor | None:
+def restored_weight(variant: Any, name: str, differences: Differences) -> Tensor | None:
     """Return a layer's weight with moved scales moved back; None where it is not stored as floating-point numbers."""
     weight = _weight(variant, name)
-    if weight is None or name not in found.moved_scales:
+    if weight is None or name not in differences.moved_scales:
         return weight
-    rows, columns = found.moved_scales[name]
+    rows, columns = differences.moved_scales[name]
     weight = weight if rows is None else weight * rows[:, None]
     return weight if columns is None else weight * columns[None, :]
 
@@ -188,7 +188,7 @@ def restored_weight(variant: Any, name: str, found: Differences) -> Tensor | Non
 def _require_same_architecture(baseline: Any, variant: Any) -> None:
     first, second = list(swap_units(baseline)), list(swap_units(variant))
     if type(baseline).__name__ != type(variant).__name__ or first != second:
-        n_layers = [len(found[1]) if (found := decoder_layers(model)) else 0 for model in (baseline, variant)]
+        n_layers = [len(layers[1]) if (layers := decoder_layers(model)) else 0 for model in (baseline, variant)]
         raise UnsupportedError(
             "The variant has another architecture than its baseline, so their modules cannot be swapped",
             allowed=f"{type(baseline).__name__} with {n_layers[0]} layers and {len(first)} modules with weights",
@@ -228,8 +228,8 @@ def _weight(model: Any, name: str) -> Tensor | None:
     weight = getattr(model.get_submodule(name), "weight", None)
     if weight is None or weight.ndim != 2 or not weight.is_floating_point() or type(weight.data) is not Tensor:
         return None
-    found: Tensor = weight.data.float()
-    return found
+    matrix: Tensor = weight.data.float()
+    return matrix
 
 
 class _MovedScales:
@@ -340,8 +340,8 @@ def _readers(model: Any) -> dict[str, list[str]]:
 
         def called(_module: Any, given: Any, output: Any, name: str = name, is_norm: bool = is_norm) -> None:
             read = next((value for value in given if isinstance(value, Tensor)), None)
-            if read is not None and (found := outputs.get(read.data_ptr())) and found[1].numel() == read.numel():
-                readers[found[0]].append(name)
+            if read is not None and (source := outputs.get(read.data_ptr())) and source[1].numel() == read.numel():
+                readers[source[0]].append(name)
             if is_norm and isinstance(output, Tensor):
                 outputs[output.data_ptr()] = (name, output)  # kept alive, so that no other tensor gets its address
 
@@ -356,9 +356,9 @@ def _readers(model: Any) -> dict[str, list[str]]:
     return readers
 
 
-def _require_version(baseline: Any, variant: Any, name: str, found: Differences) -> None:
+def _require_version(baseline: Any, variant: Any, name: str, differences: Differences) -> None:
     """Refuse a matrix that has nothing in common with the baseline's: it was rotated, or is of another model."""
-    old, new = _weight(baseline, name), restored_weight(variant, name, found)
+    old, new = _weight(baseline, name), restored_weight(variant, name, differences)
     if old is None or new is None or not bool(new.any()):
         return
     if old.shape != new.shape:

@@ -66,8 +66,8 @@ def marked(one: str, other: str) -> tuple[MarkedText, MarkedText]:
 
 
 def _parts(text: str, start: int) -> MarkedText:
-    found = _WORD.match(text, start)
-    end = found.end() if found else start
+    word = _WORD.match(text, start)
+    end = word.end() if word else start
     fold = start - _SHARED_SHOWN if start > 2 * _SHARED_SHOWN else 0
     more = end + _REST_SHOWN if len(text) > end + 2 * _REST_SHOWN else len(text)
     parts = text[:fold], text[fold:start], text[start:end], text[end:more], text[more:]
@@ -115,7 +115,7 @@ def compared_answers(
     """
     baseline, variant = (first_texts(generations) for generations in answers)
     graded = [mean_grades(judgments) for judgments in grades]
-    found = [
+    pairs = [
         ComparedAnswer(
             item_id=item,
             turn=turn,
@@ -130,7 +130,7 @@ def compared_answers(
         for item, turns in questions.items()
         for turn, question in enumerate(turns)
     ]
-    return sorted(found, key=_order)
+    return sorted(pairs, key=_order)
 
 
 def _order(pair: ComparedAnswer) -> tuple[Any, ...]:
@@ -149,12 +149,12 @@ def first_texts(generations: Generations, column: str = "text") -> dict[AnswerKe
 
 def mean_grades(judgments: Judgments | None) -> dict[AnswerKey, dict[str, float]]:
     """Return each judge model's mean grade of each answer, over its readable ones; the only judge's name is ""."""
-    found: dict[AnswerKey, dict[str, list[float]]] = {}
-    for judge, own in ({} if judgments is None else by_judge_model(judgments)).items():
-        for row in own.table.to_pylist():
+    grades: dict[AnswerKey, dict[str, list[float]]] = {}
+    for judge, of_judge in ({} if judgments is None else by_judge_model(judgments)).items():
+        for row in of_judge.table.to_pylist():
             if row["score"] is not None:
-                found.setdefault((row["item_id"], row["turn"]), {}).setdefault(judge, []).append(row["score"])
-    return {key: {judge: sum(s) / len(s) for judge, s in by.items()} for key, by in found.items()}
+                grades.setdefault((row["item_id"], row["turn"]), {}).setdefault(judge, []).append(row["score"])
+    return {key: {judge: sum(s) / len(s) for judge, s in by.items()} for key, by in grades.items()}
 
 
 def as_jsonl(pairs: Sequence[ComparedAnswer]) -> str:

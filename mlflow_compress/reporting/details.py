@@ -186,14 +186,14 @@ def flips_by_category(inputs: MetricInputs) -> dict[tuple[str, str | None], Flip
     if inputs.baseline.items is None:
         return {}
     view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
-    found: dict[tuple[str, str | None], Flips] = {}
+    by_part: dict[tuple[str, str | None], Flips] = {}
     for subset in inputs.subsets(view.graded, categories=view.choice):
         rows = subset.rows[inputs.scored_by_both[subset.rows]]
         if subset.task is not None and len(rows):
             answers = (b.content[rows, 0], q.content[rows, 0]) if view.chooses[rows].all() else (None, None)
-            found[subset.task, subset.category] = count_flips(b.correct[rows, 0], q.correct[rows, 0], *answers)
-    divided = {task for task, category in found if category is not None}
-    return {part: flips for part, flips in found.items() if part[1] is not None or part[0] not in divided}
+            by_part[subset.task, subset.category] = count_flips(b.correct[rows, 0], q.correct[rows, 0], *answers)
+    divided = {task for task, category in by_part if category is not None}
+    return {part: flips for part, flips in by_part.items() if part[1] is not None or part[0] not in divided}
 
 
 LETTERS = "ABCDEF"
@@ -228,7 +228,7 @@ def _conformal_row(
 ) -> dict[str, Any]:
     s = inputs.settings
     calibration, test = split(len(gold), seed=seed, calibration_share=s.calibration_share, groups=groups)
-    found = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=s.alpha)
+    result = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=s.alpha)
     answers = p[test].argmax(axis=1)
     runs = repeated_splits(
         p,
@@ -243,12 +243,12 @@ def _conformal_row(
     tails = [(1 - s.level) / 2, (1 + s.level) / 2]
     return {
         "n": len(test),
-        "threshold": found.threshold if math.isfinite(found.threshold) else None,
-        "accuracy": found.accuracy,
-        "set_size": found.set_size,
-        "coverage": found.coverage,
-        "uacc": found.uacc,
-        "coverage_by_class": {LETTERS[c]: share for c, share in coverage_by_class(found, gold[test]).items()},
+        "threshold": result.threshold if math.isfinite(result.threshold) else None,
+        "accuracy": result.accuracy,
+        "set_size": result.set_size,
+        "coverage": result.coverage,
+        "uacc": result.uacc,
+        "coverage_by_class": {LETTERS[c]: share for c, share in coverage_by_class(result, gold[test]).items()},
         "dont_know_pct": 100.0 * float((answers == DONT_KNOW).mean()),
         "none_of_these_pct": 100.0 * float((answers == NONE_OF_THESE).mean()),
         "splits": {
@@ -275,17 +275,17 @@ def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     table = []
     for task in sorted(set(base.table.column("task").unique().to_pylist())):
         b, q, d = base.where(task=task), variant.where(task=task), distances.where(task=task)
-        found = asdict(statistics(b, q, d))
+        row = asdict(statistics(b, q, d))
         for name in ("kl_percentiles", "dp_percentiles"):
-            found[name] = {f"{100 * level:g}": value for level, value in found[name].items()}
+            row[name] = {f"{100 * level:g}": value for level, value in row[name].items()}
         shape = asdict(difference_shape(b.column("nll"), matched(b, q, "nll")))
         lists = {name: shape[name].tolist() for name in ("edges", "counts")}
-        table.append({"task": task, **found, "differences": {**shape, **lists}})
+        table.append({"task": task, **row, "differences": {**shape, **lists}})
     return table
 
 
-def _bins(found: BinnedMean | None) -> list[dict[str, float | None]]:
-    columns = asdict(found) if found is not None else {}
+def _bins(bins: BinnedMean | None) -> list[dict[str, float | None]]:
+    columns = asdict(bins) if bins is not None else {}
     rows = zip(*(values.tolist() for values in columns.values()), strict=True)
     return [{n: None if x != x else x for n, x in zip(columns, row, strict=True)} for row in rows]
 

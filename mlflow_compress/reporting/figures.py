@@ -78,9 +78,9 @@ def _answers_part(judged: MetricInputs | None) -> Drawing | None:
 
 
 def _positions(results: Sequence[MetricResult]) -> Drawing | None:
-    found = {result.category: result for result in results if result.name == TRACES_KL.name}
-    parts = {category: result for category, result in found.items() if category is not None}
-    return distances.draw_positions(found[None], parts) if parts else None
+    places = {result.category: result for result in results if result.name == TRACES_KL.name}
+    parts = {category: result for category, result in places.items() if category is not None}
+    return distances.draw_positions(places[None], parts) if parts else None
 
 
 @matplotlib.rc_context(RC)
@@ -148,9 +148,9 @@ def draw_diagnosis(
 
 
 @matplotlib.rc_context(RC)
-def draw_similarity(found: ModelSimilarity, folder: Path) -> list[Figure]:
+def draw_similarity(similarity: ModelSimilarity, folder: Path) -> list[Figure]:
     """Draw the similarity of all models' answers: the matrix, and the models on its principal components."""
-    return _saved({"answer_similarity": draw_matrix(found), "answer_map": draw_map(found)}, folder)
+    return _saved({"answer_similarity": draw_matrix(similarity), "answer_map": draw_map(similarity)}, folder)
 
 
 @matplotlib.rc_context(RC)

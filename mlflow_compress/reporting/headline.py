@@ -153,9 +153,9 @@ def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
         )
     gated = (CLIPPED, ABOVE_CLIP) if shows_clipped(pooled) else ()
     return rows + [
-        HeadlineRow(label=k.label, meaning=k.meaning, n=_count(found, k.counted), difference=result_text(found))
+        HeadlineRow(label=k.label, meaning=k.meaning, n=_count(result, k.counted), difference=result_text(result))
         for k in gated
-        if (found := pooled.get(k.name)) is not None
+        if (result := pooled.get(k.name)) is not None
     ]
 
 
@@ -254,8 +254,8 @@ def footnotes(pooled: Pooled) -> list[str]:
         for name, result in pooled.items()
         if is_biased(result)
     ]
-    own = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"
-    notes += _noise(pooled) + _distances(pooled, "engine", _OF_ENGINE, own)
+    sentence = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"
+    notes += _noise(pooled) + _distances(pooled, "engine", _OF_ENGINE, sentence)
     return notes + _distances(pooled, "served", _OF_SERVER, "The server's own noise (the same prompts asked twice)")
 
 
@@ -339,7 +339,7 @@ def not_computed(
     """
     of_stage: dict[str, Mapping[str, str] | str] = {"judge/": judged, "speed/": timed}
     computed = {result.name for result in results}
-    found: dict[str, str] = {}
+    reasons_by_name: dict[str, str] = {}
     for name, metric in METRICS.items():
         keys = {key.name for key in metric.keys}
         if computed & keys:
@@ -347,5 +347,5 @@ def not_computed(
         reasons = next((r for prefix, r in of_stage.items() if all(k.startswith(prefix) for k in keys)), evaluated)
         reason = reasons if isinstance(reasons, str) else reasons.get(name)
         if reason is not None:
-            found[name] = reason
-    return found
+            reasons_by_name[name] = reason
+    return reasons_by_name

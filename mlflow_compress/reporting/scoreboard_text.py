@@ -98,9 +98,9 @@ def baseline_row(board: Scoreboard, heads: Sequence[Column]) -> list[str | Words
         if cell is None or column is None:
             cells.append(None)
         else:
-            own = "accuracy " if key == _ACCURACY else ""
+            prefix = "accuracy " if key == _ACCURACY else ""
             text = number_text(MetricResult(key, cell.value), column.unit, difference=False, interval=False)
-            cells.append(Words(own + text, value=cell.value))
+            cells.append(Words(prefix + text, value=cell.value))
     return cells
 
 
@@ -169,7 +169,7 @@ def legend(board: Scoreboard) -> list[str]:
 
 def _luck(board: Scoreboard) -> list[str]:
     """Return how much makes with other calibration samples differ, and who is closer to the baseline in a fresh one."""
-    found = []
+    lines = []
     for row in board.rows:
         if row.luck is not None:
             spreads = ((label, one) for label, one in (("KL", row.luck.kl), ("flips in %", row.luck.flips)) if one)
@@ -178,16 +178,16 @@ def _luck(board: Scoreboard) -> list[str]:
                 f"[{one.low:.2g}, {one.high:.2g}] and over items {one.items:.2g}"
                 for label, one in spreads
             ]
-            found.append(f"{1 + len(row.luck.runs)} makes of {row.name}: {'; '.join(parts) or 'too few items'}")
+            lines.append(f"{1 + len(row.luck.runs)} makes of {row.name}: {'; '.join(parts) or 'too few items'}")
     once = [row.name for row in board.finished if row.made_once]
-    if found and once:
-        found.append(f"Made once, because no calibration text is read: {', '.join(once)}")
+    if lines and once:
+        lines.append(f"Made once, because no calibration text is read: {', '.join(once)}")
     names = [row.name for row in board.rows]
     for pair in board.closer:
         known = [f"{p:.2f} by {by}" for by, p in (("KL", pair.kl), ("flips", pair.flips)) if p is not None]
         if known and names.index(pair.second) == names.index(pair.first) + 1:
-            found.append(f"Freshly made, {pair.first} is closer than {pair.second} with probability {', '.join(known)}")
-    return found
+            lines.append(f"Freshly made, {pair.first} is closer than {pair.second} with probability {', '.join(known)}")
+    return lines
 
 
 def _above(row: ScoreRow) -> str:
@@ -219,23 +219,23 @@ def _not_timed(board: Scoreboard) -> list[str]:
     return [f"Not timed: {', '.join(names)} ({reason.rstrip('.')})" for reason, names in by_reason.items()]
 
 
-def correlation_text(board: Scoreboard, found: VariantCorrelation) -> str:
+def correlation_text(board: Scoreboard, rank: VariantCorrelation) -> str:
     """Return one correlation as a sentence."""
     labels = {column.key: column.label for column in board.columns}
-    what = f"{labels[found.first]} and {labels[found.second]}"
-    if found.value is None:
-        return f"{what}: no rank correlation, {found.reason}"
-    interval = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
-    return f"{what}: rank correlation {found.value:+.2f}{interval}, p = {found.p:.2g}, {found.n} variants"
+    what = f"{labels[rank.first]} and {labels[rank.second]}"
+    if rank.value is None:
+        return f"{what}: no rank correlation, {rank.reason}"
+    interval = "" if rank.low is None or rank.high is None else f" [{rank.low:.2f}, {rank.high:.2f}]"
+    return f"{what}: rank correlation {rank.value:+.2f}{interval}, p = {rank.p:.2g}, {rank.n} variants"
 
 
 def _correlations(board: Scoreboard) -> list[str]:
     """Return the main correlations as sentences; one for all of them where there are too few variants."""
-    found = main_correlations(board)
-    reasons = {c.reason for c in found}
-    if len(reasons) == 1 and found[0].value is None:
-        return [f"No rank correlations between metrics: {found[0].reason}"]
-    return [correlation_text(board, c) for c in found]
+    correlations = main_correlations(board)
+    reasons = {c.reason for c in correlations}
+    if len(reasons) == 1 and correlations[0].value is None:
+        return [f"No rank correlations between metrics: {correlations[0].reason}"]
+    return [correlation_text(board, c) for c in correlations]
 
 
 def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
@@ -253,7 +253,7 @@ def scoreboard_text(board: Scoreboard) -> str:
 
 
 def _below(board: Scoreboard) -> list[str]:
-    warnings = [f"Warning: {found.text.rstrip('.')}." for found in board.warnings]
+    warnings = [f"Warning: {warning.text.rstrip('.')}." for warning in board.warnings]
     return [line for block in (legend(board), _correlations(board), warnings) if block for line in ("", *block)]
 
 
@@ -266,23 +266,23 @@ def scoreboard_markdown(board: Scoreboard) -> str:
 def scoreboard_csv(board: Scoreboard) -> str:
     """Return every value as CSV, one line per variant: each with the ends of its interval and its number of items."""
     texts = ("name", "method", "bits", "status", "reason", "run_id", "runtime", "not_timed")
-    own = (*texts, "on_front", "accuracy_p", "accuracy_p_holm")
+    fixed = (*texts, "on_front", "accuracy_p", "accuracy_p_holm")
     renamed = {"name": "variant", "runtime": "timed_in"}
     parts = [f"{column.key}{part}" for column in board.columns for part in ("", ":low", ":high", ":n")]
     rows: list[list[object]] = []
     for row in board.rows:
-        rows.append([getattr(row, name) for name in own])
+        rows.append([getattr(row, name) for name in fixed])
         for column in board.columns:
             cell = row.cells.get(column.key)
             rows[-1] += [None] * 4 if cell is None else [cell.value, cell.low, cell.high, cell.n]
-    return csv_text([*(renamed.get(name, name) for name in own), *parts], rows)
+    return csv_text([*(renamed.get(name, name) for name in fixed), *parts], rows)
 
 
-def similarity_csv(found: ModelSimilarity) -> str:
+def similarity_csv(similarity: ModelSimilarity) -> str:
     """Return the similarity of every pair of models as CSV, and each model's place on the principal components."""
-    rows = zip(found.names, found.values.tolist(), found.coordinates.tolist(), strict=True)
+    rows = zip(similarity.names, similarity.values.tolist(), similarity.coordinates.tolist(), strict=True)
     return csv_text(
-        ["model", *found.names, "component_1", "component_2"], ([name, *row, *place] for name, row, place in rows)
+        ["model", *similarity.names, "component_1", "component_2"], ([name, *row, *place] for name, row, place in rows)
     )
 
 
@@ -291,22 +291,22 @@ _UNITS = {"bytes": "bytes", "percent": "%", "share": "share of 1"}  # Labels nam
 
 def scoreboard_columns(board: Scoreboard, *, every: bool = False) -> dict[str, list[object]]:
     """Return the main columns, or every one, with plain numbers under their label and unit, as MLflow shows a table."""
-    found: dict[str, list[object]] = {"variant": [row.name for row in board.rows]}
+    values_by_label: dict[str, list[object]] = {"variant": [row.name for row in board.rows]}
     for column in board.columns:
         if column.main or every:
             label = f"{column.label} ({_UNITS[column.unit]})" if column.unit in _UNITS else column.label
             ends = ("value", "low", "high") if every or column.key in _WITH_INTERVAL else ("value",)
             for end in ends:
                 values = [getattr(row.cells.get(column.key), end, None) for row in board.rows]
-                found[label if end == "value" else f"{label}, {end}"] = values
-    found["accuracy p (Holm)"] = [row.accuracy_p_holm for row in board.rows]
-    found["Pareto front"] = [row.on_front for row in board.rows]
+                values_by_label[label if end == "value" else f"{label}, {end}"] = values
+    values_by_label["accuracy p (Holm)"] = [row.accuracy_p_holm for row in board.rows]
+    values_by_label["Pareto front"] = [row.on_front for row in board.rows]
     if _is_timed(board):
-        found["timed in"] = [row.runtime or None for row in board.rows]
-        found["not timed"] = [row.not_timed or None for row in board.rows]
-    found["status"] = [row.status if not row.reason else f"{row.status}: {row.reason}" for row in board.rows]
-    found["run_id"] = [row.run_id for row in board.rows]
-    return found
+        values_by_label["timed in"] = [row.runtime or None for row in board.rows]
+        values_by_label["not timed"] = [row.not_timed or None for row in board.rows]
+    values_by_label["status"] = [row.status if not row.reason else f"{row.status}: {row.reason}" for row in board.rows]
+    values_by_label["run_id"] = [row.run_id for row in board.rows]
+    return values_by_label
 
 
 def scoreboard_frame(board: Scoreboard) -> list[dict[str, object]]:

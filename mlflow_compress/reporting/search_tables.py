@@ -80,10 +80,10 @@ def search_table(rows: Sequence[Row]) -> Table:
     )
 
 
-def search_markdown(rows: Sequence[Row], found: str, notes: Sequence[str]) -> str:
+def search_markdown(rows: Sequence[Row], finding: str, notes: Sequence[str]) -> str:
     """Return the finding, the table and its notes, as Markdown."""
     listed = (f"- {escape_markdown(note)}." for note in notes)
-    return "\n".join([f"**{escape_markdown(found)}.**", "", search_table(rows).markdown(), "", *listed, ""])
+    return "\n".join([f"**{escape_markdown(finding)}.**", "", search_table(rows).markdown(), "", *listed, ""])
 
 
 def rows_csv(rows: Sequence[Row]) -> str:

@@ -58,7 +58,7 @@ def _kl(pooled: Mapping[str, MetricResult]) -> str:
     for key, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
         if key in pooled:
             return f"{words} {interval_text(pooled[key], NATS, difference=False)}"
-    bound = next((found for name, found in pooled.items() if name.startswith("distance/kl_top")), None)
+    bound = next((result for name, result in pooled.items() if name.startswith("distance/kl_top")), None)
     if bound is not None:  # of a served model
         return f"KL at least {interval_text(bound, NATS, difference=False)}"
     return "KL not measured" + (": answers are generated" if only_generated(pooled) else "")
@@ -100,9 +100,9 @@ def verdict(
     remark = (f"; {account.shortened}" if account is not None and cut else "") + seed
     delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
     kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
-    found = harm_of(pooled, margin)
+    direction = harm_of(pooled, margin)
     unknown = "accuracy not measured" if delta is None else "no interval of the accuracy's change"
-    harm = f"open ({unknown})" if found is None else found.text
+    harm = f"open ({unknown})" if direction is None else direction.text
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
     if flips is not None and same_answers and kl is not None and kl.value == 0:
         return f"{label}: {harm}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"

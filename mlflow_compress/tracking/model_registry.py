@@ -64,12 +64,12 @@ def _read(name: str, read: Callable[[], Any]) -> Any:
 def registered_models(tracker: Tracker, base_model: str) -> dict[str, str | None]:
     """Return the registered models of all baselines of one label, each with the hash of its base weights, if known."""
     plain = registered_name(base_model)
-    found: dict[str, str | None] = {}
+    models: dict[str, str | None] = {}
     for model in every_page(tracker.client.search_registered_models, f"name LIKE '{plain}%'"):
         owner = model.tags.get(run_names.BASE_WEIGHTS)
         if model.name == plain or (owner is not None and model.name == f"{plain}-{owner[:8]}"):
-            found[str(model.name)] = owner
-    return found
+            models[str(model.name)] = owner
+    return models
 
 
 def create_model(tracker: Tracker, name: str, base_weights: str) -> None:
@@ -117,9 +117,9 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
         "await_creation_for": 0,
     }
 
-    def made(asked: Any) -> ModelVersion | None:
+    def made(client: Any) -> ModelVersion | None:
         """Return the version that was made where the answer was lost: a run has one version."""
-        there = asked.search_model_versions(f"name = '{name}'")
+        there = client.search_model_versions(f"name = '{name}'")
         return next((version for version in there if version.run_id == run.info.run_id), None)
 
     version = client.once(lambda asked: asked.create_model_version(name, **content), made)

@@ -129,7 +129,7 @@ def _conversations(frame: pd.DataFrame) -> list[tuple[str, list[str]]]:
         cells = [list(frame["messages"])]  # a dictionary with one conversation comes as a row for each message
     elif len(cells) == 1 and cells[0] and all(isinstance(one, list | np.ndarray) for one in cells[0]):
         cells = [list(one) for one in cells[0]]  # a dictionary with several comes as one row
-    found = []
+    conversations = []
     for row, cell in enumerate(cells):
         turns = [one for one in cell if _is_message(one)]
         whole = len(turns) == len(cell)
@@ -140,16 +140,16 @@ def _conversations(frame: pd.DataFrame) -> list[tuple[str, list[str]]]:
                 f"The messages of row {row} are no conversation. Allowed: a list of {{'role', 'content'}}, with a "
                 f"system message first or none, then user and assistant in turn, the user last. Got: {cell!r:.200}"
             )
-        found.append((system, [one["content"] for one in turns]))
+        conversations.append((system, [one["content"] for one in turns]))
     if not frame.drop(columns="messages").isna().all(axis=None):
         raise _refusal(f"Conversations stand alone. Allowed: the column messages. Got: columns {', '.join(frame)}")
-    return found
+    return conversations
 
 
-def _is_message(given: object) -> bool:
-    if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
+def _is_message(message: object) -> bool:
+    if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
         return False
-    return all(isinstance(text, str) for text in given.values())
+    return all(isinstance(text, str) for text in message.values())
 
 
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:

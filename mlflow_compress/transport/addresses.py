@@ -68,5 +68,8 @@ def without_password(settings: JudgeSettings) -> Iterator[JudgeSettings]:
 
 def _with_secrets(settings: JudgeSettings) -> dict[str, str]:
     """Return the addresses that hold more than may be recorded, by parameter."""
-    given = {"judge_base_url": settings.judging.judge_base_url, "encoder_base_url": settings.answers.encoder_base_url}
-    return {parameter: url for parameter, url in given.items() if url is not None and url != shown_url(url)}
+    urls = {
+        "judge_base_url": settings.judging.judge_base_url,
+        "encoder_base_url": settings.answers.encoder_base_url,
+    }
+    return {parameter: url for parameter, url in urls.items() if url is not None and url != shown_url(url)}

@@ -196,20 +196,20 @@ def refused(
     )
 
 
-def given_up(config: EndpointConfig, found: Failure, *, answered: bool) -> NoReply:
+def given_up(config: EndpointConfig, failure: Failure, *, answered: bool) -> NoReply:
     """Return why a call is not made again.
 
     Where the endpoint has never `answered` as one, its address is wrong: that is raised.
     """
     tried = f"Tried {config.max_retries + 1} times"
-    reason, detail = found.no_reply.reason, f"{config.where} {found.no_reply.detail}"
+    reason, detail = failure.no_reply.reason, f"{config.where} {failure.no_reply.detail}"
     if not answered and reason == CONNECTION:
         raise config.error(detail, fix=f"{tried}. Check {config.url_parameter}")
     if not answered and reason == ERROR_INSIDE:
         raise config.error(detail, fix=tried)
     if not answered and reason in (NOT_JSON, NOT_A_COMPLETION):
         raise config.error(detail, fix=f"Check {config.url_parameter}: it often ends in /v1")
-    return NoReply(reason, f"{detail}. {tried}" if found.passing else detail)
+    return NoReply(reason, f"{detail}. {tried}" if failure.passing else detail)
 
 
 class PerMinute:

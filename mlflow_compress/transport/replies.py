@@ -153,13 +153,13 @@ def _text(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _usage(given: object) -> Usage | None:
-    if not isinstance(given, dict):
+def _usage(counted: object) -> Usage | None:
+    if not isinstance(counted, dict):
         return None
-    prompt, completion = _count(given.get("prompt_tokens")), _count(given.get("completion_tokens"))
+    prompt, completion = _count(counted.get("prompt_tokens")), _count(counted.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    details = given.get("completion_tokens_details")
+    details = counted.get("completion_tokens_details")
     return Usage(prompt, completion, _count(details.get("reasoning_tokens")) if isinstance(details, dict) else None)
 
 

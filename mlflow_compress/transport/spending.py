@@ -33,9 +33,9 @@ class Price(BaseModel):
 
 def read_prices(path: Path) -> dict[str, Price]:
     """Return the prices of a YAML file, ``model: {prompt: 2.5, completion: 10}``, by model."""
-    given = read_file(path, parameter="judge_prices")
+    content = read_file(path, parameter="judge_prices")
     try:
-        return TypeAdapter(dict[str, Price]).validate_python(given)
+        return TypeAdapter(dict[str, Price]).validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
@@ -150,17 +150,17 @@ class Spending:
     def values(self) -> dict[str, float]:
         """Return calls, tokens and cost as metrics; what no reply has told is missing."""
         total = list(self.by_model.values())
-        found: dict[str, float] = {"judge/calls": self.calls}
+        metrics: dict[str, float] = {"judge/calls": self.calls}
         if without := sum(t.without_usage for t in total):
-            found["judge/calls_without_usage"] = without
+            metrics["judge/calls_without_usage"] = without
         if lost := sum(t.unanswered for t in total):
-            found["judge/calls_unanswered"] = lost
-        if found["judge/calls"] > without:
-            found["judge/prompt_tokens"] = sum(t.prompt for t in total)
-            found["judge/completion_tokens"] = sum(t.completion for t in total)
+            metrics["judge/calls_unanswered"] = lost
+        if metrics["judge/calls"] > without:
+            metrics["judge/prompt_tokens"] = sum(t.prompt for t in total)
+            metrics["judge/completion_tokens"] = sum(t.completion for t in total)
             reasoning = [t.reasoning for t in total if t.reasoning is not None]
             if reasoning:
-                found["judge/reasoning_tokens"] = sum(reasoning)
+                metrics["judge/reasoning_tokens"] = sum(reasoning)
             if self.cost is not None:
-                found["judge/cost"] = self.cost
-        return found
+                metrics["judge/cost"] = self.cost
+        return metrics

@@ -72,6 +72,6 @@ def policy(file: PathOrText | None = None) -> str:
     from mlflow_compress.decide.promotion import gates_of
 
     path = None if file is None else fspath(file)
-    found = read_policy(path)
-    gates_of(found, path)  # refuses what makes no sense
-    return f"{policy_yaml(found)}# sha256 {found.sha256}"
+    described = read_policy(path)
+    gates_of(described, path)  # refuses what makes no sense
+    return f"{policy_yaml(described)}# sha256 {described.sha256}"

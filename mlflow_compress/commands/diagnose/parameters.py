@@ -35,8 +35,8 @@ class DiagnoseConfig(Parameters):
     @property
     def quantize_config(self) -> QuantizeConfig:
         """The parameters with which the variant is made; a checkpoint that is given is taken as it is."""
-        given = {} if self.compression.checkpoint is None else {"method": "checkpoint"}
-        return self.of_stage(QuantizeConfig, **given)
+        changes = {} if self.compression.checkpoint is None else {"method": "checkpoint"}
+        return self.of_stage(QuantizeConfig, **changes)
 
     @property
     def evaluate_config(self) -> EvaluateConfig:

@@ -59,10 +59,10 @@ class Diagnosis(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
-        kept = ("name", "baseline", "checkpoint", "unchanged", "whole_model_reason", "seconds")
+        names = ("name", "baseline", "checkpoint", "unchanged", "whole_model_reason", "seconds")
         parts = ("positions", "classes", "categories")
         return {
-            **{name: getattr(self, name) for name in kept},
+            **{name: getattr(self, name) for name in names},
             "groups": list(self.to_rows()),
             "whole": result_values(self.found.whole),
             "together": result_values(self.found.together),

@@ -67,15 +67,15 @@ from mlflow_compress.tracking.store import OpenRun, Store
 _CONTEXT = 12  # tokens shown before a change
 
 
-def texts_of(corpora: Sequence[Corpus], model: LoadedModel, asked: DiagnosisConfig) -> dict[str, Windows]:
+def texts_of(corpora: Sequence[Corpus], model: LoadedModel, settings: DiagnosisConfig) -> dict[str, Windows]:
     """Return the texts of every corpus: windows one after the other, of which every token but the first is scored."""
     encoder = Encoder(model.tokenizer, model.max_length)
-    found = {}
+    texts = {}
     for corpus in corpora:
-        limits = [n for n in (asked.corpus_tokens, corpus.max_tokens) if n]
-        windows = cut_windows(encoder, corpus.text, asked.corpus_window, min(limits) if limits else None)
-        found[corpus.name] = replace(windows, scored=[np.arange(1, asked.corpus_window)] * len(windows.ids))
-    return found
+        limits = [n for n in (settings.corpus_tokens, corpus.max_tokens) if n]
+        windows = cut_windows(encoder, corpus.text, settings.corpus_window, min(limits) if limits else None)
+        texts[corpus.name] = replace(windows, scored=[np.arange(1, settings.corpus_window)] * len(windows.ids))
+    return texts
 
 
 class TokenTexts:
@@ -87,13 +87,13 @@ class TokenTexts:
 
     def rows(self, table: SwapTable) -> tuple[np.ndarray[Any, Any], list[str], list[str]]:
         """Return the token, its own text, and the text of the token before, of every row of a table."""
-        tokens, own, before = [], [], []
+        tokens, token_texts, before = [], [], []
         for code, position in zip(table.text.tolist(), table.position.tolist(), strict=True):
             previous, token = (int(self._ids(*table.texts[code])[position + step]) for step in (-1, 0))
             tokens.append(token)
-            own.append(self._after(previous, token))
+            token_texts.append(self._after(previous, token))
             before.append(self._text([previous]))
-        return np.asarray(tokens, dtype=np.int64), own, before
+        return np.asarray(tokens, dtype=np.int64), token_texts, before
 
     def shown(self, moved: MovedText) -> ShownText:
         """Return a moved text with the words around its first change."""
@@ -129,27 +129,31 @@ PREFIX = "diagnose"
 
 def diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
     """Return the metrics of the run, all below one prefix and fewer than 50, whatever the model."""
-    found = diagnosis.found
+    results = diagnosis.found
     values = {
-        "kl": found.whole.value,
-        "kl_together": found.together.value,
-        "kl_no_swap": found.no_swap,
-        "kl_sum_of_groups": found.sum_of_parts,
-        "kl_largest_group": found.largest.kl.value,
-        "groups": len(found.groups),
-        "groups_without_noise_control": sum(group.no_noise is not None for group in found.groups),
-        "texts": found.n_texts,
-        "tokens": found.whole.n,
+        "kl": results.whole.value,
+        "kl_together": results.together.value,
+        "kl_no_swap": results.no_swap,
+        "kl_sum_of_groups": results.sum_of_parts,
+        "kl_largest_group": results.largest.kl.value,
+        "groups": len(results.groups),
+        "groups_without_noise_control": sum(group.no_noise is not None for group in results.groups),
+        "texts": results.n_texts,
+        "tokens": results.whole.n,
         "seconds": round(diagnosis.seconds, 2),
     }
-    for name, result in (("kl", found.whole), ("additivity", found.additivity), ("against_noise", found.noise_ratio)):
+    for name, result in (
+        ("kl", results.whole),
+        ("additivity", results.additivity),
+        ("against_noise", results.noise_ratio),
+    ):
         if result is not None:
             values[name] = result.value
             for end in ("low", "high"):
                 if (bound := getattr(result, end)) is not None:
                     values[f"{name}_{end}"] = bound
     sums: dict[str, float] = defaultdict(float)
-    for group in found.groups:
+    for group in results.groups:
         sums[group.kind] += group.kl.value
     largest = sorted(sums.items(), key=lambda item: -item[1])[:_MOST_KINDS]
     values |= {f"kl_of_kind/{kind.replace('+', '_')}": kl for kind, kl in largest}
@@ -251,22 +255,22 @@ def _diagnose(
         began = time.monotonic()
         with resumable_workdir(store.uri, _fingerprint(config, base, variant, suite)) as resume:
             models = load_model(base.config), load_model(variant.config)
-            found = find_differences(models[0].model, models[1].model)
-            say(f"{manifest.label} differs from {label} in {len(found.groups)} groups of weights")
+            differences = find_differences(models[0].model, models[1].model)
+            say(f"{manifest.label} differs from {label} in {len(differences.groups)} groups of weights")
             windows = texts_of(corpora, models[0], config.diagnosis)
-            records, groups, whole_model_reason = _measure(config, models, found, windows, resume)
+            records, groups, whole_model_reason = _measure(config, models, differences, windows, resume)
             categories = _categories(models, with_chat_template(base, suite), resume)
         table = SwapTable.of(records)
         texts = TokenTexts(windows, base.tokenizer)
-        tokens, own, before = texts.rows(table)
+        tokens, texts_of_tokens, before = texts.rows(table)
         diagnosis = Diagnosis(
             name=manifest.label,
             baseline=label,
             checkpoint=str(folder),
             found=groups,
-            unchanged=tuple(group.name for group in found.unchanged),
+            unchanged=tuple(group.name for group in differences.unchanged),
             positions=by_position(table, WHOLE),
-            classes=by_class(table, WHOLE, class_rows(own, before, tokens)),
+            classes=by_class(table, WHOLE, class_rows(texts_of_tokens, before, tokens)),
             categories=categories,
             texts=tuple(texts.shown(moved) for moved in moved_texts(table, WHOLE, NO_SWAP)),
             whole_model_reason=whole_model_reason,
@@ -317,20 +321,20 @@ def _fingerprint(config: DiagnoseConfig, base: LightModel, variant: LightModel, 
 def _measure(
     config: DiagnoseConfig,
     models: tuple[LoadedModel, LoadedModel],
-    found: Differences,
+    differences: Differences,
     windows: dict[str, Windows],
     resume: Path,
 ) -> tuple[SwapDistances, GroupsFound, str | None]:
     """Return the distances of all swaps, those of the groups, and why every swap runs the whole model, if it does."""
     base, variant = models
-    swaps = [Swap.of(group, variant.model) for group in found.groups]
+    swaps = [Swap.of(group, variant.model) for group in differences.groups]
     controls: dict[str, Swap | str] = {}
     if config.diagnosis.noise_control:
         controls = {
             group.name: noise_swap(
-                group, NOISE.format(group.name), base.model, variant.model, found, seed=config.source.seed
+                group, NOISE.format(group.name), base.model, variant.model, differences, seed=config.source.seed
             )
-            for group in found.groups
+            for group in differences.groups
         }
     noise = {name: swap for name, swap in controls.items() if isinstance(swap, Swap)}
     meter = SwapMeter(base, state_bytes=int(config.diagnosis.state_memory * 2**30))
@@ -350,7 +354,7 @@ def _measure(
     noise_names = {name: swap.name for name, swap in noise.items()}
     no_noise = {name: reason for name, reason in controls.items() if isinstance(reason, str)}
     groups = summarize_groups(
-        SwapTable.of(records), found.groups, noise_names, no_noise, whole=WHOLE, together=ALL, no_swap=NO_SWAP
+        SwapTable.of(records), differences.groups, noise_names, no_noise, whole=WHOLE, together=ALL, no_swap=NO_SWAP
     )
     whole, together = groups.whole.value, groups.together.value
     if abs(whole - together) > _SAME * max(whole, 1e-6):

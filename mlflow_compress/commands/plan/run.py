@@ -54,7 +54,7 @@ def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows:
     encoded = [e for e in encoder.encode(suite.requests) if e.fits]
     sequences = [e.inputs for e in encoded]
     plan = plan_packs(sequences, [len(e.targets) for e in encoded], batch_tokens=batch_tokens)
-    found = workload(plan, sum(map(len, sequences)), head_rows)
+    work = workload(plan, sum(map(len, sequences)), head_rows)
     texts: list[tuple[Any, int | None]] = []
     for corpus in suite.corpora:
         if isinstance(corpus, TraceCorpus):
@@ -65,8 +65,8 @@ def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows:
     texts += [(task.documents, None) for task in suite.tasks if task.documents]
     for text, most in texts:
         windows, _ = cut(encoder, text, window=WINDOW, max_tokens=most).plan(batch_tokens)
-        found += workload(windows, windows.n_tokens, head_rows)
-    return found
+        work += workload(windows, windows.n_tokens, head_rows)
+    return work
 
 
 def instruction_answers(
@@ -149,19 +149,19 @@ class StageCosts:
 
     def baseline(self, noise: Workload, answers: Sequence[GeneratedWork]) -> list[StageCost]:
         """Return the costs of evaluating the baseline, and a sample of the items once more."""
-        found = [self._evaluated("baseline", self.scored, answers, read=self.base, written=self.states, captures=True)]
+        costs = [self._evaluated("baseline", self.scored, answers, read=self.base, written=self.states, captures=True)]
         if noise.tokens:
-            found.append(self._evaluated("baseline again (noise)", noise, (), read=self.states, heads=2))
-        return found
+            costs.append(self._evaluated("baseline again (noise)", noise, (), read=self.states, heads=2))
+        return costs
 
     def compression(self) -> StageCost:
         """Return the cost of compressing the model. Methods whose work has no formula have no seconds."""
         method, length = METHODS.get(self.config.method), self.config.calibration_length
         tokens, operations, computing = 0, 0.0 if not method.needs_calibration else None, 0.0
         if method.needs_calibration:
-            asked = self.config.calibration_samples
+            samples = self.config.calibration_samples
             default = getattr(method.Config(), "calibration_samples", 0)  # of every method that is calibrated
-            tokens = length * (default if asked == "auto" else asked)
+            tokens = length * (default if samples == "auto" else samples)
             operations = formulas.calibration_operations(method.name, self.shape, tokens, length)
             on_gpu = self.config.source.device != "cpu"
             solving = formulas.solving_seconds(method.name, self.shape) if on_gpu else 0.0
@@ -331,9 +331,9 @@ def _dtype(name: str, model_config: Any) -> torch.dtype:
     named = getattr(model_config, "dtype", None) if name == "auto" else name
     if isinstance(named, torch.dtype):
         return named
-    found = getattr(torch, str(named or "float32"))
-    assert isinstance(found, torch.dtype)
-    return found
+    torch_dtype = getattr(torch, str(named or "float32"))
+    assert isinstance(torch_dtype, torch.dtype)
+    return torch_dtype
 
 
 def _opened(config: PlanConfig) -> tuple[Any, Any]:

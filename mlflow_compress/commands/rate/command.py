@@ -95,8 +95,8 @@ def ratings(*files: PathOrText, store: StoreLike = None, **parameters: Any) -> H
     >>> mc.ratings(folder / "anna.csv", key=sheet.key, store=folder)["human/win_rate"].value
     0.5
     """
-    given = {"files": ",".join(path_text("files", file) for file in files), **parameters} if files else parameters
-    config = configured(RatingsConfig, given)
+    values = {"files": ",".join(path_text("files", file) for file in files), **parameters} if files else parameters
+    config = configured(RatingsConfig, values)
     from mlflow_compress.commands.rate.run import run_ratings
 
     return run_ratings(config, opened_store(store, config))

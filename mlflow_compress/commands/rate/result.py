@@ -76,10 +76,10 @@ class HumanRatings(Tabular):
     @property
     def summary(self) -> str:
         """The win rate, in one sentence."""
-        found = self["human/win_rate"]
-        interval = "" if found.low is None else f" [{found.low:.3f}, {found.high:.3f}]"
+        rate = self["human/win_rate"]
+        interval = "" if rate.low is None else f" [{rate.low:.3f}, {rate.high:.3f}]"
         return (
-            f"{self.variant} against {self.baseline}: win rate {found.value:.3f}{interval} in {found.n} ratings of "
+            f"{self.variant} against {self.baseline}: win rate {rate.value:.3f}{interval} in {rate.n} ratings of "
             f"{len(self.missing)} {'rater' if len(self.missing) == 1 else 'raters'}, ties counting half"
         )
 

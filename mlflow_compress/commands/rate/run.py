@@ -128,7 +128,7 @@ def read_ratings(files: Sequence[Path], ids: Sequence[str]) -> dict[str, dict[st
 
     - `files`: CSV files with the columns `id` and `choice`, separated by comma, semicolon or tab; others are not read.
     """
-    found: dict[str, dict[str, str]] = {}
+    ratings: dict[str, dict[str, str]] = {}
     problems: list[str] = []
     for path in files:
         rater = path.stem
@@ -137,10 +137,10 @@ def read_ratings(files: Sequence[Path], ids: Sequence[str]) -> dict[str, dict[st
         if not _RATER.fullmatch(rater):
             allowed = "letters, digits, and - _ . in the name of a file, which becomes the rater's name"
             raise ConfigError("A rater's name cannot be part of a metric's name", allowed=allowed, got=path.name)
-        if rater in found:
+        if rater in ratings:
             raise ConfigError("Two files of ratings have one name, which is the rater's", got=path.name)
-        found[rater] = _read(path, set(ids), problems)
-        if not found[rater] and not problems:
+        ratings[rater] = _read(path, set(ids), problems)
+        if not ratings[rater] and not problems:
             raise DataError("No row of this file has a choice", allowed=CHOICES, got=path.name)
     if problems:
         more = f", and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
@@ -149,7 +149,7 @@ def read_ratings(files: Sequence[Path], ids: Sequence[str]) -> dict[str, dict[st
             f"{'; '.join(problems[:_NAMED])}{more}",
             fix="Correct the file. Nothing was counted",
         )
-    return found
+    return ratings
 
 
 def _read(path: Path, ids: set[str], problems: list[str]) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _read(path: Path, ids: set[str], problems: list[str]) -> dict[str, str]:
     text = path.read_bytes().decode("utf-8-sig", errors="replace")
     separator = next((sign for sign in ",;\t" if sign in text.partition("\n")[0]), ",")
     choices = {choice.lower(): choice for choice in CHOICES}
-    found: dict[str, str] = {}
+    choices_by_row: dict[str, str] = {}
     lines: dict[str, int] = {}
     try:
         rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
@@ -174,11 +174,11 @@ def _read(path: Path, ids: set[str], problems: list[str]) -> dict[str, str]:
             elif given and given.lower() not in choices:
                 problems.append(f"{where}: unknown choice {given!r} (allowed: {', '.join(CHOICES)})")
             elif given:
-                found[row_id] = choices[given.lower()]
+                choices_by_row[row_id] = choices[given.lower()]
             lines.setdefault(row_id, rows.line_num)
     except csv.Error as error:
         raise DataError(f"A file of ratings is no CSV: {error}", got=path.name) from error
-    return found
+    return choices_by_row
 
 
 FOR_RATERS, PAGE, TABLE, KEY = "for_raters", "rate.html", "answers.csv", "key.json"
@@ -238,7 +238,7 @@ def run_ratings(config: RatingsConfig, store: Store | None = None) -> HumanRatin
     ratings = read_ratings(files, [row.id for row in key.rows])
     results = tuple(rating_results(key, ratings, MetricSettings(seed=config.seed)))
     link = _log(config, key, ratings, results, store)
-    missing = {rater: len(key.rows) - len(given) for rater, given in ratings.items()}
+    missing = {rater: len(key.rows) - len(choices) for rater, choices in ratings.items()}
     return HumanRatings(
         baseline=key.baseline,
         variant=key.variant,
@@ -258,15 +258,15 @@ def rating_results(
     counts half. "Both bad" is a tie, and `human/both_bad` its share. Identical answers are a tie of every rater. A row
     that a rater has not rated counts as unscored. Every rating counts alike. Intervals: see `preference_interval`.
     """
-    each = {rater: _preferences(key, given) for rater, given in ratings.items()}
+    each = {rater: _preferences(key, choices) for rater, choices in ratings.items()}
     results = preference_shares([one for part in each.values() for one in part], settings, prefix=PREFIX)
     if len(each) > 1:
         for rater, part in each.items():
-            own = preference_shares(part, settings, prefix=PREFIX)
-            results += [replace(result, task=rater) for result in own if result.category is None]
+            of_rater = preference_shares(part, settings, prefix=PREFIX)
+            results += [replace(result, task=rater) for result in of_rater if result.category is None]
     values: dict[str, dict[Hashable, float]] = {
-        rater: {(row.item_id, row.id): _value(row, given[row.id]) for row in key.rows if row.id in given}
-        for rater, given in ratings.items()
+        rater: {(row.item_id, row.id): _value(row, choices[row.id]) for row in key.rows if row.id in choices}
+        for rater, choices in ratings.items()
     }
     kappa, alpha = f"{PREFIX}agreement_kappa", f"{PREFIX}agreement_alpha"
     return results + rater_agreement(values, lambda rated: rated[0], settings, kappa=kappa, alpha=alpha)
@@ -277,13 +277,13 @@ def _value(row: KeyRow, choice: str) -> float:
     return float(choice == row.variant) if choice in ("A", "B") else 0.5
 
 
-def _preferences(key: RatingKey, given: Mapping[str, str]) -> list[Preference]:
+def _preferences(key: RatingKey, choices: Mapping[str, str]) -> list[Preference]:
     """Return a rater's verdicts on all pairs, identical ones included."""
-    found = []
+    preferences = []
     for row in key.rows:
-        adds = _adds(_value(row, given[row.id]), given[row.id]) if row.id in given else None
-        found.append(Preference(row.item_id, row.category, adds))
-    return [*found, *(Preference(pair.item_id, pair.category, _adds(0.5, "tie")) for pair in key.identical)]
+        adds = _adds(_value(row, choices[row.id]), choices[row.id]) if row.id in choices else None
+        preferences.append(Preference(row.item_id, row.category, adds))
+    return [*preferences, *(Preference(pair.item_id, pair.category, _adds(0.5, "tie")) for pair in key.identical)]
 
 
 def _adds(value: float, choice: str) -> dict[str, float]:
@@ -308,10 +308,10 @@ def _log(
     run = store.add_to(key.run)
     run.log_results([result for result in results if result.category is None])
     rows: list[dict[str, Any]] = [
-        {"rater": rater, "item_id": row.item_id, "turn": row.turn, "choice": _named(row, given[row.id])}
-        for rater, given in ratings.items()
+        {"rater": rater, "item_id": row.item_id, "turn": row.turn, "choice": _named(row, choices[row.id])}
+        for rater, choices in ratings.items()
         for row in key.rows
-        if row.id in given
+        if row.id in choices
     ]
     run.log_json(rows, ROWS)
     return store.link(key.run)

@@ -43,8 +43,8 @@ def report(*runs: str, **parameters: Any) -> VariantsReport:
         ...
     mlflow_compress.errors.ConfigError: No run to report on. Allowed: ids of main runs of one evaluation, ...
     """
-    given = {"runs": ",".join(path_text("runs", run) for run in runs), **parameters} if runs else parameters
-    config = configured(ReportConfig, given)
+    values = {"runs": ",".join(path_text("runs", run) for run in runs), **parameters} if runs else parameters
+    config = configured(ReportConfig, values)
     from mlflow_compress.commands.report.run import run_report
 
     return run_report(config)

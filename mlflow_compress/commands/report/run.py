@@ -83,8 +83,8 @@ def answer_similarity(tracker: Tracker, board: Scoreboard) -> ModelSimilarity | 
         if not models:
             for shown, stored in ((BASELINE, "baseline"), (AGAIN, "again")):
                 ids, models[shown] = Embeddings.read(folder / stored).by_instruction()
-        own, vectors = Embeddings.read(folder / "variant").by_instruction()
-        if own != ids:
+        instructions, vectors = Embeddings.read(folder / "variant").by_instruction()
+        if instructions != ids:
             raise AlignmentError("Two variants with one setting answered different instructions", got=name)
         # One that is called as the baseline's rows are is told apart from them.
         models[f"{name} (variant)" if name in models else name] = vectors
@@ -196,8 +196,8 @@ def _read(folder: Path, *kinds: type[Records]) -> RunRecords:
 
 def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]) -> Judgments | None:
     """Return the grades of the baseline's answers, from the first judge run that has them."""
-    for own in children.values():
-        judge = finished_judge(own)
+    for stages in children.values():
+        judge = finished_judge(stages)
         if judge is None:
             continue
         if any(file.path == BASELINE_GRADES for file in tracker.client.list_artifacts(judge.info.run_id)):
@@ -209,11 +209,11 @@ def _settings(runs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the settings of compression in which variants differ, and method and bits, by variant."""
     shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), *_NOT_SHOWN}
     every = {name: _final(run.data.params, shared) for name, run in runs.items()}
-    names = dict.fromkeys(["method", "bits", *(key for found in every.values() for key in found)])
+    names = dict.fromkeys(["method", "bits", *(key for settings in every.values() for key in settings)])
     differing = [
-        key for key in names if key in ("method", "bits") or len({found.get(key) for found in every.values()}) > 1
+        key for key in names if key in ("method", "bits") or len({settings.get(key) for settings in every.values()}) > 1
     ]
-    return {name: {key: found[key] for key in differing if key in found} for name, found in every.items()}
+    return {name: {key: settings[key] for key in differing if key in settings} for name, settings in every.items()}
 
 
 def _final(params: Mapping[str, str], without: set[str]) -> dict[str, str]:
@@ -238,7 +238,7 @@ def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: s
 def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:
     """Return what the page leaves out."""
     notes = []
-    judged = sum(finished_judge(own) is not None for own in children.values())
+    judged = sum(finished_judge(stages) is not None for stages in children.values())
     if judged > answered:
         notes.append(f"The answers of {judged - answered} variants are not shown: they answered other instructions")
     if 0 < judged < n:
@@ -254,14 +254,14 @@ def run_report(config: ReportConfig) -> VariantsReport:
     """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too."""
     path = Path(config.output).expanduser().resolve()
     text_of = _writer(config.format, path)
-    given = [run_id.strip() for run_id in (config.runs or "").split(",") if run_id.strip()]
-    if not given:
+    run_ids = [run_id.strip() for run_id in (config.runs or "").split(",") if run_id.strip()]
+    if not run_ids:
         raise ConfigError("No run to report on", allowed=_ACCEPTED, fix="Give the ids of runs: report RUN [RUN ...]")
     if not path.parent.is_dir():
         raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
     tracker = Tracker(config.experiment)
     policy = read_policy(config.policy)
-    content = page_content(tracker, _scored(tracker, given, policy.margin), policy, config.policy)
+    content = page_content(tracker, _scored(tracker, run_ids, policy.margin), policy, config.policy)
     text = text_of(content)
     report = VariantsReport(
         board=content.board, decision=content.decision, choice=choice_and_reason(content), path=path
@@ -296,15 +296,15 @@ def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
     return writers[chosen]
 
 
-def _scored(tracker: Tracker, given: Sequence[str], margin: float) -> Scoreboard:
+def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboard:
     """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
     runs: dict[str, None] = {}
     names: dict[str, str] = {}
     others: dict[str, ScoredVariant] = {}
-    for run_id in given:
+    for run_id in run_ids:
         check_text("runs", run_id)
-        found = tracker.look_up(run_id)
-        run_id, stage = found.run_id, found.tags.get(run_names.STAGE)
+        run = tracker.look_up(run_id)
+        run_id, stage = run.run_id, run.tags.get(run_names.STAGE)
         if stage not in ("main", "sweep"):
             raise ConfigError(
                 "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"

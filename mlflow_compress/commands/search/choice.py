@@ -43,8 +43,8 @@ class CandidateFormat:
     @property
     def described(self) -> dict[str, Any]:
         """Method and settings for a recipe, which has the settings of the calibration by itself."""
-        own = self.uniform.own_settings.items()
-        return {"method": self.method, **{k: v for k, v in own if k not in CalibratedConfig.model_fields}}
+        settings = self.uniform.own_settings.items()
+        return {"method": self.method, **{k: v for k, v in settings if k not in CalibratedConfig.model_fields}}
 
     @property
     def rescales(self) -> bool:
@@ -60,20 +60,20 @@ class CandidateFormat:
 
 def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
     """Return the formats, and whether a layer may stay as it is."""
-    asked = [part.strip() for part in config.space.formats.split(",") if part.strip()]
-    if len(set(asked)) < max(2, len(asked)):
+    names = [part.strip() for part in config.space.formats.split(",") if part.strip()]
+    if len(set(names)) < max(2, len(names)):
         raise ConfigError("A search needs two different formats or more", got=config.space.formats)
-    found = [_candidate(config, name) for name in asked if name != KEPT]
-    return found, KEPT in asked
+    choices = [_candidate(config, name) for name in names if name != KEPT]
+    return choices, KEPT in names
 
 
 def _candidate(config: SearchConfig, name: str) -> CandidateFormat:
     method, bits = format_parts(name)
     known = METHODS.get(method).Config.model_fields
     given: dict[str, Any] = {"bits": bits, "group_size": config.space.group_size}
-    own = METHODS.get(method).for_single_layers
-    if own:
-        given["method_args"] = {**own, **config.space.method_args}
+    fixed = METHODS.get(method).for_single_layers
+    if fixed:
+        given["method_args"] = {**fixed, **config.space.method_args}
     variant = config.main_config(method=method, **{k: v for k, v in given.items() if k in known or k == "method_args"})
     uniform = _combination(variant)
     METHODS.get(method).require_backend(uniform.settings)
@@ -87,18 +87,18 @@ def _combination(config: MainConfig) -> Combination:
 
 def limits_of(config: SearchConfig) -> list[Limit]:
     """Return the limits, one variant each. None, or those of two kinds, are a `ConfigError`."""
-    given = [name for name in LIMITS if getattr(config.space, name) is not None]
-    if len(given) != 1:
-        raise ConfigError("A search needs one kind of limit", allowed=LIMITS, got=", ".join(given) or "none")
-    values = sorted({float(part) for part in getattr(config.space, given[0]).split(",")})
-    return [Limit(kind=given[0], value=value) for value in values]  # type: ignore[arg-type]
+    kinds = [name for name in LIMITS if getattr(config.space, name) is not None]
+    if len(kinds) != 1:
+        raise ConfigError("A search needs one kind of limit", allowed=LIMITS, got=", ".join(kinds) or "none")
+    values = sorted({float(part) for part in getattr(config.space, kinds[0]).split(",")})
+    return [Limit(kind=kinds[0], value=value) for value in values]  # type: ignore[arg-type]
 
 
 def recipe_variant(
-    config: SearchConfig, found: Sequence[CandidateFormat], layers: Mapping[str, str], name: str, folder: Path
+    config: SearchConfig, choices: Sequence[CandidateFormat], layers: Mapping[str, str], name: str, folder: Path
 ) -> Combination:
     """Return the variant of a recipe, which is written into `folder`."""
-    used = [one for one in found if one.name in set(layers.values())]
+    used = [one for one in choices if one.name in set(layers.values())]
     recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers))
     digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
     path = folder / digest / f"{'-'.join(sorted({one.method for one in used}))}-{name}.json"
@@ -109,15 +109,15 @@ def recipe_variant(
     return _combination(config.main_config(method=MIXED, **recipe_of))
 
 
-def require_mixable(config: SearchConfig, found: Sequence[CandidateFormat], source: SourceModel) -> None:
+def require_mixable(config: SearchConfig, choices: Sequence[CandidateFormat], source: SourceModel) -> None:
     """Raise an error, before any work, where the formats cannot share a checkpoint."""
-    layers = {layer: found[i % len(found)].name for i, layer in enumerate(source.linear)}
+    layers = {layer: choices[i % len(choices)].name for i, layer in enumerate(source.linear)}
     with TemporaryDirectory() as folder:
-        settings: Any = recipe_variant(config, found, layers, "check", Path(folder)).settings
+        settings: Any = recipe_variant(config, choices, layers, "check", Path(folder)).settings
         METHODS.get(MIXED).check(settings, source)
 
 
-def require_in_reach(limit: Limit, found: Sequence[CandidateFormat], source: SourceModel) -> None:
+def require_in_reach(limit: Limit, choices: Sequence[CandidateFormat], source: SourceModel) -> None:
     """Raise `ConfigError`, before any work, for a budget that no format reaches or that is above the baseline's.
 
     Scales and zero points are not known yet: the budget is checked again when the formats' checkpoints are there.
@@ -125,7 +125,7 @@ def require_in_reach(limit: Limit, found: Sequence[CandidateFormat], source: Sou
     headers = read_headers(source.folder)
     weights = sum(rows * columns for rows, columns in source.linear.values())
     base = bytes_of_layers(headers, source.linear)
-    fewest = min(int(one.uniform.own_settings["bits"]) for one in found)
+    fewest = min(int(one.uniform.own_settings["bits"]) for one in choices)
     sizes = StoredSizes(
         groups=("all",),
         formats=("smallest",),
@@ -159,8 +159,8 @@ class Choice:
     @property
     def high(self) -> float:
         """Upper end of its interval; infinite where there are too few windows for one."""
-        found = studentized_interval(self.kl)
-        return np.inf if found is None else found.high
+        interval = studentized_interval(self.kl)
+        return np.inf if interval is None else interval.high
 
     def misses(self, limit: Limit, tolerance: float) -> bool:
         """Return whether the prediction is farther off than the tolerance, or the KL is not surely within its limit."""
@@ -227,12 +227,12 @@ def choose_formats(
             break  # by the refitted costs nothing keeps to the limit
         if allocation.choice in tried:
             break
-        found = measured(allocation, limit, table, make=make, measure=measure, number=number)
-        tried[allocation.choice] = found
-        if not found.misses(limit, tolerance) or number == rounds:
+        chosen = measured(allocation, limit, table, make=make, measure=measure, number=number)
+        tried[allocation.choice] = chosen
+        if not chosen.misses(limit, tolerance) or number == rounds:
             break
-        table = refit(found)
-        margin = max(0.0, found.high - found.measured) if limit.kind == "max_kl" else 0.0
+        table = refit(chosen)
+        margin = max(0.0, chosen.high - chosen.measured) if limit.kind == "max_kl" else 0.0
     inside = [one for one in tried.values() if one.is_inside(limit)]
     if limit.kind == "max_kl" and inside:
         return min(inside, key=lambda one: (one.allocation.n_bytes, one.measured))
@@ -252,22 +252,22 @@ AUTOSCHEME_METHODS = ("gptq", "rtn")
 """Methods of which AutoScheme's integer formats are a model."""
 
 
-def integer_formats(found: Sequence[CandidateFormat], may_keep: bool) -> list[IntegerFormat]:
+def integer_formats(choices: Sequence[CandidateFormat], may_keep: bool) -> list[IntegerFormat]:
     """Return the formats as AutoScheme knows them."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise MissingDependencyError(f"AutoScheme needs the package {PACKAGE}, which is not installed")
-    settings = [one.uniform.own_settings for one in found]
-    bits = [own.get("bits") for own in settings]
-    if may_keep or any(one.method not in AUTOSCHEME_METHODS for one in found) or len(set(bits)) < len(bits):
+    settings = [one.uniform.own_settings for one in choices]
+    bits = [values.get("bits") for values in settings]
+    if may_keep or any(one.method not in AUTOSCHEME_METHODS for one in choices) or len(set(bits)) < len(bits):
         raise UnsupportedError(
             "AutoScheme chooses between bits of integer formats only",
             allowed=f"formats of {' or '.join(AUTOSCHEME_METHODS)} with different bits",
-            got=", ".join([*(one.name for one in found), *(["none"] if may_keep else [])]),
+            got=", ".join([*(one.name for one in choices), *(["none"] if may_keep else [])]),
         )
-    sizes = [-1 if isinstance(own["group_size"], str) else own["group_size"] for own in settings]
+    sizes = [-1 if isinstance(values["group_size"], str) else values["group_size"] for values in settings]
     return [
-        IntegerFormat(bits=own["bits"], group_size=size, sym=own["symmetric"])
-        for own, size in zip(settings, sizes, strict=True)
+        IntegerFormat(bits=values["bits"], group_size=size, sym=values["symmetric"])
+        for values, size in zip(settings, sizes, strict=True)
     ]
 
 
@@ -295,13 +295,13 @@ def autoscheme_choices(
     ids = costs.text.windows.ids
     # Two windows in one text: a text that has fewer tokens when it is read again would be left out.
     texts = [tokenizer.decode([*a.tolist(), *b.tolist()]) for a, b in zip(ids[::2], ids[1::2], strict=False)]
-    asked = list(dict.fromkeys(wanted.values()))
-    found = ask_autoscheme(
+    averages = list(dict.fromkeys(wanted.values()))
+    by_budget = ask_autoscheme(
         str(source.folder),
         texts,
         formats,
         [group.modules for group in costs.groups],
-        asked,
+        averages,
         length=config.space.calibration_length,
         trust_remote_code=source.trust_remote_code,
     )
@@ -309,7 +309,7 @@ def autoscheme_choices(
     rows = np.arange(len(costs.groups))
     chosen = {}
     for limit, bits in wanted.items():
-        by_layer = found[asked.index(bits)]
+        by_layer = by_budget[averages.index(bits)]
         choice = tuple(number[by_layer[group.modules[0]]] for group in costs.groups)
         chosen[limit] = Allocation(
             choice=choice,

@@ -52,15 +52,15 @@ def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> Se
     `used` windows calibrate. Without a text of its own, the search takes those that follow in the seeded order.
     """
     space = config.space
-    given = space.search_text or space.calibration
-    found = load_calibration(given, model=config.source.model, data_dir=config.source.data_dir or "")
+    named = space.search_text or space.calibration
+    corpus = load_calibration(named, model=config.source.model, data_dir=config.source.data_dir or "")
     skipped = 0 if space.search_text else used
     tokenizer = source.tokenizer()
     length = space.calibration_length
     try:
         tokens = calibration_tokens.prepare_calibration(
             tokenizer,
-            found.rendered(tokenizer),
+            corpus.rendered(tokenizer),
             samples=skipped + space.search_windows,
             length=length,
             seed=config.source.seed,
@@ -68,13 +68,13 @@ def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> Se
     except ConfigError as error:
         needed = f"{skipped + space.search_windows} windows of {length} tokens, of which {skipped} calibrate"
         raise ConfigError(
-            f"The search's text {found.name!r} is too short", allowed=needed, fix="Give search_text, or fewer windows"
+            f"The search's text {corpus.name!r} is too short", allowed=needed, fix="Give search_text, or fewer windows"
         ) from error
     chosen = calibration_tokens.Calibration(tokens.ids[skipped:])
     ids: list[Ids] = list(chosen.ids.astype(np.int32))
     return SearchText(
-        name=found.name,
-        texts=tuple(found.plain()),
+        name=corpus.name,
+        texts=tuple(corpus.plain()),
         sha256=chosen.sha256,
         windows=Windows(ids, [np.arange(length // 2 + 1, length)] * len(ids)),
     )
@@ -97,8 +97,8 @@ class SwapCosts:
         variant = self.open(folder)
         groups = [self.groups[i] for i in (range(len(self.groups)) if numbers is None else numbers)]
         kind = f"alone-{digest({'groups': [group.name for group in groups]})[:12]}"
-        found = self._measured(kind, [Swap.of(group, variant.model) for group in groups], [variant])
-        return self._per_group(found, groups)
+        distances = self._measured(kind, [Swap.of(group, variant.model) for group in groups], [variant])
+        return self._per_group(distances, groups)
 
     def around(self, recipe: str, folder: str | None) -> Float:
         """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
@@ -130,12 +130,12 @@ class SwapCosts:
         meter = SwapMeter(self.open(None), progress=False)
         return meter.measure("search", self.text.windows, swaps, variant=variant, resume=folder, identity=identity)
 
-    def _per_group(self, found: SwapDistances, groups: Sequence[WeightGroup]) -> Float:
-        return np.stack([self._windows(found, group.name) for group in groups])
+    def _per_group(self, distances: SwapDistances, groups: Sequence[WeightGroup]) -> Float:
+        return np.stack([self._windows(distances, group.name) for group in groups])
 
-    def _windows(self, found: SwapDistances, name: str) -> Float:
+    def _windows(self, distances: SwapDistances, name: str) -> Float:
         """Return the mean KL of each window, whose scored positions are equally many."""
-        kl = found.where(swap=name).column("kl")
+        kl = distances.where(swap=name).column("kl")
         return np.asarray(kl.reshape(len(self.text.windows.ids), -1).mean(axis=1), dtype=np.float64)
 
 
@@ -151,18 +151,18 @@ def format_groups(
     inference = as_baseline(config.inference, opened)
     if rescaled:
         baseline = load_model(opened.config).model
-        found: list[WeightGroup] = []
+        joined: list[WeightGroup] = []
         for folder in folders:
             variant = load_model(light(folder, config.source, inference).config).model
             for group in find_differences(baseline, variant).groups:
-                found = joined_distances(found, group)
+                joined = joined_distances(joined, group)
     else:
         bare = without_weights(opened.model_config, source.name, trust_remote_code=source.trust_remote_code)
-        found = [group for group in weight_groups(bare) if set(group.modules) & source.linear.keys()]
-        for group in found:
+        joined = [group for group in weight_groups(bare) if set(group.modules) & source.linear.keys()]
+        for group in joined:
             if others := sorted(set(group.modules) - source.linear.keys()):
                 raise UnsupportedError(f"Group {group.name} holds weights that are in no linear layer", got=others[0])
-    return tuple(found)
+    return tuple(joined)
 
 
 def joined_distances(groups: Sequence[WeightGroup], other: WeightGroup) -> list[WeightGroup]:
@@ -227,8 +227,8 @@ def fisher_costs(baseline: Any, variant: Any, groups: Sequence[WeightGroup], win
         with torch.inference_mode():
             for layer in layers:
                 module = variant.get_submodule(layer)
-                for given, output in calls[layer]:
-                    errors = module(given) - output.detach()
+                for inputs, output in calls[layer]:
+                    errors = module(inputs) - output.detach()
                     g, e = (x.flatten(0, -2).float().cpu().numpy() for x in (next(gradients), errors))
                     total[layer] += fisher_cost(g, e, n_scored)
     return np.array([sum(total[name] for name in group.modules) for group in groups])
@@ -266,8 +266,8 @@ def _noted(model: Any, layers: Sequence[str]) -> Iterator[Calls]:
         undo.callback(hook.remove)
         for name in layers:
 
-            def note(_module: Any, given: Any, output: Tensor, name: str = name) -> None:
-                calls[name].append((given[0].detach(), output))
+            def note(_module: Any, inputs: Any, output: Tensor, name: str = name) -> None:
+                calls[name].append((inputs[0].detach(), output))
 
             undo.callback(model.get_submodule(name).register_forward_hook(note).remove)
         yield calls

@@ -109,5 +109,5 @@ class SearchConfig(Parameters):
         return self._uniform(SweepConfig)
 
     def _uniform(self, command: type[C], **changes: Any) -> C:
-        own = {"experiment": self.experiment, "group_size": AUTO, "judge": False, "speed": False}
-        return self.of_stage(command, **{**own, **changes})
+        shared = {"experiment": self.experiment, "group_size": AUTO, "judge": False, "speed": False}
+        return self.of_stage(command, **{**shared, **changes})

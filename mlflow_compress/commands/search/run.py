@@ -109,12 +109,12 @@ def unit_kl(tracker: Tracker, main_run: str) -> UnitKl:
     return UnitKl(unit="item", keys=keys, kl=np.maximum(scores.kl[rows], 0.0))
 
 
-def _windows(found: TokenDistances) -> UnitKl:
-    names = list(zip(found.column("task").tolist(), found.column("item_id").tolist(), strict=True))
+def _windows(distances: TokenDistances) -> UnitKl:
+    names = list(zip(distances.column("task").tolist(), distances.column("item_id").tolist(), strict=True))
     keys = tuple(dict.fromkeys(names))
     number = {key: row for row, key in enumerate(keys)}
     rows = np.array([number[name] for name in names])
-    return UnitKl(unit="window", keys=keys, kl=np.bincount(rows, found.column("kl")) / np.bincount(rows))
+    return UnitKl(unit="window", keys=keys, kl=np.bincount(rows, distances.column("kl")) / np.bincount(rows))
 
 
 BASELINE = "baseline"
@@ -161,7 +161,7 @@ def publish_search(
     rows.sort(key=lambda row: (row.bits_per_weight, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
     tasks = ", ".join(Path(part).name for part in tasks.split(","))
-    found = Search(
+    result = Search(
         baseline=model_label(config.source.model),
         variants=tuple(rows),
         formats=table.sizes.formats,
@@ -174,8 +174,8 @@ def publish_search(
         left_out=left_out,
         run=tracker.link(run.run_id),
     )
-    _log(tracker, run, found)
-    return found
+    _log(tracker, run, result)
+    return result
 
 
 def _row(made: Made, units: UnitKl, kl: Float) -> SearchedVariant:
@@ -228,12 +228,12 @@ def _paired(name: str, differences: Float) -> dict[str, Any]:
     }
 
 
-def _estimate(found: Estimation) -> CostEstimate:
+def _estimate(estimation: Estimation) -> CostEstimate:
     return CostEstimate(
-        kind=found.kind,
-        swaps=int(found.measured.sum()),
-        possible=found.possible,
-        rank_correlation=found.rank_correlation,
+        kind=estimation.kind,
+        swaps=int(estimation.measured.sum()),
+        possible=estimation.possible,
+        rank_correlation=estimation.rank_correlation,
     )
 
 
@@ -260,53 +260,53 @@ def _recipe(sizes: StoredSizes, choice: Choice) -> dict[str, str]:
     return {group: sizes.formats[i] for group, i in zip(sizes.groups, choice.allocation.choice, strict=True)}
 
 
-def _log(tracker: Tracker, run: TrackedRun, found: Search) -> None:
+def _log(tracker: Tracker, run: TrackedRun, result: Search) -> None:
     # Imported here, because matplotlib takes a second to import.
     from mlflow_compress.reporting.figures import draw_search
 
-    rows = found.to_rows()
-    markdown = search_markdown(rows, found.found, found.notes)
-    run.log_json(found.to_dict(), "search.json")
+    rows = result.to_rows()
+    markdown = search_markdown(rows, result.found, result.notes)
+    run.log_json(result.to_dict(), "search.json")
     run.log_text(rows_csv(rows), "search.csv")
-    run.log_text(rows_csv([asdict(one) for one in found.costs]), "costs.csv")
+    run.log_text(rows_csv([asdict(one) for one in result.costs]), "costs.csv")
     run.log_text(markdown, "search.md")
     standard = Policy().kl  # the default gate
-    limits = [one.max_kl for one in found.searched if one.max_kl is not None]
+    limits = [one.max_kl for one in result.searched if one.max_kl is not None]
     gate = max(limits) if limits else None if standard is None else standard.max_kl
     with scratch_folder(tracker.uri) as folder:
         figures = draw_search(rows, folder, gate=gate)
         run.log_figures(folder, [figure.path.stem for figure in figures])
-    against = [one.against_mix for one in found.searched]
-    errors = [abs(one.prediction_error) for one in found.searched if one.prediction_error is not None]
+    against = [one.against_mix for one in result.searched]
+    errors = [abs(one.prediction_error) for one in result.searched if one.prediction_error is not None]
     run.log_values(
         {
-            "search/variants": len(found.searched),
+            "search/variants": len(result.searched),
             "search/closer_than_mix": against.count("closer"),
             "search/farther_than_mix": against.count("farther"),
             **({"search/largest_prediction_error_pct": 100 * max(errors)} if errors else {}),
-            **({"search/measured_swaps": found.estimate.swaps} if found.estimate is not None else {}),
+            **({"search/measured_swaps": result.estimate.swaps} if result.estimate is not None else {}),
         }
     )
-    run.set_tags({run_names.VERDICT: found.found})
+    run.set_tags({run_names.VERDICT: result.found})
     run.set_note(markdown)
 
 
 def run_search(config: SearchConfig, say: Say = silent) -> Search:
     """Find the formats of every group of layers within each limit, and return them beside the uniform variants."""
-    limits, (found, may_keep), given = limits_of(config), candidates(config), config
+    limits, (formats, may_keep), original = limits_of(config), candidates(config), config
     path = model_path(config.source.model)
     with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
-    require_mixable(config, found, source)
+    require_mixable(config, formats, source)
     for limit in limits:
-        require_in_reach(limit, found, source)
+        require_in_reach(limit, formats, source)
     config = config.with_values(output_dir=str(out_folder(config.space.output_dir, tracking_uri())))
-    found, may_keep = candidates(config)
-    with unfinished_until_ended(given), keeping(), engine_started(config.running, config.source):
+    formats, may_keep = candidates(config)
+    with unfinished_until_ended(original), keeping(), engine_started(config.running, config.source):
         tracker = Tracker(config.experiment)
-        prepared = prepare_sweep(config.sweep_config, [one.uniform for one in found], tracker)
-        text = read_search_text(config, source, max(one.calibration_samples for one in found))
-        suite = suite_of(found[0].uniform.config.evaluate_config())
+        prepared = prepare_sweep(config.sweep_config, [one.uniform for one in formats], tracker)
+        text = read_search_text(config, source, max(one.calibration_samples for one in formats))
+        suite = suite_of(formats[0].uniform.config.evaluate_config())
         check_contamination(text.texts, suite.tasks, suite.corpora)
         label = model_label(config.source.model)
         key = digest(
@@ -326,11 +326,11 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
         ):
             run.log_params(as_text(config))
             made = _made(tracker, run, prepared, say)
-            uniform = {one.name: made[one.uniform.name] for one in found}
+            uniform = {one.name: made[one.uniform.name] for one in formats}
             folders = [variant.folder for variant in uniform.values()]
-            groups = format_groups(config, source, folders, rescaled=any(one.rescales for one in found))
+            groups = format_groups(config, source, folders, rescaled=any(one.rescales for one in formats))
             costs = SwapCosts(config=config, text=text, resume=resume, groups=groups)
-            return _Search(tracker, run, source, found, may_keep, costs, uniform, say).result(limits)
+            return _Search(tracker, run, source, formats, may_keep, costs, uniform, say).result(limits)
 
 
 def _made(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, Made]:
@@ -410,7 +410,7 @@ class _Search:
             assert folder is not None  # `known`
             return self.costs.alone(folder, groups)
 
-        table, found = estimated_table(
+        table, estimation = estimated_table(
             space.estimate,
             estimates(space.estimate, self.costs, self.folders),
             limits,
@@ -420,13 +420,13 @@ class _Search:
             known=[column for column, folder in enumerate(paths) if folder is None],
             most=space.measured_swaps,
         )
-        self.say(f"[search] measured {found.measured.sum()} of {found.possible} swaps")
-        return table, found
+        self.say(f"[search] measured {estimation.measured.sum()} of {estimation.possible} swaps")
+        return table, estimation
 
     def _autoscheme(self, chosen: Mapping[Limit, Choice], table: CostTable) -> tuple[dict[Limit, Choice], str]:
         """Return AutoScheme's choices within the same sizes, or why there are none."""
-        asked = self.config.space.autoscheme
-        if asked == "false":
+        switch = self.config.space.autoscheme
+        if switch == "false":
             return {}, ""
         sizes = table.sizes
         budgets = {
@@ -436,14 +436,14 @@ class _Search:
         try:
             formats = integer_formats(self.formats, self.may_keep)
             self.say(f"[search] AutoScheme scores {len(formats)} formats")
-            found = autoscheme_choices(self.config, self.source, formats, self.costs, table, budgets)
+            choices = autoscheme_choices(self.config, self.source, formats, self.costs, table, budgets)
         except (MissingDependencyError, UnsupportedError) as error:
-            if asked == "true":
+            if switch == "true":
                 raise
             return {}, str(error)
         make = partial(self._make, sizes, name="autoscheme-")
         return {
-            limit: measured(one, limit, table, make=make, measure=self.costs.whole) for limit, one in found.items()
+            limit: measured(one, limit, table, make=make, measure=self.costs.whole) for limit, one in choices.items()
         }, ""
 
     def _sizes(self) -> StoredSizes:
@@ -463,7 +463,7 @@ class _Search:
 
     def _chosen(self, limit: Limit, table: CostTable) -> Choice:
         space = self.config.space
-        found = choose_formats(
+        choice = choose_formats(
             limit,
             table,
             rounds=space.search_rounds,
@@ -474,10 +474,10 @@ class _Search:
             uniform=self._uniform_kl,
         )
         self.say(
-            f"[search] {limit.short}: {found.variant.name}, predicted KL {found.predicted:.3g}, measured "
-            f"{found.measured:.3g} on the search's text"
+            f"[search] {limit.short}: {choice.variant.name}, predicted KL {choice.predicted:.3g}, measured "
+            f"{choice.measured:.3g} on the search's text"
         )
-        return found
+        return choice
 
     def _uniform_kl(self, name: str) -> Float:
         folder = self.folders[name]

@@ -83,7 +83,7 @@ def _answer(question: Mapping[str, Any]) -> list[dict[str, int]]:
     source = resolve(question["model"], trust_remote_code=question["trust_remote_code"])
     data = Path("texts.json").resolve()
     data.write_text(json.dumps([{"text": text} for text in question["texts"]]))
-    asked = AutoScheme(
+    request = AutoScheme(
         avg_bits=question["bits"],
         options=[QuantizationScheme(data_type="int", act_bits=16, **one) for one in question["formats"]],
         shared_layers=question["groups"],
@@ -98,10 +98,10 @@ def _answer(question: Mapping[str, Any]) -> list[dict[str, int]]:
     )
     model = source.load("cpu")
     scheme = GenScheme(
-        asked, model, list(source.linear), {}, str(data), "cpu", source.tokenizer(), enable_torch_compile=False
+        request, model, list(source.linear), {}, str(data), "cpu", source.tokenizer(), enable_torch_compile=False
     )
-    found = scheme.get_layer_config()
-    return [{layer: int(chosen["bits"]) for layer, chosen in found[bits].items()} for bits in found]
+    chosen_formats = scheme.get_layer_config()
+    return [{layer: int(chosen["bits"]) for layer, chosen in chosen_formats[bits].items()} for bits in chosen_formats]
 
 
 if __name__ == "__main__":

@@ -86,17 +86,17 @@ class Checkpoint(Method[CheckpointConfig]):
         architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
         tensors = stored_weights.read_headers(folder)
         try:
-            found = AutoConfig.from_pretrained(
+            variant = AutoConfig.from_pretrained(
                 folder, trust_remote_code=source.trust_remote_code, local_files_only=True
             ).get_text_config()
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"The checkpoint's config.json cannot be read: {error}", got=str(folder)) from error
         base = source.configuration().get_text_config()
-        if found.vocab_size != base.vocab_size:
+        if variant.vocab_size != base.vocab_size:
             raise UnsupportedError(
                 "The checkpoint has another vocabulary than the base, so their predictions cannot be compared",
                 allowed=str(base.vocab_size),
-                got=found.vocab_size,
+                got=variant.vocab_size,
                 fix="Give the base that it was made from as model=FOLDER",
             )
         if not stored_weights.bytes_of_layers(tensors, source.linear):

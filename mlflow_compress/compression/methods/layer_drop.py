@@ -49,13 +49,13 @@ def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
     """Return the model's decoder layers: the only list of modules with the model's number of layers."""
     from torch import nn
 
-    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == source.layers]
-    if len(found) != 1:
+    candidates = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == source.layers]
+    if len(candidates) != 1:
         raise UnsupportedError(
-            f"The decoder layers cannot be distinguished from other lists of modules ({len(found)} candidates)",
+            f"The decoder layers cannot be distinguished from other lists of modules ({len(candidates)} candidates)",
             got=source.architecture,
         )
-    return found[0]
+    return candidates[0]
 
 
 def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> torch.Tensor:

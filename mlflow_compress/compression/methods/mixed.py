@@ -82,8 +82,8 @@ class Mixed(Method[MixedConfig]):
 
     def format_of(self, config: MixedConfig) -> str:
         """Return GGUF, or the format of compressed-tensors that all config groups have, or that of mixed formats."""
-        found = {METHODS.get(one.method).format_of(one.config) for one in config.formats.values()}
-        return found.pop() if len(found) == 1 else self.format
+        stored_formats = {METHODS.get(one.method).format_of(one.config) for one in config.formats.values()}
+        return stored_formats.pop() if len(stored_formats) == 1 else self.format
 
     def packed(
         self, config: MixedConfig, layers: Mapping[str, tuple[int, int]]
@@ -129,14 +129,14 @@ class Mixed(Method[MixedConfig]):
                 got=", ".join(sorted(methods)),
                 fix="Give formats of one method, such as awq:3,awq:4, or of GGUF only",
             )
-        own = ("bits", "group_size", "symmetric")
+        per_format = ("bits", "group_size", "symmetric")
         seen: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, one in config.formats.items():
-            shared = {key: value for key, value in one.config.settings().items() if key not in own}
+            shared = {key: value for key, value in one.config.settings().items() if key not in per_format}
             first, expected = seen.setdefault(one.method, (name, shared))
             if shared != expected:
                 raise ConfigError(
-                    f"Formats of {one.method!r} differ in more than {', '.join(own)}",
+                    f"Formats of {one.method!r} differ in more than {', '.join(per_format)}",
                     allowed=f"as in {first}: {expected}",
                     got=shared,
                 )
@@ -159,7 +159,7 @@ class Mixed(Method[MixedConfig]):
 
 
 def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, LayerFormat]) -> list[object]:
-    found: list[object] = []
+    together: list[object] = []
     for method_name in sorted({one.method for one in formats.values()}):
         method = METHODS.get(method_name)
         assert isinstance(method, ForLayers)
@@ -169,8 +169,8 @@ def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, Lay
             re.sub(r"\W", "_", name): method.scheme(one.config, content.layers_of(name)) for name, one in mine.items()
         }
         others = [layer for layer in source.linear if layer not in layers]
-        found += method.modifiers(next(iter(mine.values())).config, source, schemes, [*source.ignored, *others])
-    return found
+        together += method.modifiers(next(iter(mine.values())).config, source, schemes, [*source.ignored, *others])
+    return together
 
 
 def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, LayerFormat]) -> torch.Tensor:
@@ -190,9 +190,9 @@ def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, 
         mine = [f"{layer}.weight" for layer in content.layers_of(name)]
         types |= dict.fromkeys(mine, method.tensor_type(one.config))
         file_types[method.file_type(one.config)] += len(mine)
-        if found := method.importance(job, model):
+        if weighted := method.importance(job, model):
             names = {gguf_model.gguf_name(parameter, model.config) for parameter in mine}
-            importance |= {tensor: values for tensor, values in found.items() if tensor in names}
+            importance |= {tensor: values for tensor, values in weighted.items() if tensor in names}
     file_type = file_types.most_common(1)[0][0]
 
     def kind_of(name: str, parameter: Any) -> Any:

@@ -173,8 +173,8 @@ def _require_pruned(job: CompressionJob[PruningConfig]) -> None:
     matrices = job.source.stored_matrices
     counts = stored_weights.zeros_of_layers(job.folder, matrices)
     for name, (_, in_features) in matrices.items():
-        found = counts.get(name)
-        zeros = None if found is None else found[0] / found[1]
+        counted = counts.get(name)
+        zeros = None if counted is None else counted[0] / counted[1]
         # The backend rounds to a number of columns per row.
         if zeros is None or zeros < job.config.sparsity - 1 / in_features:
             raise UnsupportedError(f"The layer {name} was not pruned", allowed=f"{job.config.sparsity}", got=zeros)

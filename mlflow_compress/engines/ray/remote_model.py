@@ -61,8 +61,8 @@ class RemoteModel(FileModel):
     @cached_property
     def loaded_facts(self) -> ModelFacts:
         """What a worker knows of it once it is loaded."""
-        found: ModelFacts = self.workers.call("facts", self.ref)
-        return found
+        facts: ModelFacts = self.workers.call("facts", self.ref)
+        return facts
 
     @property
     def execution(self) -> ShardedExecution:
@@ -120,8 +120,8 @@ class ShardedExecution:
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         """Return why sequences of this length cannot share their prefixes; None where they can."""
-        found: str | None = self._workers.call("reason_not_to_pack", self._model.ref, max_length)
-        return found
+        reason: str | None = self._workers.call("reason_not_to_pack", self._model.ref, max_length)
+        return reason
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         """Let workers score what an interrupted run has not finished; write down every shard as it comes."""

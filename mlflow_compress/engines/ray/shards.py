@@ -35,13 +35,13 @@ def shards_for(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[i
     compute its few-shot examples again. So there are fewer of them, down to one per worker, where that would be more
     than 5 % of all tokens.
     """
-    found: list[Shard] = []
+    shards: list[Shard] = []
     for per_worker in _PER_WORKER:
-        found = cut_into_shards(plan, targets, head_rows, missing, per_worker * n_workers)
-        again = sum(pack.n_tokens for shard in found for pack in shard.plan.before)
-        if again <= _MOST_AGAIN * sum(shard.n_tokens for shard in found):
+        shards = cut_into_shards(plan, targets, head_rows, missing, per_worker * n_workers)
+        again = sum(pack.n_tokens for shard in shards for pack in shard.plan.before)
+        if again <= _MOST_AGAIN * sum(shard.n_tokens for shard in shards):
             break
-    return found
+    return shards
 
 
 def cut_into_shards(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n: int) -> list[Shard]:
@@ -75,13 +75,13 @@ def _runs(numbers: Sequence[int]) -> Iterator[range]:
 def _cuts(part: Sequence[UnitGroup], recomputed: npt.NDArray[np.int64], n: int) -> list[int]:
     """Return the index of the first group of each shard but the first."""
     done = np.cumsum([0, *(group.n_tokens for group in part)])  # tokens before each group
-    found: list[int] = []
+    cuts: list[int] = []
     for number in range(1, n):
-        first = found[-1] + 1 if found else 1
+        first = cuts[-1] + 1 if cuts else 1
         last = len(part) - (n - number)
         off = np.abs(done[:-1] - done[-1] * number / n) + recomputed
-        found.append(first + int(off[first : last + 1].argmin()))
-    return found
+        cuts.append(first + int(off[first : last + 1].argmin()))
+    return cuts
 
 
 def _prefix_tokens(plan: Plan) -> npt.NDArray[np.int64]:
@@ -107,11 +107,11 @@ def _shard(plan: Plan, targets: Targets, part: Sequence[UnitGroup], first: int) 
     rows = slice(part[0].rows.start, part[-1].rows.stop)
     begin, end = np.searchsorted(targets.row, [rows.start, rows.stop])
     # The packs of other shards that make the prefixes which these units read, and the prefixes of those packs.
-    own = {u.keep for u in units if isinstance(u, PackedBatch)} | {NO_PREFIX}
+    made = {u.keep for u in units if isinstance(u, PackedBatch)} | {NO_PREFIX}
     needed: dict[int, PackedBatch] = {}
     for unit in units:
         prefix = unit.prefix if isinstance(unit, PackedBatch) else NO_PREFIX
-        while prefix not in own and prefix not in needed:
+        while prefix not in made and prefix not in needed:
             needed[prefix] = plan.makers[prefix]
             prefix = plan.makers[prefix].prefix
     return Shard(

@@ -231,7 +231,7 @@ class Workers:
     def _admit(self, member: _Member, reference: Any) -> None:
         """Let a worker that has started take tasks, if it is like the others."""
         try:
-            found = self._ray.get(reference)
+            described = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             raise _failed(error) from error
         except self._ray.exceptions.RayError as error:
@@ -241,13 +241,13 @@ class Workers:
             self._start_one()
             return
         if self._described is None:
-            self._described = found
+            self._described = described
         first = {**self._described, **self.code}
-        if differ := sorted(name for name in found.keys() | first.keys() if found.get(name) != first.get(name)):
+        if differ := sorted(name for name in described.keys() | first.keys() if described.get(name) != first.get(name)):
             raise WorkerError(
                 f"Workers, or this process, differ in {', '.join(differ)}: records would depend on who computes",
                 allowed=str({name: first.get(name) for name in differ}),
-                got={name: found.get(name) for name in differ},
+                got={name: described.get(name) for name in differ},
                 fix="Use machines of one kind, with the same version of mlflow-compress",
             )
         self._ready.append(member)

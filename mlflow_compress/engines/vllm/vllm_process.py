@@ -73,7 +73,7 @@ class VllmProcess:
     def logprobs(self, sequences: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[np.float64]]:
         """Return vLLM's own log-probability of every token of each sequence but the first."""
         said, _ = self._ask({"do": "logprobs", "sequences": [ids.tolist() for ids in sequences]})
-        return [np.asarray(found, dtype=np.float64) for found in said["logprobs"]]
+        return [np.asarray(values, dtype=np.float64) for values in said["logprobs"]]
 
     def generate(
         self,

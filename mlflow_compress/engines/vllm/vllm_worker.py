@@ -55,8 +55,8 @@ class StatesExtension:
 
     def take_states(self) -> dict[tuple[int, int], torch.Tensor]:
         """Return what was kept since the last call, by the request's number and position."""
-        kept, self.kept_states = self.kept_states, {}
-        return kept
+        states, self.kept_states = self.kept_states, {}
+        return states
 
 
 class OurDraw(AdapterLogitsProcessor):  # type: ignore[misc]
@@ -109,11 +109,11 @@ class ModelInVllm:
         cache.
         """
         places = [(number, row) for number, wanted in enumerate(rows) for row in wanted]
-        kept = self._run_for_states(list(range(len(sequences))), sequences, rows, cached=True)
-        again = sorted({number for number, row in places if (number, row) not in kept})
+        by_place = self._run_for_states(list(range(len(sequences))), sequences, rows, cached=True)
+        again = sorted({number for number, row in places if (number, row) not in by_place})
         if again:
-            kept.update(self._run_for_states(again, sequences, rows, cached=False))
-        states = torch.stack([kept[place] for place in places]).contiguous()
+            by_place.update(self._run_for_states(again, sequences, rows, cached=False))
+        states = torch.stack([by_place[place] for place in places]).contiguous()
         raw = states.view(torch.uint8).numpy().tobytes()
         said = {"dtype": str(states.dtype).removeprefix("torch."), "shape": list(states.shape), "again": len(again)}
         return said, raw
@@ -141,11 +141,11 @@ class ModelInVllm:
         """Return vLLM's own log-probability of every token but the first."""
         settings = SamplingParams(max_tokens=1, temperature=0, detokenize=False, prompt_logprobs=0)
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in sequences], settings, use_tqdm=False)
-        found = [
+        values = [
             [entry[token].logprob for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]
             for ids, output in zip(sequences, outputs, strict=True)
         ]
-        return {"logprobs": found}, b""
+        return {"logprobs": values}, b""
 
     def generate(
         self, prompts: list[list[int]], most: list[int], draws: list[dict[str, Any] | None], ends: list[int]

@@ -25,9 +25,9 @@ _DEFINED = re.compile(r"""(?m)^\s*(?:-\s*)?["']?(?:task|group|tag)["']?\s*:\s*["
 def collection() -> Path:
     """Return the folder of the harness's task definitions, without importing `lm_eval`."""
     require_extra("harness", "lm_eval", by="A task of lm-evaluation-harness")
-    found = find_spec("lm_eval")
-    assert found is not None and found.submodule_search_locations
-    return Path(next(iter(found.submodule_search_locations))) / "tasks"
+    spec = find_spec("lm_eval")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations))) / "tasks"
 
 
 @lru_cache(maxsize=1)
@@ -49,12 +49,12 @@ def folder_of_task(name: str) -> str | None:
     A task needs only its own file and the files that it includes by path.
     """
     key = rf"""(?m)^["']?(task|group)["']?\s*:\s*["']?{re.escape(name)}["']?\s*$"""
-    found = [
+    definitions = [
         (path, match.group(1)) for path, text in _texts().items() if name in text and (match := re.search(key, text))
     ]
-    if len(found) != 1 or found[0][1] != "task" or found[0][0].suffix != ".yaml":
+    if len(definitions) != 1 or definitions[0][1] != "task" or definitions[0][0].suffix != ".yaml":
         return None
-    return found[0][0].parent.relative_to(collection()).as_posix()
+    return definitions[0][0].parent.relative_to(collection()).as_posix()
 
 
 def defined_names() -> list[str]:
@@ -115,8 +115,8 @@ def load_harness_tasks(name: str, *, shots: int | None, data_dir: str, folders: 
     if name not in index.task_index:
         raise _unknown(name)
     with _local_data(index, name, shots, data_dir), _seeded(), quiet_bars():
-        found = index.load([name])
-    loaded = Loaded(name, found["tasks"], found.get("groups", {}))
+        results = index.load([name])
+    loaded = Loaded(name, results["tasks"], results.get("groups", {}))
     for leaf, task in loaded.tasks.items():
         _prepare(leaf, task, shots)
     return loaded
@@ -138,12 +138,12 @@ def _prepare(name: str, task: Any, shots: int | None) -> None:
         raise UnsupportedError(f"Task {name!r} needs images or sound")
     if getattr(task, "UNSAFE_CODE", False):
         raise UnsupportedError(f"Task {name!r} runs code that a model writes", fix="Run it in lm_eval, in a sandbox")
-    own = task.get_config("num_fewshot")
-    if shots is not None and shots != own:
-        if own == 0:
+    defined = task.get_config("num_fewshot")
+    if shots is not None and shots != defined:
+        if defined == 0:
             raise ConfigError(f"Task {name!r} is defined without few-shot examples", allowed="0", got=shots)
         task.set_config(key="num_fewshot", value=shots)
-    elif own is None:
+    elif defined is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
 
@@ -200,8 +200,8 @@ def _drop_missing_splits(config: dict[str, Any], local: Path, shots: int | None)
     names = datasets.get_dataset_split_names(str(local), config.get("dataset_name"), cache_dir=cache_of(local))
     there = set(names)
     wanted = shots if shots is not None else config.get("num_fewshot") or 0
-    own = config.get("fewshot_split") or (config.get("fewshot_config") or {}).get("split")
-    source = own or next((config[key] for key in _SPLITS if config.get(key)), None)
+    fewshot_split = config.get("fewshot_split") or (config.get("fewshot_config") or {}).get("split")
+    source = fewshot_split or next((config[key] for key in _SPLITS if config.get(key)), None)
     samples = (config.get("fewshot_config") or {}).get("samples")
     if wanted and source and not samples and source not in there:
         raise DataError(
@@ -214,7 +214,7 @@ def _drop_missing_splits(config: dict[str, Any], local: Path, shots: int | None)
     for key in _SPLITS:
         if config.get(key) and config[key] not in there:
             config[key] = None
-    if own and own not in there:
+    if fewshot_split and fewshot_split not in there:
         config.pop("fewshot_split", None)
         if isinstance(config.get("fewshot_config"), dict):
             config["fewshot_config"].pop("split", None)

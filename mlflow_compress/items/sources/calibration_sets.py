@@ -64,8 +64,8 @@ def _wikitext2(data_dir: str) -> CalibrationSet:
 
 def _c4(data_dir: str) -> CalibrationSet:
     """Return the first documents of the training file that GPTQ, SparseGPT and Wanda use."""
-    found = read_data_file("allenai/c4", "en/c4-train.00000-of-01024.json.gz", data_dir=data_dir, task="calibration=c4")
-    return CalibrationSet(name="c4", texts=tuple(found[:_DOCUMENTS]["text"]))
+    rows = read_data_file("allenai/c4", "en/c4-train.00000-of-01024.json.gz", data_dir=data_dir, task="calibration=c4")
+    return CalibrationSet(name="c4", texts=tuple(rows[:_DOCUMENTS]["text"]))
 
 
 def _pile(data_dir: str) -> CalibrationSet:
@@ -76,10 +76,10 @@ def _pile(data_dir: str) -> CalibrationSet:
 
 def _ultrachat(data_dir: str) -> CalibrationSet:
     """Return the first conversations of the training split, as in llm-compressor's examples."""
-    found = load_split(
+    rows = load_split(
         "HuggingFaceH4/ultrachat_200k", None, "train_sft", data_dir=data_dir, task="calibration=ultrachat"
     )
-    return CalibrationSet(name="ultrachat", conversations=tuple(found[:_CONVERSATIONS]["messages"]))
+    return CalibrationSet(name="ultrachat", conversations=tuple(rows[:_CONVERSATIONS]["messages"]))
 
 
 SETS: dict[str, Callable[[str], CalibrationSet]] = {

@@ -86,10 +86,10 @@ def file_of(dataset: str, file: str, *, data_dir: str, task: str) -> Path:
 
     local = folder_of(dataset, data_dir)
     if local is not None:
-        found = next((place for place in (local / file, local / "data" / file) if place.is_file()), None)
-        if found is None:
+        path = next((place for place in (local / file, local / "data" / file) if place.is_file()), None)
+        if path is None:
             raise missing_data(dataset, data_dir, why=f"{local} has no {file}", task=task, file=file)
-        return found
+        return path
     try:
         with quiet_bars():
             return Path(hf_hub_download(dataset, file, repo_type="dataset"))

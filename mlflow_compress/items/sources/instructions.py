@@ -58,10 +58,10 @@ def _mt_bench(place: str, row: dict[str, Any], answers: dict[str, Sequence[str]]
 
 
 def _alpaca(place: str, row: dict[str, Any]) -> Instruction:
-    instruction, given = row["instruction"], row.get("input") or ""
-    if not isinstance(instruction, str) or not instruction.strip() or not isinstance(given, str):
+    instruction, context = row["instruction"], row.get("input") or ""
+    if not isinstance(instruction, str) or not instruction.strip() or not isinstance(context, str):
         raise DataError(f"{place}'instruction' must be a text that is not empty, 'input' a text", got=instruction)
-    said = f"{instruction}\n\n{given}" if given.strip() else instruction
+    said = f"{instruction}\n\n{context}" if context.strip() else instruction
     output = row.get("output")
     return Instruction(
         item_id=str(row.get("question_id", row["line"])),

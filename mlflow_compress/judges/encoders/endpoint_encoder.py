@@ -44,8 +44,8 @@ class EndpointEncoder:
     @property
     def identity(self) -> str:
         """Digest of the address, the model that was asked for, and the one that answered."""
-        asked = f"{self.endpoint.shown_url}\n{self.model}\n{sorted(self._answered_by)}"
-        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+        content = f"{self.endpoint.shown_url}\n{self.model}\n{sorted(self._answered_by)}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return one vector per text, shape (n, d); each distinct text is paid for once.

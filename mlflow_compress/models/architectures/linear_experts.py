@@ -100,14 +100,14 @@ def one_by_one(conversions: Iterable[Any]) -> list[Any] | None:
 
     What merged the experts of a layer becomes a renaming of each. None: the architecture stores its experts together.
     """
-    kept: list[Any] = []
+    unchanged: list[Any] = []
     names: dict[str, str] = {}
     for conversion in conversions:
-        found = [_MERGED.search(pattern) for pattern in conversion._original_source_patterns]
-        if not isinstance(conversion, WeightConverter) or not all(found):
-            kept.append(conversion)
+        matches = [_MERGED.search(pattern) for pattern in conversion._original_source_patterns]
+        if not isinstance(conversion, WeightConverter) or not all(matches):
+            unchanged.append(conversion)
             continue
-        stored = [match[1] for match in found if match]
+        stored = [match[1] for match in matches if match]
         target = conversion._original_target_patterns[0]
         names |= dict(zip(stored, MATRICES[:2] if target.endswith("gate_up_proj") else MATRICES[2:], strict=False))
     if sorted(names.values()) != sorted(MATRICES):
@@ -117,7 +117,7 @@ def one_by_one(conversions: Iterable[Any]) -> list[Any] | None:
         for stored, matrix in names.items()
         if stored != matrix
     ]
-    return [*kept, *renamed]
+    return [*unchanged, *renamed]
 
 
 def stored_experts(model: Any) -> dict[str, tuple[str, tuple[int, int]]]:
@@ -132,15 +132,15 @@ def stored_experts(model: Any) -> dict[str, tuple[str, tuple[int, int]]]:
     if conversions is None:
         return {}
     back = [c.reverse_transform() for c in conversions[::-1] if isinstance(c, WeightRenaming)]
-    found: dict[str, tuple[str, tuple[int, int]]] = {}
+    matrices: dict[str, tuple[str, tuple[int, int]]] = {}
     for layer, experts in layers:
         count, hidden, width = experts.down_proj.shape
         for number in range(count):
             for matrix in MATRICES:
                 name = f"{layer}.{number}.{matrix}"
                 stored = rename_source_key(f"{name}.weight", back, [], reverse=True)[0].removesuffix(".weight")
-                found[name] = stored, ((hidden, width) if matrix == "down_proj" else (width, hidden))
-    return found
+                matrices[name] = stored, ((hidden, width) if matrix == "down_proj" else (width, hidden))
+    return matrices
 
 
 class LinearExpertsConfig(CompressedTensorsConfig):  # type: ignore[misc]

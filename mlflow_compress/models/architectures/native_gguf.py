@@ -88,12 +88,12 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
             raise NotImplementedError("llama.cpp keeps its caches itself and takes no mask")
         ids = input_ids.cpu().numpy()
         real = np.ones_like(ids, bool) if attention_mask is None else attention_mask.cpu().numpy().astype(bool)
-        asked = real.copy()
-        asked[:, : -logits_to_keep if logits_to_keep else 0] = False
-        out = torch.zeros((*asked.shape, self.config.vocab_size))
-        out[torch.from_numpy(asked)] = self.engine.logits(
+        wanted = real.copy()
+        wanted[:, : -logits_to_keep if logits_to_keep else 0] = False
+        out = torch.zeros((*wanted.shape, self.config.vocab_size))
+        out[torch.from_numpy(wanted)] = self.engine.logits(
             [row[r] for row, r in zip(ids, real, strict=True)],
-            [np.flatnonzero(a[r]) for a, r in zip(asked, real, strict=True)],
+            [np.flatnonzero(a[r]) for a, r in zip(wanted, real, strict=True)],
             reuse=self._grows,
         )
         return CausalLMOutput(logits=out[:, -logits_to_keep:] if logits_to_keep else out)

@@ -134,8 +134,8 @@ def bnb_4bit_weight(weight: Any) -> torch.Tensor:
     if state.nested:
         inner = state.state2
         scales = _scale_blocks(inner.code.float()[scales.long()], inner.absmax, inner.blocksize) + state.offset
-    found = _scale_blocks(state.code.float()[levels.long()], scales, state.blocksize)
-    return found.reshape(state.shape).to(state.dtype)
+    values = _scale_blocks(state.code.float()[levels.long()], scales, state.blocksize)
+    return values.reshape(state.shape).to(state.dtype)
 
 
 def _scale_blocks(numbers: torch.Tensor, scales: torch.Tensor, blocksize: int) -> torch.Tensor:

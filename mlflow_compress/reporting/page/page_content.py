@@ -110,28 +110,28 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
         return []
     records = inputs.baseline if which == "baseline" else inputs.variant
     predictions = inputs.baseline_predictions if which == "baseline" else inputs.variant_predictions
-    found: list[dict[str, Any]] = [{} for _ in rows]
+    answers: list[dict[str, Any]] = [{} for _ in rows]
     scored = np.flatnonzero(inputs.view.n_options[rows] > 0)
     if len(scored):
-        grid, asked = inputs.grid(which), rows[scored]
-        chooses = inputs.view.chooses[asked]
-        p: Float = np.exp(grid.loglik[asked, 0])
+        grid, with_options = inputs.grid(which), rows[scored]
+        chooses = inputs.view.chooses[with_options]
+        p: Float = np.exp(grid.loglik[with_options, 0])
         if chooses.any():
-            p[chooses] = softmax(grid.by_rule[asked[chooses], 0], axis=-1)
+            p[chooses] = softmax(grid.by_rule[with_options[chooses], 0], axis=-1)
         ordered = np.zeros_like(p)  # an option that an item does not have stands at content 0 with the probability 0
-        np.add.at(ordered, (np.arange(len(asked))[:, None], grid.content[asked, 0]), p)
+        np.add.at(ordered, (np.arange(len(with_options))[:, None], grid.content[with_options, 0]), p)
         shares = np.rint(1000 * ordered).astype(np.int64)
         for place, share in zip(scored, shares, strict=True):
             row = rows[place]
-            found[place]["p"] = share[: inputs.view.n_options[row]].tolist()
+            answers[place]["p"] = share[: inputs.view.n_options[row]].tolist()
             if inputs.view.chooses[row]:
-                found[place]["choice"] = int(predictions.content[row, 0])
+                answers[place]["choice"] = int(predictions.content[row, 0])
     if records is not None and records.generations is not None:
         texts = _texts(records.generations, inputs.view)
         for place, row in enumerate(rows):
             if inputs.view.n_options[row] == 0:
-                found[place]["text"] = texts.get(int(row))
-    return found
+                answers[place]["text"] = texts.get(int(row))
+    return answers
 
 
 def _texts(generations: Generations, view: ItemTable) -> dict[int, str | None]:
@@ -179,11 +179,11 @@ def _most_confident(variants: Mapping[str, VariantChanges], most: int | None) ->
     rows = np.concatenate([v.changed.rows for v in variants.values()])
     margins = np.concatenate([np.nan_to_num(v.changed.margin, nan=-1.0) for v in variants.values()])
     order = np.lexsort((rows, -margins))
-    kept = np.zeros(total, dtype=bool)
-    kept[order[:most]] = True
-    kept &= rows != rows[order[most]]  # an item of which some variants' changes are left out would tell them apart
+    shown = np.zeros(total, dtype=bool)
+    shown[order[:most]] = True
+    shown &= rows != rows[order[most]]  # an item of which some variants' changes are left out would tell them apart
     ends = np.cumsum([len(v.changed.rows) for v in variants.values()])[:-1]
-    return {name: np.flatnonzero(part) for name, part in zip(variants, np.split(kept, ends), strict=True)}
+    return {name: np.flatnonzero(part) for name, part in zip(variants, np.split(shown, ends), strict=True)}
 
 
 def _short(value: float) -> float | None:
@@ -196,11 +196,11 @@ def _item_rows(items: Items, used: Int, baseline: Mapping[int, tuple[float, dict
     categories = list(dict.fromkeys(row["category"] for row in rows if row["category"]))
     prefixes = _shared_beginnings(rows)
     codes = {text: code for code, text in enumerate(dict.fromkeys(prefixes.values()))}
-    found = []
+    listed = []
     for number, row in zip(used.tolist(), rows, strict=True):
         margin, side = baseline[number]
         prefix = prefixes[row["task"], row["category"]]
-        found.append(
+        listed.append(
             [
                 row["item_id"],
                 tasks.index(row["task"]),
@@ -214,7 +214,7 @@ def _item_rows(items: Items, used: Int, baseline: Mapping[int, tuple[float, dict
                 side,
             ]
         )
-    return {"tasks": tasks, "categories": categories, "prefixes": list(codes), "items": found}
+    return {"tasks": tasks, "categories": categories, "prefixes": list(codes), "items": listed}
 
 
 def _shared_beginnings(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str | None], str]:
@@ -313,14 +313,16 @@ def page_data(content: PageContent, *, most_bytes: int = MOST_BYTES) -> tuple[st
 
 def map_data(content: PageContent) -> dict[str, Any] | None:
     """Return the models as points: how alike they answer; None where nothing tells them apart."""
-    found = content.similarity
-    if found is None or found.shares is None:
+    models = content.similarity
+    if models is None or models.shares is None:
         return None
     points = [
         {"name": name, "x": x, "y": y, "alike": alike}
-        for name, (x, y), alike in zip(found.names, found.coordinates.tolist(), found.values[0].tolist(), strict=True)
+        for name, (x, y), alike in zip(
+            models.names, models.coordinates.tolist(), models.values[0].tolist(), strict=True
+        )
     ]
-    return {"points": points, "shares": found.shares}
+    return {"points": points, "shares": models.shares}
 
 
 def score_data(content: PageContent) -> dict[str, Any]:
@@ -351,10 +353,10 @@ def ties(board: Scoreboard) -> list[tuple[str, str]]:
 
 def _axis(column: ScoreColumn) -> dict[str, Any]:
     """Return a column as an axis: values times `factor` have the unit `suffix`."""
-    own = {"bytes": (1e-6, "MB"), "times": (1.0, ""), "bits": (1.0, "bits"), "seconds": (1.0, "s")}
+    units = {"bytes": (1e-6, "MB"), "times": (1.0, ""), "bits": (1.0, "bits"), "seconds": (1.0, "s")}
     scale = scale_of(column.unit)
     unit = scale.difference_suffix if column.key == DELTA else scale.suffix
-    factor, suffix = own.get(column.unit, (scale.factor, unit.strip()))
+    factor, suffix = units.get(column.unit, (scale.factor, unit.strip()))
     return {
         "key": column.key,
         "label": column.label,

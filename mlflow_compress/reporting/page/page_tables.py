@@ -162,8 +162,8 @@ def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
 
 def _part(task: str, category: str | None) -> Words:
     """Return the name of a part; its value is the part as the fragment of the explorer of changed answers has it."""
-    own = {"task": task} if category is None else {"task": task, "category": category}
-    return Words(task if category is None else f"{task}: {category}", value=urlencode(own))
+    fields = {"task": task} if category is None else {"task": task, "category": category}
+    return Words(task if category is None else f"{task}: {category}", value=urlencode(fields))
 
 
 def _percent(result: MetricResult | None, interval: bool) -> str | None:
@@ -187,14 +187,14 @@ def alike_table(content: PageContent) -> Table | None:
 
     The weakest shade is the smallest similarity of the table, the strongest is 1.
     """
-    found = content.similarity
-    if found is None:
+    models = content.similarity
+    if models is None:
         return None
-    shown = found.values[:MOST_PAIRED, :MOST_PAIRED]
-    room = 1.0 - float(shown.min()) if found.shares is not None else 0.0
+    shown = models.values[:MOST_PAIRED, :MOST_PAIRED]
+    room = 1.0 - float(shown.min()) if models.shares is not None else 0.0
     cells = [["1" if i == j else f"{x:.4f}" for j, x in enumerate(row)] for i, row in enumerate(shown.tolist())]
     levels = [[_level(room - (1.0 - value), room) for value in row] for row in shown.tolist()]
-    return _pairs("similarity", found.names[:MOST_PAIRED], cells, levels)
+    return _pairs("similarity", models.names[:MOST_PAIRED], cells, levels)
 
 
 def shared_table(content: PageContent) -> SharedChanges | None:

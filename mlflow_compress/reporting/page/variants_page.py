@@ -75,7 +75,7 @@ def render_page(content: PageContent) -> str:
         heat_intervals=intervals,
         shared=page_tables.shared_table(content),
         alike=page_tables.alike_table(content),
-        correlations=[correlation_text(board, found) for found in main_correlations(board)],
+        correlations=[correlation_text(board, correlation) for correlation in main_correlations(board)],
         changes=changes,
         first_flips=_first_flips(changes) if changes else None,
         answers=answers,
@@ -91,9 +91,9 @@ def render_page(content: PageContent) -> str:
 def _first_flips(changes: Mapping[str, Any]) -> Table:
     """Return the changed answers in which the baseline was most confident, for readers without scripts."""
     by_variant = zip(changes["variants"], changes["changes"], strict=True)
-    listed = [(name, *change) for name, own in by_variant for change in own]
-    listed.sort(key=lambda found: -(changes["items"][found[1]][8] or -1.0))
-    return changes_table([_flip(changes, *found) for found in listed[:_FIRST]])
+    listed = [(name, *change) for name, of_variant in by_variant for change in of_variant]
+    listed.sort(key=lambda flip: -(changes["items"][flip[1]][8] or -1.0))
+    return changes_table([_flip(changes, *flip) for flip in listed[:_FIRST]])
 
 
 def _flip(
@@ -242,10 +242,10 @@ def content_values(content: PageContent) -> dict[str, Any]:
                 "category": category,
                 "variants": {
                     name: {part: getattr(result, part) for part in ("value", "low", "high", "n")}
-                    for name, result in found.items()
+                    for name, result in flips.items()
                 },
             }
-            for (task, category), found in page_tables.flips_by_part(content).items()
+            for (task, category), flips in page_tables.flips_by_part(content).items()
         ],
         "shared_changes": None
         if shared is None

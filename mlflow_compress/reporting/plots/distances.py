@@ -290,20 +290,20 @@ def _category_finding(ordered: Sequence[CategoryFlips]) -> str:
     return f"Answers changed most in {worst.name} ({worst.total:.1f} %), least in {best.name} ({best.total:.1f} %)"
 
 
-def draw_answers_part(found: Forks, *, level: float) -> Drawing:
+def draw_answers_part(answers: Forks, *, level: float) -> Drawing:
     """Return the share of answers that are still the same after so many tokens, with its interval."""
-    curve = still_equal(found, level=level)
-    n, n_same = len(found.time), int((~found.differs).sum())
+    curve = still_equal(answers, level=level)
+    n, n_same = len(answers.time), int((~answers.differs).sum())
     canvas = new_canvas(4.2)
     axes = canvas.subplots()
-    times = np.concatenate([[0], curve.times, [found.time.max()]])
+    times = np.concatenate([[0], curve.times, [answers.time.max()]])
     share, low, high = (
         np.concatenate([[100.0], 100 * values, 100 * values[-1:] if len(values) else [100.0]])
         for values in (curve.share, curve.low, curve.high)
     )
     axes.fill_between(times, low, high, step="post", color=VARIANT, alpha=0.18, linewidth=0)
     axes.step(times, share, where="post", color=VARIANT, linewidth=1.8)
-    ended = found.time[~found.differs]
+    ended = answers.time[~answers.differs]
     if len(ended):
         at = np.unique(ended)
         heights = share[np.searchsorted(times, at, side="right") - 1]

@@ -25,54 +25,61 @@ from mlflow_compress.reporting.plots.style import (
 _MOST_MODELS, _MOST_LAYERS = 12, 40  # of more, a matrix shows no numbers: they would cover each other
 
 
-def draw_matrix(found: ModelSimilarity) -> Drawing:
+def draw_matrix(similarity: ModelSimilarity) -> Drawing:
     """Return the matrix of similarities as a heat map; its colours begin at the smallest value."""
-    size = len(found.names)
+    size = len(similarity.names)
     canvas = new_canvas(1.9 + 0.4 * size)
     axes = canvas.subplots()
-    lowest = float(found.values.min())
+    lowest = float(similarity.values.min())
     image = draw_heat_map(
         axes,
-        found.values,
+        similarity.values,
         ["#ffffff", VARIANT],
         number="{:.3f}".format if size <= _MOST_MODELS else None,
         is_dark=lambda value: value > (lowest + 1) / 2 + 0.2 * (1 - lowest),
-        vmin=0.0 if found.shares is None else lowest,
+        vmin=0.0 if similarity.shares is None else lowest,
         vmax=1.0,
     )
     if size > _MOST_MODELS:
         canvas.colorbar(image, ax=axes, label="ConSCompF similarity", shrink=0.6)
-    names = [plain_text(name) for name in found.names]
+    names = [plain_text(name) for name in similarity.names]
     axes.set_xticks(range(size), names, rotation=30, ha="right")
     axes.set_yticks(range(size), names)
-    i, j = divmod(int(found.values.argmin()), size)
+    i, j = divmod(int(similarity.values.argmin()), size)
     title = "All models answer alike"
-    if found.shares is not None:
-        title = f"Least alike answer {found.names[i]} and {found.names[j]}: {lowest:.3f}"
-    caption = f"ConSCompF similarity (equation 4), mean over {found.n_instructions} instructions with "
-    caption += f"{found.n_samples} answers each, embedded by {found.encoder}. "
+    if similarity.shares is not None:
+        title = f"Least alike answer {similarity.names[i]} and {similarity.names[j]}: {lowest:.3f}"
+    caption = f"ConSCompF similarity (equation 4), mean over {similarity.n_instructions} instructions with "
+    caption += f"{similarity.n_samples} answers each, embedded by {similarity.encoder}. "
     caption += "The baseline's two samples show how alike a model is to itself."
     return Drawing(canvas, title, caption)
 
 
-def draw_map(found: ModelSimilarity) -> Drawing | None:
+def draw_map(models: ModelSimilarity) -> Drawing | None:
     """Return the models on the two principal components of the matrix; None if nothing tells them apart."""
-    if found.shares is None:
+    if models.shares is None:
         return None
     canvas = new_canvas(4.8)
     axes = canvas.subplots()
-    points = [(float(x), float(y)) for x, y in found.coordinates]
+    points = [(float(x), float(y)) for x, y in models.coordinates]
     for place, (x, y) in enumerate(points):
-        own = place < 2  # the baseline's two samples
-        axes.scatter([x], [y], s=80 if own else 46, color=BASELINE if own else VARIANT, edgecolor="white", zorder=3)
-    for number, (set_label, share) in enumerate(zip((axes.set_xlabel, axes.set_ylabel), found.shares, strict=True), 1):
+        base = place < 2  # the baseline's two samples
+        axes.scatter(
+            [x],
+            [y],
+            s=80 if base else 46,
+            color=BASELINE if base else VARIANT,
+            edgecolor="white",
+            zorder=3,
+        )
+    for number, (set_label, share) in enumerate(zip((axes.set_xlabel, axes.set_ylabel), models.shares, strict=True), 1):
         set_label(f"Principal component {number}: {100 * share:.1f} % of the variance")
     axes.margins(x=0.22, y=0.15)
     axes.grid(color=GRID, linewidth=0.8)
     axes.tick_params(length=0, labelcolor=MUTED)
     title = f"Where the baseline and {len(points) - 2} variants lie by their answers"
     state(canvas, title)
-    label_points(axes, points, [plain_text(name) for name in found.names], bold=0)
+    label_points(axes, points, [plain_text(name) for name in models.names], bold=0)
     caption = "Principal components of the rows of the similarity matrix (columns centred, not scaled): models that "
     caption += "resemble the same models are near each other. Grey: the baseline's two samples."
     return Drawing(canvas, title, caption)
@@ -80,14 +87,14 @@ def draw_map(found: ModelSimilarity) -> Drawing | None:
 
 def draw_correlations(board: Scoreboard) -> Drawing | None:
     """Return the figure: one cell per pair of metrics, with the correlation; None if there is no correlation."""
-    found = {(c.first, c.second): c for c in board.correlations if c.value is not None}
-    if not found:
+    by_pair = {(c.first, c.second): c for c in board.correlations if c.value is not None}
+    if not by_pair:
         return None
     labels = {column.key: column.label for column in board.columns}
-    metrics = [name for name in labels if any(name in pair for pair in found)]
+    metrics = [name for name in labels if any(name in pair for pair in by_pair)]
     size = len(metrics)
     values = np.full((size, size), np.nan)
-    for (first, second), c in found.items():
+    for (first, second), c in by_pair.items():
         low, high = sorted((metrics.index(first), metrics.index(second)))
         values[high, low] = np.nan if c.value is None else c.value
     canvas = new_canvas(1.6 + 0.46 * size)
@@ -99,7 +106,7 @@ def draw_correlations(board: Scoreboard) -> Drawing | None:
     )
     axes.set_xticks(range(size - 1), [labels[name] for name in metrics[:-1]], rotation=25, ha="right")
     axes.set_yticks(range(size - 1), [labels[name] for name in metrics[1:]])
-    n = sorted({c.n for c in found.values()})
+    n = sorted({c.n for c in by_pair.values()})
     counted = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
     title = f"Rank correlations between metrics over {counted} variants"
     caption = "Spearman's rank correlation: 1 where two metrics order the variants alike, -1 where in reverse. "
