@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from mlflow_compress.config.declarations import AUTO
+from mlflow_compress.config.declarations import AUTO, one_error
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, require_extra
 from mlflow_compress.registry import Registry
 
@@ -262,54 +262,26 @@ def method_config(name: str, /, **settings: Setting) -> MethodConfig:
     """
     method = METHODS.get(name)
     chosen = {key: value for key, value in settings.items() if value != AUTO}
+    fields = method.Config.model_fields
+    if unknown := [key for key in chosen if key not in fields]:
+        raise ConfigError(
+            f"Method {name!r} has no parameter {unknown[0]!r}",
+            allowed=sorted(fields) or "no parameters",
+            got=f"{unknown[0]}={chosen[unknown[0]]}",
+        )
     try:
         with METHODS.blaming(name):
             config: MethodConfig = method.Config(**chosen)
     except ValidationError as error:
-        raise _refusal(method, chosen, error) from None
+        if not (first := error.errors(include_url=False)[0])["loc"]:  # of a plug-in's own check
+            raise ConfigError(f"Method {name!r} refuses its settings: {first['msg']}") from None
+        raise one_error(error, list(fields)) from None
     bits = getattr(config, "bits", None)
     if bits is not None and bits not in method.supported_bits:
         raise UnsupportedError(
             f"Method {name!r} does not support these bits", allowed=map(str, method.supported_bits), got=bits
         )
     return config
-
-
-_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
-_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-
-
-def _refusal(method: Method[Any], given: Mapping[str, Setting], error: ValidationError) -> ConfigError:
-    """Return what is wrong with the first wrong setting."""
-    details = error.errors(include_url=False)
-    name = str(details[0]["loc"][0]) if details[0]["loc"] else ""
-    kinds = {detail["type"] for detail in details if detail["loc"][:1] == (name,)}
-    if "extra_forbidden" in kinds:
-        return ConfigError(
-            f"Method {method.name!r} has no parameter {name!r}",
-            allowed=sorted(method.Config.model_fields) or "no parameters",
-            got=f"{name}={given[name]}",
-        )
-    if not name or "value_error" in kinds:  # of a plug-in's own check
-        return ConfigError(f"Method {method.name!r} refuses its settings: {details[0]['msg']}", got=given.get(name))
-    schema = method.Config.model_json_schema()["properties"][name]
-    parts = schema.get("anyOf", [schema])
-    if not any(kind.startswith(("greater_than", "less_than")) for kind in kinds):
-        allowed = " or ".join(map(_kind, parts))
-        return ConfigError(f"Parameter {name!r} has the wrong type", allowed=allowed, got=given[name])
-    bounds = {key: part[key] for part in parts for key in _BOUNDS if key in part}
-    if bounds.keys() == {"minimum", "maximum"}:
-        allowed = f"{bounds['minimum']:g} to {bounds['maximum']:g}"
-    else:
-        allowed = " and ".join(f"{_BOUNDS[key]} {bound:g}" for key, bound in bounds.items())
-    what = "too small" if bounds.keys() == {"minimum"} else "out of range"
-    return ConfigError(f"{name} is {what}", allowed=allowed, got=given[name])
-
-
-def _kind(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema or "const" in schema:
-        return ", ".join(map(repr, schema.get("enum", [schema.get("const")])))
-    return _WORDS.get(schema.get("type", ""), "another type")
 
 
 def variant_label(name: str, config: MethodConfig) -> str:

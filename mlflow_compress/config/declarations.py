@@ -57,8 +57,9 @@ def _wrong_value(name: str, first: Details, same: Sequence[Details]) -> ConfigEr
         return ConfigError(f"{what} has the wrong type or size", allowed=f"{_words(literal)}, or {number}", got=got)
     if literal is not None:
         return ConfigError(f"{what} has an unknown value", allowed=_words(literal), got=got)
-    if first["type"] in ("greater_than_equal", "greater_than"):
-        return ConfigError(f"{what} is too small", allowed=_bound(first), got=got)
+    if first["type"].startswith(("greater_than", "less_than")):
+        size = "small" if first["type"].startswith("greater") else "large"
+        return ConfigError(f"{what} is too {size}", allowed=_bound(first), got=got)
     if first["type"] == "value_error":
         return ConfigError(f"{what} cannot be read", allowed=str(context.get("error", first["msg"])), got=got)
     if kind == "a switch":
@@ -73,8 +74,9 @@ def _words(detail: Details) -> str:
 
 
 def _bound(detail: Details) -> str:
+    bounds = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "below {}"}
     context = detail.get("ctx", {})
-    return f"{context['ge']} or more" if "ge" in context else f"more than {context.get('gt')}"
+    return next((words.format(context[name]) for name, words in bounds.items() if name in context), "another value")
 
 
 EMBEDDED = "demo"  # the model, tasks and texts that ship with the package

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mlflow_compress.errors import AlignmentError, CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.models import architectures
+from mlflow_compress.models.stored_weights import sha256_file
 
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
 
@@ -123,8 +124,7 @@ def weights_hash(path: Path | str) -> str:
         raise CheckpointError("No safetensors weights", got=str(folder))
     total = hashlib.sha256()
     for file in files:
-        with file.open("rb") as source:
-            total.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
+        total.update(f"{file.name} {sha256_file(file)}\n".encode())
     config = read_json_object(folder / "config.json", error=CheckpointError)
     for name in ("transformers_version", "_name_or_path"):
         config.pop(name, None)

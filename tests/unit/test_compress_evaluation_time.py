@@ -118,7 +118,7 @@ def test_a_whole_text_is_scored_as_if_decoded_token_by_token(base: Path) -> None
 
 
 def test_what_cannot_be_done_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"scale is out of range.*above 0"):
+    with pytest.raises(ConfigError, match=r"'scale' is too small.*more than 0"):
         method_config("gaussian-noise", scale=0.0)
     with pytest.raises(UnsupportedError, match=r"cache_bits.*8, 4, 3, 2.*Got: 5"):
         method_config("kv-cache", cache_bits=5)

@@ -31,7 +31,7 @@ SMALL = {"backend": "gptqmodel", "group_size": 32, "calibration_samples": 4, "ca
         ("awq", {"grid": 10}, "no setting grid. Allowed: 20. Got: 10"),
         ("gptq", {"symmetric": "false"}, "asymmetric GPTQ did not pass our tests"),
         ("gptq", {"bits": 5}, "Allowed: 8, 4, 3, 2. Got: 5"),
-        ("gptq", {"backend": "autogptq"}, "'llmcompressor', 'gptqmodel'"),
+        ("gptq", {"backend": "autogptq"}, "Allowed: llmcompressor, gptqmodel"),
         ("rtn", {}, "'rtn' has no parameter 'backend'"),
     ],
 )

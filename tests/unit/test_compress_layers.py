@@ -76,7 +76,7 @@ def test_settings_that_are_told_layer_by_layer_are_shortened_too(tmp_path: Path)
 
 @pytest.mark.parametrize("method", ["layer-drop", "layer-drop-angular"])
 def test_dropping_nothing_or_everything_is_refused(method: str, base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="layers is too small"):
+    with pytest.raises(ConfigError, match="'layers' is too small"):
         method_config(method, layers=0)
     settings = SETTINGS if method == "layer-drop-angular" else {}
     with pytest.raises(ConfigError, match=r"Allowed: 1 to 1\. Got: 2"):

