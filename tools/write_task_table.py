@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_compress.items.named_tasks import tasks_markdown
+from mlflow_compress.items.named_tasks import COLUMNS, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tasks.md"
@@ -17,7 +17,11 @@ BEGIN, END = "<!-- tasks: written by tools/write_task_table.py -->", "<!-- end o
 def with_table(text: str) -> str:
     """Return a page's text with the table between its marks."""
     before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{tasks_markdown()}\n{END}{rest.split(END)[1]}"
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for name, *middle, extra, digest in rows():
+        lines.append("| " + " | ".join([f"`{name}`", *middle, f"`{extra}`" if extra else "", f"`{digest}`"]) + " |")
+    table = "\n".join(lines)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
 if __name__ == "__main__":

@@ -74,11 +74,3 @@ def _extra_and_hash(name: str, task: NamedTask) -> tuple[str, str]:
     except MissingDependencyError:
         return extra, ""
     return extra, task.definition_hash()[:12]
-
-
-def tasks_markdown() -> str:
-    """Return the table as Markdown."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for name, *middle, extra, digest in rows():
-        lines.append("| " + " | ".join([f"`{name}`", *middle, f"`{extra}`" if extra else "", f"`{digest}`"]) + " |")
-    return "\n".join(lines)
