@@ -178,11 +178,11 @@ class Parameters(_Checked):
 
     @model_validator(mode="before")
     @classmethod
-    def _sort_into_groups(cls, given: Any) -> Any:
+    def _sort_into_groups(cls, data: Any) -> Any:
         """Put parameters that are given by their flat names into the groups that declare them."""
         sorted_: dict[str, Any] = {}
         known = groups(cls)
-        for name, value in dict(given).items():
+        for name, value in dict(data).items():
             owner = next((group for group, kind in known.items() if name in kind.model_fields), None)
             if owner is None or name in cls.model_fields:
                 sorted_[name] = value

@@ -219,8 +219,8 @@ class Policy(Group):
         """
         changes: dict[str, Any] = {}
         kl = {"max_kl": max_kl, "max_outliers_pct": max_kl_outliers_pct}
-        if given := {name: value for name, value in kl.items() if value is not None}:
-            changes["kl"] = KlBounds(**{**(self.kl.model_dump() if self.kl else {}), **given})
+        if bounds := {name: value for name, value in kl.items() if value is not None}:
+            changes["kl"] = KlBounds(**{**(self.kl.model_dump() if self.kl else {}), **bounds})
         gates = []
         if max_flips_pct is not None:
             gates.append(MetricGate(metric="distance/flips_pct", at_most=max_flips_pct))

@@ -36,11 +36,13 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
 
     def judge(inputs: JudgeInputs) -> Judged:
         repeats = settings.judge_repeats
-        questions = {who: gradings(inputs.instructions, given, repeats=repeats) for who, given in inputs.graded.items()}
+        questions = {
+            who: gradings(inputs.instructions, graded, repeats=repeats) for who, graded in inputs.graded.items()
+        }
         by_model = session.ask([one.question for part in questions.values() for one in part], read_rating, inputs)
         judgments: dict[str, list[Judgments]] = {who: [] for who in questions}
-        for model, given in by_model.items():
-            rest = iter(given)
+        for model, replies in by_model.items():
+            rest = iter(replies)
             for who, part in questions.items():
                 task = TASK if len(by_model) == 1 else f"{TASK}/{model}"
                 judgments[who].append(records(part, [next(rest) for _ in part], task=task))

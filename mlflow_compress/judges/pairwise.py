@@ -52,8 +52,8 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
         pairs = _comparisons(inputs, prompts)
         by_model = session.ask([one.question for one, same in pairs if not same], read_verdict, inputs)
         parts = []
-        for model, given in by_model.items():
-            rest = iter(given)
+        for model, replies in by_model.items():
+            rest = iter(replies)
             verdicts = [IDENTICAL if same else _for_the_variant(next(rest), one.question.repeat) for one, same in pairs]
             task = TASK if len(by_model) == 1 else f"{TASK}/{model}"
             parts.append(records([one for one, _ in pairs], verdicts, task=task))

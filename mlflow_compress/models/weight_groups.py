@@ -338,8 +338,8 @@ def _readers(model: Any) -> dict[str, list[str]]:
         if is_norm:
             readers[name] = []
 
-        def called(_module: Any, given: Any, output: Any, name: str = name, is_norm: bool = is_norm) -> None:
-            read = next((value for value in given if isinstance(value, Tensor)), None)
+        def called(_module: Any, inputs: Any, output: Any, name: str = name, is_norm: bool = is_norm) -> None:
+            read = next((value for value in inputs if isinstance(value, Tensor)), None)
             if read is not None and (source := outputs.get(read.data_ptr())) and source[1].numel() == read.numel():
                 readers[source[0]].append(name)
             if is_norm and isinstance(output, Tensor):

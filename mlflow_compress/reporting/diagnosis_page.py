@@ -46,7 +46,7 @@ def _bounds(name: str, result: MetricResult | None) -> Mapping[str, float | None
     return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
-def groups_table(found: GroupsFound) -> Table:
+def groups_table(results: GroupsFound) -> Table:
     """Return every group of weights, the one that moves most first."""
     heads = (Column("share of the sum"), Column("top token changed"), Column("KL of noise"))
     return Table(
@@ -65,33 +65,33 @@ def groups_table(found: GroupsFound) -> Table:
                 kl_text(group.noise_kl),
                 ratio_of(group.against_noise),
             )
-            for group in sorted(found.groups, key=lambda group: -group.kl.value)
+            for group in sorted(results.groups, key=lambda group: -group.kl.value)
         ],
     )
 
 
-def diagnosis_sentence(name: str, found: GroupsFound) -> str:
+def diagnosis_sentence(name: str, results: GroupsFound) -> str:
     """Return what moves most, and how the parts add up."""
-    largest = found.largest
-    text = f"{name}: KL {kl_text(found.whole)} nats per token. {largest.name} moves most, {kl_text(largest.kl)}"
+    largest = results.largest
+    text = f"{name}: KL {kl_text(results.whole)} nats per token. {largest.name} moves most, {kl_text(largest.kl)}"
     if largest.share is not None:
-        text += f", {100 * largest.share:.0f} % of the sum of its {len(found.groups)} groups"
-    if found.additivity is not None:
-        text += f". Together the groups move {ratio_of(found.additivity)} times as far as their sum says"
+        text += f", {100 * largest.share:.0f} % of the sum of its {len(results.groups)} groups"
+    if results.additivity is not None:
+        text += f". Together the groups move {ratio_of(results.additivity)} times as far as their sum says"
     return f"{text}."
 
 
-def control_rows(found: GroupsFound) -> list[tuple[str, str]]:
+def control_rows(results: GroupsFound) -> list[tuple[str, str]]:
     """Return the controls of a diagnosis as pairs of a name and a value."""
     rows = [
-        ("without any swap", "exactly 0" if found.no_swap == 0 else f"{found.no_swap:.3g}"),
-        ("whole variant (nats)", str(kl_text(found.whole))),
-        ("all groups swapped together (nats)", str(kl_text(found.together))),
-        ("sum of the groups (nats)", f"{found.sum_of_parts:.4g}"),
-        ("together / sum: additivity", ratio_of(found.additivity) or "not defined: the sum is 0"),
-        ("groups / noise of the same size", ratio_of(found.noise_ratio) or "not measured"),
+        ("without any swap", "exactly 0" if results.no_swap == 0 else f"{results.no_swap:.3g}"),
+        ("whole variant (nats)", str(kl_text(results.whole))),
+        ("all groups swapped together (nats)", str(kl_text(results.together))),
+        ("sum of the groups (nats)", f"{results.sum_of_parts:.4g}"),
+        ("together / sum: additivity", ratio_of(results.additivity) or "not defined: the sum is 0"),
+        ("groups / noise of the same size", ratio_of(results.noise_ratio) or "not measured"),
     ]
-    missing = [group for group in found.groups if group.no_noise is not None]
+    missing = [group for group in results.groups if group.no_noise is not None]
     if missing:
         rows.append(("groups without a noise control", f"{len(missing)}: {missing[0].no_noise}"))
     return rows
@@ -101,7 +101,7 @@ def render_diagnosis(
     *,
     title: str,
     sentence: str,
-    found: GroupsFound,
+    results: GroupsFound,
     figures: Sequence[Figure],
     categories: Sequence[MetricResult],
     texts: Sequence[ShownText],
@@ -115,8 +115,8 @@ def render_diagnosis(
     return TEMPLATES.get_template("diagnosis.html.j2").render(
         title=title,
         sentence=sentence,
-        groups=groups_table(found),
-        controls=Table.of_pairs(control_rows(found)),
+        groups=groups_table(results),
+        controls=Table.of_pairs(control_rows(results)),
         figures=[embedded(figure) for figure in figures],
         categories=Table(
             columns=[Column("task", left=True), Column("category", left=True), Column("items"), Column("KL")],

@@ -137,12 +137,12 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
 
 @matplotlib.rc_context(RC)
 def draw_diagnosis(
-    found: GroupsFound, positions: Sequence[MetricResult], classes: Sequence[MetricResult], folder: Path
+    results: GroupsFound, positions: Sequence[MetricResult], classes: Sequence[MetricResult], folder: Path
 ) -> list[Figure]:
     """Draw where a variant moves: the map of layers and kinds of matrices, and the parts of the text."""
     drawings = {
-        "layer_map": draw_layer_map(found),
-        "moved_parts": distances.draw_moved_parts(found.whole, positions, classes),
+        "layer_map": draw_layer_map(results),
+        "moved_parts": distances.draw_moved_parts(results.whole, positions, classes),
     }
     return _saved(drawings, folder)
 

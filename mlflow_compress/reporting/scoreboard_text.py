@@ -137,7 +137,7 @@ def finding(board: Scoreboard) -> str:
     lacking = [warning for warning in board.warnings if warning.kind == "no_verdict"]
     parts = [*(warning.text for warning in lacking), *parts]
     judged = [row for row in done if all(row.name not in warning.variants for warning in lacking)]
-    column = next((found for found in board.columns if found.key == KL), None)
+    column = next((one for one in board.columns if one.key == KL), None)
     if column is not None and judged and KL in judged[0].cells:
         clipped = "clipped " if CLIPPED.name in judged[0].cells else ""
         closest = score_text(judged[0], column, interval=True)

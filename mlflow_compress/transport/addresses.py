@@ -17,10 +17,10 @@ VARIABLES = {"judge_base_url": "OPENAI_BASE_URL", "encoder_base_url": "ENCODER_B
 """Parameters that hold an address, and the environment variable of each."""
 
 
-def whole_address(parameter: str, given: str) -> str:
+def whole_address(parameter: str, value: str) -> str:
     """Return an address with the user and password that its environment variable may add to it."""
     there = os.environ.get(VARIABLES[parameter], "").strip()
-    return there if there and given == shown_url(there) else given
+    return there if there and value == shown_url(there) else value
 
 
 def check_served_address(parameter: str, address: str) -> None:

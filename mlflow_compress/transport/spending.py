@@ -109,8 +109,8 @@ class Spending:
 
     def is_decided(self, most: float) -> bool:
         """Return whether it is known if the budget allows a call, whatever the calls under way will cost."""
-        given = self.budget
-        return given.spent + most > given.max_cost or given.spent + given.under_way + most <= given.max_cost
+        budget = self.budget
+        return budget.spent + most > budget.max_cost or budget.spent + budget.under_way + most <= budget.max_cost
 
     def begin(self, most: float) -> bool:
         """Return whether the budget allows a call, and keep free what it can cost."""

@@ -180,7 +180,7 @@ def write_diagnosis(
         page = render_diagnosis(
             title=f"{diagnosis.name} against {diagnosis.baseline}: where it moves",
             sentence=diagnosis.summary,
-            found=diagnosis.found,
+            results=diagnosis.found,
             figures=figures,
             categories=diagnosis.categories,
             texts=diagnosis.texts,
@@ -214,15 +214,14 @@ VariantMaker = Callable[[OpenRun, str], tuple[CheckpointManifest, Path]]
 def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = suite_of(config.evaluate_config)
-    found = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
-    if not found or len(found) < len(suite.corpora):
+    corpora = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
+    if not corpora or len(corpora) < len(suite.corpora):
         raise ConfigError(
             "A diagnosis needs running text that is there already",
             allowed="tasks with a corpus: demo, wikitext2, or a file such as corpus.txt",
             got=config.evaluation.tasks,
             fix="Add a corpus to 'tasks', and leave 'traces' out",
         )
-    corpora = found
     if config.source.device == BALANCED:
         raise UnsupportedError(
             "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
@@ -284,17 +283,17 @@ def _diagnose(
 
 def _maker(config: DiagnoseConfig) -> VariantMaker:
     """Return what gives the variant: the checkpoint that exists, or the compression. Wrong settings are refused now."""
-    given = config.compression.checkpoint
-    if given is not None and (Path(given) / MANIFEST_FILE).is_file():
-        manifest = described(config.evaluate_config.with_values(checkpoint=given))
+    checkpoint = config.compression.checkpoint
+    if checkpoint is not None and (Path(checkpoint) / MANIFEST_FILE).is_file():
+        manifest = described(config.evaluate_config.with_values(checkpoint=checkpoint))
         assert isinstance(manifest, CheckpointManifest)  # a folder is not served
-        return lambda run, uri: (manifest, Path(given))
-    asked = config.quantize_config
-    settings, calibration = method_settings(asked), calibration_set(asked)
-    METHODS.get(asked.compression.method).require_backend(settings)
+        return lambda run, uri: (manifest, Path(checkpoint))
+    quantization = config.quantize_config
+    settings, calibration = method_settings(quantization), calibration_set(quantization)
+    METHODS.get(quantization.compression.method).require_backend(settings)
 
     def make(run: OpenRun, uri: str) -> tuple[CheckpointManifest, Path]:
-        placed = asked.with_values(output_dir=str(out_folder(asked.compression.output_dir, uri)))
+        placed = quantization.with_values(output_dir=str(out_folder(quantization.compression.output_dir, uri)))
         return quantize(placed, settings, calibration, run)
 
     return make

@@ -187,9 +187,9 @@ ACCEPTED = "the id of a main run or of a judge run"
 
 def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
     """Write page, table and key into a new folder, and return where they are."""
-    given, folder = config.run, Path(config.output).expanduser().resolve()
-    if given is None:
-        raise ConfigError("There is no run of this name", allowed=ACCEPTED, got=given)
+    run_name, folder = config.run, Path(config.output).expanduser().resolve()
+    if run_name is None:
+        raise ConfigError("There is no run of this name", allowed=ACCEPTED, got=run_name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         fix = "Give another folder: a sheet is never written over, because its key reads the ratings"
         raise ConfigError("There is something at this place already", got=str(folder), fix=fix)
@@ -198,10 +198,10 @@ def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
     tracker = Tracker(config.experiment) if store is None else None
     store = store if store is not None else tracker
     assert store is not None
-    run = store.look_up(given)
+    run = store.look_up(run_name)
     judge = run_of_stage(store, run.run_id, "judge")
     if judge.tags.get(run_names.STAGE) != "judge":
-        raise ConfigError("This run has no answers to instructions", allowed=ACCEPTED, got=given)
+        raise ConfigError("This run has no answers to instructions", allowed=ACCEPTED, got=run_name)
     sheet, rows, key = drawn_sheet(
         read_answers(store, judge.run_id),
         run=run.run_id,
@@ -211,7 +211,7 @@ def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
         limit=config.limit,
     )
     if not rows:
-        raise DataError("All these answers are identical: there is nothing to rate", got=given)
+        raise DataError("All these answers are identical: there is nothing to rate", got=run_name)
     # Complete or not at all: a sheet without its key is worth nothing.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         made = Path(scratch) / "made"

@@ -70,11 +70,11 @@ def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
 def _candidate(config: SearchConfig, name: str) -> CandidateFormat:
     method, bits = format_parts(name)
     known = METHODS.get(method).Config.model_fields
-    given: dict[str, Any] = {"bits": bits, "group_size": config.space.group_size}
+    values: dict[str, Any] = {"bits": bits, "group_size": config.space.group_size}
     fixed = METHODS.get(method).for_single_layers
     if fixed:
-        given["method_args"] = {**fixed, **config.space.method_args}
-    variant = config.main_config(method=method, **{k: v for k, v in given.items() if k in known or k == "method_args"})
+        values["method_args"] = {**fixed, **config.space.method_args}
+    variant = config.main_config(method=method, **{k: v for k, v in values.items() if k in known or k == "method_args"})
     uniform = _combination(variant)
     METHODS.get(method).require_backend(uniform.settings)
     return CandidateFormat(name=name, method=method, uniform=uniform)

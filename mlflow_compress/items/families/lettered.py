@@ -158,8 +158,8 @@ def _task(
                 for option, content in enumerate(contents)
             ]
             if permutation == 0:
-                asked = "\n".join([*([row["context"]] if row.get("context") else []), row["question"]])
-                columns = {"question": asked, "prompt": context, "options": shown, "gold": row["answer"]}
+                with_context = "\n".join([*([row["context"]] if row.get("context") else []), row["question"]])
+                columns = {"question": with_context, "prompt": context, "options": shown, "gold": row["answer"]}
                 columns["group_id"] = row.get("group_id") or group_of(row.get("context"))
                 items.append(item_row(variation.name, variation.family, "loglik", row, **columns))
     return Task(

@@ -16,8 +16,8 @@ ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
 def _harness(name: str, *folders: str, source: str, licence: str, items: str, rule: str, shots: int = 0) -> None:
     """Register a task of the harness. `folders` are its folders in the collection, so that the others are not read."""
 
-    def make(settings: TaskSettings, asked: int | None) -> Parts:
-        return build(name, shots=asked, settings=settings, folders=folders)
+    def make(settings: TaskSettings, n_shots: int | None) -> Parts:
+        return build(name, shots=n_shots, settings=settings, folders=folders)
 
     TASKS.register(name)(
         NamedTask(

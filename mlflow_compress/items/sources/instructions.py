@@ -121,7 +121,7 @@ SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
 
 
 def find_instructions(
-    given: str, *, model: str, settings: TaskSettings, parameter: str = "instructions"
+    name_or_file: str, *, model: str, settings: TaskSettings, parameter: str = "instructions"
 ) -> list[Instruction]:
     """Return the instructions of a named set or a file. "auto" is the demo's set, for the demo model only.
 
@@ -130,7 +130,7 @@ def find_instructions(
     Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a set is missing (the message says
     where to get it), or a file is broken (the message has the line).
     """
-    name = EMBEDDED if given == "auto" and model == EMBEDDED else given
+    name = EMBEDDED if name_or_file == "auto" and model == EMBEDDED else name_or_file
     if name == "auto":
         instead = "judge=false" if parameter == "instructions" else "leave these tasks out"
         fix = f"Give {parameter}=NAME or FILE, or {instead}"

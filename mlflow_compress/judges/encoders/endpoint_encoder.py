@@ -87,16 +87,16 @@ class EndpointEncoder:
         ):
 
             async def one(part: list[str]) -> NoReply | None:
-                found = await transport.embed([text or " " for text in part], model=self.model)
-                if isinstance(found, NoReply):
-                    return found
-                for text, vector in zip(part, found.vectors, strict=True):
+                reply = await transport.embed([text or " " for text in part], model=self.model)
+                if isinstance(reply, NoReply):
+                    return reply
+                for text, vector in zip(part, reply.vectors, strict=True):
                     stored = base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-                    self.cache.put(self._key(text), {"vector": stored, "model": found.model})
+                    self.cache.put(self._key(text), {"vector": stored, "model": reply.model})
                 bar.update(len(part))
                 return None
 
-            failed = [found for found in transport.for_all(one, parts) if found is not None]
+            failed = [reply for reply in transport.for_all(one, parts) if reply is not None]
         if failed:
             raise JudgeError(
                 f"{len(failed)} of {len(parts)} calls for embeddings failed: {failed[0].detail}",

@@ -74,10 +74,6 @@ class PageContent:
         return {v.name: v.changes for v in self.variants if v.changes is not None}
 
 
-READ = ("items", "option_scores", "option_distances", "generations")
-"""The records that changed answers are read from."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VariantChanges:
     """What one variant changed; every list has one entry per changed answer."""
@@ -265,14 +261,14 @@ def answer_data(content: PageContent) -> dict[str, Any] | None:
     shown: list[AnswerKey] = []
     used = 0
     for key in baseline:
-        used += sum(len(found.get(key) or "") for found, _ in texts.values())
+        used += sum(len(by_key.get(key) or "") for by_key, _ in texts.values())
         if shown and used > MOST_CHARACTERS:
             break
         shown.append(key)
     return {
         "total": len(baseline),
         "prompts": [[*key, prompts[key], baseline[key], grades.get(key)] for key in shown],
-        "variants": {name: [[found.get(k), graded.get(k)] for k in shown] for name, (found, graded) in texts.items()},
+        "variants": {name: [[by_key.get(k), graded.get(k)] for k in shown] for name, (by_key, graded) in texts.items()},
     }
 
 

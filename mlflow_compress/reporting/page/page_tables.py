@@ -143,17 +143,17 @@ def flips_by_part(content: PageContent) -> dict[tuple[str, str | None], dict[str
 def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
     """Return the flips by task and category in percent, shaded."""
     parts = flips_by_part(content)
-    highest = max((r.value for found in parts.values() for r in found.values()), default=0.0)
+    highest = max((r.value for by_variant in parts.values() for r in by_variant.values()), default=0.0)
     names = [variant.name for variant in content.variants]
     return Table(
         columns=[Column("flips, %", left=True), Column("items"), *map(Column, names)],
         rows=[
             (
                 _part(task, category),
-                max(result.n for result in found.values()),
-                *(_percent(found.get(name), intervals) for name in names),
+                max(result.n for result in by_variant.values()),
+                *(_percent(by_variant.get(name), intervals) for name in names),
             )
-            for (task, category), found in parts.items()
+            for (task, category), by_variant in parts.items()
         ],
         strong=frozenset(i for i, (_, category) in enumerate(parts) if category is None),
         shades=[[None, *(_level(f[n].value, highest) if n in f else None for n in names)] for f in parts.values()],

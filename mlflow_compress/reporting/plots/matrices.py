@@ -117,9 +117,9 @@ def draw_correlations(board: Scoreboard) -> Drawing | None:
 _ORDER = ("qkv", "o", "gate_up", "down", "experts")
 
 
-def draw_layer_map(found: GroupsFound) -> Drawing | None:
+def draw_layer_map(results: GroupsFound) -> Drawing | None:
     """Return the heat map of the groups in layers; None where no group is in a layer."""
-    groups = [group for group in found.groups if group.layer is not None]
+    groups = [group for group in results.groups if group.layer is not None]
     if not groups:
         return None
     # Kinds of matrices in the order in which a layer computes them.
@@ -146,8 +146,9 @@ def draw_layer_map(found: GroupsFound) -> Drawing | None:
     axes.set_xticks(range(len(kinds)), [plain_text(kind.replace("_", "/")) for kind in kinds])
     step = max(1, len(layers) // 40)
     axes.set_yticks(range(0, len(layers), step), [f"layer {layer}" for layer in layers[::step]])
-    title = f"{found.largest.name.replace('_', '/')} moves the model most: {found.largest.kl.value:.2g} nats per token"
-    outside = [group for group in found.groups if group.layer is None]
+    most = results.largest
+    title = f"{most.name.replace('_', '/')} moves the model most: {most.kl.value:.2g} nats per token"
+    outside = [group for group in results.groups if group.layer is None]
     caption = "Mean KL of the final distributions when only this group of weights is the variant's. An empty cell is a "
     caption += "group that does not differ."
     if outside:
