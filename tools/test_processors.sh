@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the numerical tests with the vector instructions of three processors: this one, one with AVX2, one with SSE only.
-# It needs x86-64 with AVX2. Arguments name other tests.
+# It needs x86-64 with AVX2. Arguments name other tests, and PROCESSORS other settings than "native avx2 sse".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=("$@")
@@ -22,7 +22,7 @@ sse=(
 )
 
 failed=()
-for setting in native avx2 sse; do
+for setting in ${PROCESSORS:-native avx2 sse}; do
   declare -n variables=$setting
   echo "== $setting ${variables[*]}"
   env "${variables[@]}" python -m pytest -q -n 2 "${tests[@]}" || failed+=("$setting")

@@ -137,6 +137,27 @@ def naive_logprobs(loaded: LoadedModel, requests: Sequence[Request]) -> list[np.
     return out
 
 
+U = 2.0**-24  # unit roundoff of float32
+
+
+def rounding(loaded: LoadedModel) -> float:
+    """Return a bound of what float32 does to a log-probability, in nats a token: for any order of summation.
+
+    A computed product of n terms is the exact product with weights that are changed by a relative n U at most (Higham
+    2002, section 3.1), and by sqrt(n) U where roundings are independent (Higham and Mary 2019, theorem 2.4). So all
+    weights are changed by that much, up or down, and twice: norms and attention round too, in sums of fewer terms.
+    """
+    model, ids = copy.deepcopy(loaded.model).double(), torch.tensor([loaded.tokenizer.encode(TEXT)[:100]])
+    signs = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        exact = torch.log_softmax(model(ids).logits, dim=-1)
+        for weight in model.parameters():
+            up = 2.0 * torch.randint(0, 2, weight.shape, generator=signs) - 1.0
+            n = max(size for size in weight.shape if size < VOCAB)  # the head has a row for each token, and fewer terms
+            weight.mul_(1.0 + 2.0 * n**0.5 * U * up)
+        return float((torch.log_softmax(model(ids).logits, dim=-1) - exact).abs().max())
+
+
 def naive_logliks(loaded: LoadedModel, requests: Sequence[Request]) -> np.ndarray[Any, Any]:
     """Summed log-likelihood of each request by the naive pass."""
     encoded = Encoder(loaded.tokenizer, loaded.max_length).encode(requests)

@@ -8,7 +8,7 @@ import pytest
 from mlflow_compress.errors import DataError
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.plan.corpus_windows import cut_documents
-from tests.unit.scoring_models import TEXT, load_random, naive_logprobs, request
+from tests.unit.scoring_models import TEXT, load_random, naive_logprobs, request, rounding
 
 
 def test_windows_equal_the_harness() -> None:
@@ -35,7 +35,7 @@ def test_scores_equal_a_naive_pass() -> None:
     nll = scores.column("nll")[scores.column("item_id") == "0.0"]
     [naive] = naive_logprobs(loaded, [request(0, "", texts[0])])
     ids = loaded.tokenizer(texts[0], add_special_tokens=False)["input_ids"]
-    assert nll[-len(ids) :] == pytest.approx(-naive[np.arange(len(ids)), ids], abs=1e-4)
+    assert np.abs(nll[-len(ids) :] + naive[np.arange(len(ids)), ids]).max() < rounding(loaded)
     assert len(scores) == sum(len(loaded.tokenizer(text)["input_ids"]) for text in texts)
 
 

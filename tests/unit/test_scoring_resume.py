@@ -17,7 +17,7 @@ from mlflow_compress.errors import StoreError, UnsupportedError
 from mlflow_compress.records import OptionDistances, OptionScores, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from tests.unit.scoring_models import load_random, mixed_requests
+from tests.unit.scoring_models import load_random, mixed_requests, rounding
 
 CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8, shard_seconds=0.0)
 
@@ -63,7 +63,8 @@ def test_a_finished_journal_is_read_instead_of_run_again(tmp_path: Path) -> None
     second, _ = again.score(mixed_requests(), resume=tmp_path / "plain")
     handle.remove()
     assert second.table.equals(plain.table)
-    assert np.allclose(first.column("loglik"), plain.column("loglik"), atol=1e-4)
+    both = np.abs(first.column("loglik") - plain.column("loglik")) / first.column("n_tokens")
+    assert both.max() < 2 * rounding(loaded)  # each is rounded
 
 
 def test_a_journal_of_another_pass_is_refused(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_damaged_part_is_refused(tmp_path: Path, damage: str) -> None:
 def test_running_out_of_memory_halves_the_batches_and_changes_nothing(path: str, limit: int) -> None:
     loaded, requests = load_random("llama"), [r for r in mixed_requests() if r.item_id != "overflow"]
     config = ScoringConfig(progress=False, batch_tokens=600, path=path)
-    wanted = Scorer(loaded, config).score(requests)[0].column("loglik")
+    wanted = Scorer(loaded, config).score(requests)[0]
     scorer = Scorer(loaded, config)
     longest = max(len(e.inputs) for e in scorer.encoder.encode(requests))
 
@@ -122,11 +123,12 @@ def test_running_out_of_memory_halves_the_batches_and_changes_nothing(path: str,
         handle.remove()
         scorer._path = lambda *_: ("packed", None)  # type: ignore[method-assign]
         handle = loaded.model.model.register_forward_pre_hook(scarce, with_kwargs=True)
-    scores = scorer.score(requests)[0].column("loglik")
+    scores = scorer.score(requests)[0]
     handle.remove()
     assert scorer.report is not None
     assert scorer.report.n_splits > 0
-    assert np.abs(scores - wanted).max() < 1e-4
+    moved = np.abs(scores.column("loglik") - wanted.column("loglik")) / wanted.column("n_tokens")
+    assert moved.max() < 2 * rounding(loaded)  # both are rounded
 
 
 def test_memory_too_small_for_one_sequence_is_one_clear_error() -> None:
