@@ -146,6 +146,7 @@ def decided() -> str:
             versions_by_run=lambda *_: {},
             score_runs=board,
         ),
+        mock.patch("mlflow_compress.commands.promote.command.require_tag"),  # there is no store on disk
         contextlib.redirect_stdout(output),
     ):
         assert cli.main(shlex.split(command)[1:]) == 0
