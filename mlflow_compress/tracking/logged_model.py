@@ -17,6 +17,7 @@ import pandas as pd
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+from mlflow.types.llm import CHAT_MODEL_OUTPUT_SCHEMA
 from mlflow.types.schema import AnyType
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NOTE
 
@@ -91,10 +92,17 @@ EVALUATION_SET = "evaluation"
 SIGNATURE = ModelSignature(
     # Texts. In a column that is declared as "string", MLflow's server turns null into the text "None".
     inputs=Schema([ColSpec(AnyType(), name, required=False) for name in ("prompt", "continuation", "messages")]),
+    # A prompt's text, a continuation's score, or a chat completion.
     outputs=Schema(
         [
             ColSpec(kind, name, required=False)
-            for name, kind in {"text": "string", "loglik": "double", "n_tokens": "long", "greedy": "boolean"}.items()
+            for name, kind in {
+                "text": "string",
+                "loglik": "double",
+                "n_tokens": "long",
+                "greedy": "boolean",
+                **{c.name: c.type for c in CHAT_MODEL_OUTPUT_SCHEMA.inputs if c.name != "custom_outputs"},
+            }.items()
         ]
     ),
     params=ParamSchema(
@@ -188,6 +196,7 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
     description.write_text(
         json.dumps(
             {
+                "name": entry.name,
                 "weights": storage,
                 "checkpoint": checkpoint,
                 "weight_files": dict(entry.weight_files),

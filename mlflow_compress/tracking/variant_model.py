@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlflow
 import numpy as np
@@ -18,6 +19,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from mlflow.pyfunc.context import get_prediction_context
+from mlflow.types.llm import ChatChoice, ChatCompletionResponse, ChatMessage, TokenUsageStats
+
+if TYPE_CHECKING:
+    from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 
 
 class VariantModel(PythonModel):  # type: ignore[misc]
@@ -25,7 +30,8 @@ class VariantModel(PythonModel):  # type: ignore[misc]
 
     `predict` takes a table. With a column "prompt" alone, it generates and returns "text". With a second column
     "continuation", it scores each row and returns "loglik", "n_tokens" and "greedy". With a column "messages" alone,
-    each a conversation of {"role", "content"}, it returns the next answer as "text". Parameters of generation:
+    each a conversation of {"role", "content"}, it returns the next answer in MLflow's chat response form (OpenAI's
+    "chat.completion"): one dictionary for one conversation, a list of them for several. Parameters of generation:
     `max_new_tokens` (default 128), `temperature` (default 0: greedy) and `seed`. Other columns and parameters are
     errors.
     """
@@ -59,28 +65,33 @@ class VariantModel(PythonModel):  # type: ignore[misc]
             raise CheckpointError("The checkpoint has changed since it was registered", got=str(folder))
         self._loaded = load_model(LoadConfig(path=str(folder), dtype=variant["dtype"]))
         meta = Model.load(str(description.parents[1]))
+        self._name = variant["name"]
         self._defaults = {spec.name: spec.default for spec in meta.get_params_schema().params}
         _refuse_unknown_fields(meta)
 
     # MLflow reads the type hint of `model_input` as a schema, except for a DataFrame.
     def predict(
         self, context: PythonModelContext, model_input: pd.DataFrame, params: dict[str, Any] | None = None
-    ) -> pd.DataFrame:
+    ) -> pd.DataFrame | dict[str, Any] | list[dict[str, Any]]:
         """Generate after each prompt, answer each conversation, or score each continuation."""
         from mlflow_compress.records import Request
         from mlflow_compress.scoring.engine import Scorer, ScoringConfig
         from mlflow_compress.scoring.generation.chat_format import chat_format
-        from mlflow_compress.scoring.generation.generate import generate
+        from mlflow_compress.scoring.generation.generate import generate, generate_replies
         from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 
         frame = pd.DataFrame(model_input)
         settings = {**self._defaults, **(params or {})}
         chats = _conversations(frame)
-        frame = frame if chats else _rows(frame)
-        if chats or "continuation" not in frame:
-            chat = chat_format(self._loaded.tokenizer) if chats else None
-            prompts = [chat.prompt(turns, system=system) for system, turns in chats] if chat else list(frame["prompt"])
-            texts = generate(self._loaded, prompts, GenerationConfig(samples=1, **settings), chat=chat)
+        if chats:
+            chat, config = chat_format(self._loaded.tokenizer), GenerationConfig(samples=1, **settings)
+            prompts = [chat.prompt(turns, system=system) for system, turns in chats]
+            rows = generate_replies(self._loaded, prompts, config, chat)
+            replies = [self._reply(row, config.max_new_tokens) for row in rows]
+            return replies[0] if len(replies) == 1 else replies
+        frame = _rows(frame)
+        if "continuation" not in frame:
+            texts = generate(self._loaded, list(frame["prompt"]), GenerationConfig(samples=1, **settings))
             return pd.DataFrame({"text": [samples[0] for samples in texts]})
         if settings != self._defaults:
             raise _refusal(f"Scoring a continuation takes no parameters. Allowed: none. Got: {settings}")
@@ -91,6 +102,19 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         scores, _ = Scorer(self._loaded, ScoringConfig()).score(requests)
         table = scores.table.to_pandas().set_index("item_id").loc[[str(row) for row in range(len(frame))]]
         return table[["loglik", "n_tokens", "greedy"]].reset_index(drop=True)
+
+    def _reply(self, row: GenerationRow, limit: int) -> dict[str, Any]:
+        """Return an answer as a chat completion."""
+        n_read, n_written = len(row.prompt), len(row.tokens)
+        whole = bool(row.end) or n_written < limit
+        message = ChatMessage(role="assistant", content=row.text.strip())
+        response = ChatCompletionResponse(
+            choices=[ChatChoice(message=message, finish_reason="stop" if whole else "length")],
+            usage=TokenUsageStats(n_read, n_written, n_read + n_written),
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            model=self._name,
+        )
+        return dict(response.to_dict())
 
 
 def _refusal(message: str) -> MlflowException:

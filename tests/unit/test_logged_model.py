@@ -19,9 +19,10 @@ import pytest
 import requests
 from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
+from mlflow.types.llm import ChatCompletionResponse
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
@@ -296,6 +297,7 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
         with pytest.raises(Exception, match=why):
             model.predict(form, params=params)
     asked = {"role": "user", "content": "Who sang?"}
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     [plain] = model.predict({"prompt": "User: Who sang?\nAssistant:"}, params=few)["text"]
     for chats, n in (
         ({"messages": [asked]}, 1),
@@ -303,10 +305,22 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
         ({"messages": [[asked], [asked]]}, 2),
         (pd.DataFrame({"messages": [[asked]] * 3}), 3),
     ):
-        assert model.predict(chats, params=few)["text"].tolist() == [plain.partition("\nUser:")[0].strip()] * n
+        replies = model.predict(chats, params=few)
+        replies = [replies] if n == 1 else replies
+        assert len(replies) == n
+        for reply in replies:
+            assert (
+                ChatCompletionResponse.from_dict(reply).object == "chat.completion" and reply["model"] == "rtn-4bit-g32"
+            )
+            [choice] = reply["choices"]
+            assert choice["message"] == {"role": "assistant", "content": plain.partition("\nUser:")[0].strip()}
+            assert choice["finish_reason"] == "length" and choice["index"] == 0
+            usage = reply["usage"]
+            assert usage["completion_tokens"] == 4 and usage["prompt_tokens"] + 4 == usage["total_tokens"]
+            assert usage["prompt_tokens"] == len(tokenizer("User: Who sang?\nAssistant:")["input_ids"])
     answer = {"role": "assistant", "content": "The miller."}
     longer = [{"role": "system", "content": "Be brief."}, asked, answer, {"role": "user", "content": "Why?"}]
-    assert len(model.predict({"messages": longer}, params=few)) == 1
+    assert model.predict({"messages": longer}, params=few)["usage"]["prompt_tokens"] > usage["prompt_tokens"]
     for conversation in (
         [],
         [answer],
@@ -324,8 +338,12 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     with pytest.raises(Exception, match="Conversations stand alone"):
         model.predict([{"messages": [asked], "prompt": "a"}])
     client = TestClient(scoring_server.init(model))
-    [told] = client.post("/invocations", json={"messages": [asked], **few}).json()
-    assert told == {"text": plain.partition("\nUser:")[0].strip()}
+    told = client.post("/invocations", json={"messages": [asked], **few}).json()
+    assert told["choices"] == reply["choices"] and told["usage"] == usage and told["id"] != reply["id"]
+    two = client.post("/invocations", json={"inputs": [{"messages": [asked]}] * 2, "params": few}).json()
+    assert [one["choices"] for one in two["predictions"]] == [reply["choices"]] * 2
+    named = model.metadata.signature.outputs.input_names()
+    assert {"text", "loglik", "n_tokens", "greedy"} <= set(named) and told.keys() <= set(named)
     for form in (
         {"inputs": TWO},
         {"instances": pd.DataFrame(TWO).to_dict("records")},
@@ -379,5 +397,8 @@ def test_the_served_model_answers_its_own_example(tracker: Tracker, checkpoint: 
             headers = {"Content-Type": "application/json"}
             answer = requests.post(f"http://127.0.0.1:{port}/invocations", data=example, headers=headers, timeout=60)
             assert answer.json()["predictions"] == expected.to_dict("records")
+            chat = {"messages": [{"role": "user", "content": "Who sang?"}], "max_new_tokens": 4}
+            answer = requests.post(f"http://127.0.0.1:{port}/invocations", json=chat, headers=headers, timeout=60)
+            assert ChatCompletionResponse.from_dict(answer.json()).choices[0].message.role == "assistant"
         finally:
             server.terminate()

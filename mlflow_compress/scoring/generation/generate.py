@@ -137,24 +137,32 @@ def _fill(rows: Sequence[GenerationRow], arrays: Arrays) -> None:
         row.tokens, row.end, row.text, row.done = tokens.tolist(), end.tolist(), text.tobytes().decode(), True
 
 
-def generate(
-    loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConfig, *, chat: ChatFormat | None = None
-) -> list[list[str]]:
-    """Return `config.samples` continuations of every prompt; of conversations, `chat` has rendered them.
+def generate(loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
+    """Return `config.samples` continuations of every prompt.
 
-    The tokenizer adds its special tokens to the prompts, unless a chat template wrote them. A prompt that is longer
-    than the model's context is truncated on the left, and a warning is logged.
+    The tokenizer adds its special tokens to the prompts. A prompt that is longer than the model's context is truncated
+    on the left, and a warning is logged.
 
     Deterministic under `config.seed`: a row's random numbers depend only on seed, prompt and sample number. The other
     rows of a batch change logits by rounding only (about 1e-6), which can matter at an exact tie. Which rows meet
     depends on the prompts and the settings, not on interruptions (see `decoding`).
     """
     draws = [(prompt, sample, config.temperature) for prompt in prompts for sample in range(config.samples)]
-    rows = _rows(loaded, draws, config, special=chat is None or chat.adds_special_tokens)
-    until, end_tokens = (chat.until, chat.end_tokens) if chat else ((), frozenset[int]())
-    decoder(loaded)(rows, config, until=until, end_tokens=end_tokens, label="generate")
-    texts = [row.text if chat is None else row.text.strip() for row in rows]
+    rows = _rows(loaded, draws, config, special=True)
+    _decode(loaded, rows, config, resume=None, until=())
+    texts = [row.text for row in rows]
     return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
+
+
+def generate_replies(
+    loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConfig, chat: ChatFormat
+) -> list[GenerationRow]:
+    """Return the next answer of every conversation that `chat` has rendered: its text, and tokens read and written."""
+    rows = _rows(
+        loaded, [(prompt, 0, config.temperature) for prompt in prompts], config, special=chat.adds_special_tokens
+    )
+    _decode(loaded, rows, config, resume=None, until=chat.until, end_tokens=chat.end_tokens)
+    return rows
 
 
 def generate_until(
