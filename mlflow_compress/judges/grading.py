@@ -27,7 +27,7 @@ def gradings(instructions: Sequence[Instruction], answers: Generations, *, repea
     Each answer is graded `repeats` times, because judges are not deterministic even at temperature 0. Math, reasoning
     and coding need reference answers.
     """
-    texts = first_samples(answers)
+    texts = answers.first_samples()
     return [
         Asked(item, turn, Question(item.item_id, prompt, repeat))
         for item in instructions
@@ -36,13 +36,6 @@ def gradings(instructions: Sequence[Instruction], answers: Generations, *, repea
         for prompt in [grading_prompt(item.category, turn, item.turns, said, references(item))]
         for repeat in range(repeats)
     ]
-
-
-def first_samples(answers: Generations) -> dict[tuple[str, int], str]:
-    """Return the text of sample 0 by item id and turn."""
-    first = answers.where(sample=0)
-    columns = (first.column(name).tolist() for name in ("item_id", "turn", "text"))
-    return {(item_id, int(turn)): text for item_id, turn, text in zip(*columns, strict=True)}
 
 
 def answers_to(item: Instruction, texts: dict[tuple[str, int], str]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow_compress.config import JudgeModelConfig
 from mlflow_compress.judges.asking import Judgment, Question, read_verdict
-from mlflow_compress.judges.grading import Asked, answers_to, first_samples, records, references
+from mlflow_compress.judges.grading import Asked, answers_to, records, references
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
@@ -20,7 +20,7 @@ IDENTICAL = Judgment(0.5, None, "Not asked: the answers are identical, which is 
 def _comparisons(inputs: JudgeInputs, prompts: str | None) -> list[tuple[Asked, bool]]:
     """Return every pair of answers in both orders, and whether the two are identical, with all that is shown."""
     templates = OURS if prompts is None else read_pair_prompts(Path(prompts))
-    texts = {who: first_samples(inputs.graded[who]) for who in ("baseline", "variant")}
+    texts = {who: inputs.graded[who].first_samples() for who in ("baseline", "variant")}
     comparisons = []
     for item in inputs.instructions:
         base, variant = (answers_to(item, texts[who]) for who in ("baseline", "variant"))

@@ -174,6 +174,11 @@ class Generations(Records):
         [*_ITEM, *_shorts("turn", "sample"), *_texts("prompt", "text"), *_ints("n_tokens"), *_flags("correct")]
     )
 
+    def first_samples(self, column: str = "text") -> dict[tuple[str, int], str]:
+        """Return the text, or another column of texts, of sample 0 by item id and turn."""
+        rows = self.where(sample=0).table.select(["item_id", "turn", column]).to_pylist()
+        return {(row["item_id"], row["turn"]): row[column] for row in rows}
+
 
 class TokenAnswers(Records):
     """Answers of one model to instructions, as tokens, so that they can be scored without being tokenized again.

@@ -113,7 +113,7 @@ def compared_answers(
 
     `questions` has the user's messages of each instruction by turn; of a pair, the baseline's part comes first.
     """
-    baseline, variant = (first_texts(generations) for generations in answers)
+    baseline, variant = (generations.first_samples() for generations in answers)
     graded = [mean_grades(judgments) for judgments in grades]
     pairs = [
         ComparedAnswer(
@@ -137,14 +137,6 @@ def _order(pair: ComparedAnswer) -> tuple[Any, ...]:
     """Return what pairs are sorted by; what is not known comes after what is."""
     drop = math.inf if pair.drop is None else -pair.drop
     return drop, pair.baseline == pair.variant, math.inf if pair.similarity is None else pair.similarity
-
-
-def first_texts(generations: Generations, column: str = "text") -> dict[AnswerKey, str]:
-    """Return the text, or another column, of each instruction's and turn's first sample."""
-    first = generations.where(sample=0)
-    names = ("item_id", "turn", column)
-    rows = zip(*(first.table.column(name).to_pylist() for name in names), strict=True)
-    return {(item, turn): text for item, turn, text in rows}
 
 
 def mean_grades(judgments: Judgments | None) -> dict[AnswerKey, dict[str, float]]:

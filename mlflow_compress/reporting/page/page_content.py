@@ -21,7 +21,7 @@ from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult, RunRecords
-from mlflow_compress.reporting.answers_page import AnswerKey, first_texts, mean_grades
+from mlflow_compress.reporting.answers_page import AnswerKey, mean_grades
 from mlflow_compress.reporting.details import ChangedAnswers, changed_answers
 from mlflow_compress.reporting.numbers import scale_of
 
@@ -255,9 +255,9 @@ def answer_data(content: PageContent) -> dict[str, Any] | None:
     answered = [v for v in content.variants if v.answers is not None]
     if content.answers is None or not answered:
         return None
-    baseline, grades = first_texts(content.answers), _grades(content.grades)
-    prompts = first_texts(content.answers, "prompt")
-    texts = {v.name: (first_texts(v.answers), _grades(v.grades)) for v in answered if v.answers is not None}
+    baseline, grades = content.answers.first_samples(), _grades(content.grades)
+    prompts = content.answers.first_samples("prompt")
+    texts = {v.name: (v.answers.first_samples(), _grades(v.grades)) for v in answered if v.answers is not None}
     shown: list[AnswerKey] = []
     used = 0
     for key in baseline:
