@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -149,6 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     3 says that `promote` or `gate` did its work, and that nothing passes.
     """
     lifetime.raise_on_signals()
+    # The libraries' progress bars: they vanish when they are full, and files get none.
+    os.environ.setdefault(*(("TQDM_LEAVE", "") if sys.stderr.isatty() else ("TQDM_DISABLE", "1")))
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our results say where they are
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # we wait for a server ourselves, and say so
@@ -204,8 +208,11 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[Callable[[str | Sweep
 
         def show(progress: str | SweepProgress) -> None:
             nonlocal live
-            if isinstance(progress, str) or not sys.stderr.isatty():
+            if not sys.stderr.isatty():
                 say(str(progress))
+                return
+            if isinstance(progress, str):
+                say(_section(progress) if progress.startswith("[") else progress)
                 return
             if live is None:
                 live = opened.enter_context(_live())
@@ -215,6 +222,14 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[Callable[[str | Sweep
                 live.console.print(progress.line, markup=False, highlight=False)
 
         yield show
+
+
+def _section(line: str) -> str:
+    """Return the line that begins a section as a terminal shows it: in bold, below an empty line."""
+    width = shutil.get_terminal_size().columns
+    text = textwrap.fill(line, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return f"\n{text}" if plain else f"\n\x1b[1m{text}\x1b[0m"
 
 
 def _live() -> Live:
@@ -252,7 +267,8 @@ def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
         result = command.function(**({"progress": progress} if command.tells else {}), **values)
     if as_json:
         return json.dumps(result.to_dict(), allow_nan=False), 0
-    text = result if isinstance(result, str) else result.as_text()
+    # The main job shows all values at its end.
+    text = result if isinstance(result, str) else result.summary if is_stage() else result.as_text()
     return text.rstrip(), getattr(result, "exit_code", 0)
 
 

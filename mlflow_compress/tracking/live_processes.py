@@ -45,6 +45,11 @@ class _Presence:
 _mine: dict[tuple[int, str], _Presence] = {}  # by process, because a fork copies this table but not the locks
 
 
+def own_host() -> str:
+    """Return this machine's name, with which the names of its processes begin."""
+    return re.sub(r"[^\w.-]", "-", platform.node(), flags=re.ASCII)
+
+
 def own_name(uri: str) -> str:
     """Return this process's name, which is in use as long as the process lives."""
     return _presence(uri).name
@@ -53,8 +58,7 @@ def own_name(uri: str) -> str:
 def _presence(uri: str) -> _Presence:
     key = (os.getpid(), uri)
     while key not in _mine:
-        host = re.sub(r"[^\w.-]", "-", platform.node(), flags=re.ASCII)
-        name = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        name = f"{own_host()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         path = _place(uri) / f"{name}{_SUFFIX}"
         lock = FileLock(path, thread_local=False)
         try:

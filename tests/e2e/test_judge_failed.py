@@ -79,7 +79,10 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
     main = parent(Tracker())
     assert "Answers flipped" in done.stdout and f"--resume {main.info.run_id}" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [], "the main process imports what only stages need"
-    assert next(line for line in done.stderr.splitlines() if line.startswith("[")).startswith("[1/4] quantize")
+    sections = [line.partition(":")[0].partition("]")[0] for line in done.stderr.splitlines() if line.startswith("[")]
+    assert sections == ["[check", "[1/4", "[2/4", "[3/4", "[4/4", "[publish"]
+    assert "Next:" not in done.stdout  # the error says what to do next
+    assert "judge/" not in done.stdout and "items or tokens" not in done.stdout  # stages say one line each
     assert main.info.status == "FAILED" and main.data.tags[run_names.FAILED_STAGE] == "judge"
     assert "refused the key" in main.data.tags[run_names.ERROR]
     assert main.data.tags["mlflow.note.content"].startswith("**judge failed:**")
@@ -111,6 +114,7 @@ def test_resuming_runs_the_judge_alone_and_publishes_again(
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[1/4] quantize: finished before" in done.stderr and "[2/4] evaluate: finished before" in done.stderr
     again = parent(tracker)
+    assert done.stdout.rstrip().endswith("Next:          mlflow-compress promote --model demo")
     assert again.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(again.data.tags)
     assert again.data.metrics["judge/mt_bench"] == 7
     # What the judgments will take is said before the first call; what they took stands in the report, with the answers.

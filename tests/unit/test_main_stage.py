@@ -18,6 +18,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.reporting.numbers import duration
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import own_host
 from mlflow_compress.tracking.store import new_parameters
 from mlflow_compress.tracking.tracker import Tracker
 from tests.conftest import Fork
@@ -176,9 +177,24 @@ def test_the_user_hears_what_happens_and_how_long_it_took_before(tracker: Tracke
         pass
     info = tracker.client.get_run(run.run_id).info
     tracker.client.set_terminated(run.run_id, "FINISHED", end_time=info.start_time + 42_000)
-    progress.begin("evaluate", 2, 3)
-    assert heard[0].startswith("[2/3] evaluate: scores both models") and "no estimate" in heard[0]
-    assert "about 42 s, as in the last run" in heard[1]
+    Progress(tracker, "it's", heard.append).begin("evaluate", 2, 3, later=["judge"])
+    Progress(tracker, "it's", heard.append).begin("quantize", 1, 2, later=["evaluate"])
+    assert heard[0].startswith("[2/3] evaluate: scores both models")
+    assert heard[0].endswith(f" (first time for it's on {own_host()}: no estimate)")
+    assert heard[1].endswith(f" (about 42 s, as in the last run on {own_host()}; then judge)")
+    assert heard[2].endswith("; then evaluate: about 42 s)")
+
+
+def test_an_estimate_is_that_of_this_machine(tracker: Tracker) -> None:
+    heard: list[str] = []
+    with tracker.run("x", "evaluate", {run_names.BASE_MODEL: "demo"}) as run:
+        pass
+    tracker.client.set_tag(run.run_id, run_names.PROCESS, "another-machine-12-0123456789ab")
+    Progress(tracker, "demo", heard.append).begin("evaluate", 2, 3)
+    assert "no estimate" in heard[0]
+
+
+def test_durations() -> None:
     assert [duration(seconds) for seconds in (42.4, 100, 5000, 9000)] == ["42 s", "2 min", "83 min", "2.5 h"]
 
 

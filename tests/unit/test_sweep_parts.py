@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -189,6 +191,34 @@ def test_without_a_terminal_there_are_quiet_lines() -> None:
     with cli.shown_progress(heard.append) as progress:
         progress(SweepProgress(line="[1/2] rtn: starts", variants=(VariantProgress(name="rtn"),)))
     assert heard == ["[1/2] rtn: starts"]
+
+
+def test_on_a_terminal_a_section_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with cli.shown_progress(heard.append) as progress:
+        progress("[1/4] quantize: compresses")
+        progress("a line")
+    assert heard == ["\n\x1b[1m[1/4] quantize: compresses\x1b[0m", "a line"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    with cli.shown_progress(heard.append) as progress:
+        progress("[1/4] quantize: compresses")
+    assert heard[2:] == ["\n[1/4] quantize: compresses"]
+
+
+@pytest.mark.parametrize(("terminal", "left"), [(True, "False False"), (False, "True True")])
+def test_bars_of_libraries_vanish_and_files_get_none(terminal: bool, left: str) -> None:
+    code = (
+        "import io, sys; from mlflow_compress import cli\n"
+        f"sys.stderr.isatty = lambda: {terminal}\n"
+        "cli.main(['policy']); from tqdm.auto import tqdm; bar = tqdm(total=3, file=io.StringIO())\n"
+        "print(bar.leave if not bar.disable else True, bar.disable)"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == left
 
 
 def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.metric_registry import METRICS, key
+from mlflow_compress.metrics.core.metric_registry import METRICS, headline_keys, key
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
@@ -175,9 +175,12 @@ class AnswerEvaluation(Measurement):
 
     @property
     def summary(self) -> str:
-        """The headline values, in one line."""
-        values = "; ".join(f"{name} {result.value:.4f}" for name, result in self.pooled.items())
-        return f"{self.name}: {values}" if values else f"{self.name}: nothing was computed"
+        """The values of the headline table, in one line, and what was left out."""
+        from mlflow_compress.reporting.tables import result_text
+
+        rows = [(key.label, self.pooled[key.name]) for key in headline_keys() if key.name in self.pooled]
+        values = "; ".join(f"{label} {result_text(result)}" for label, result in rows) or "nothing was computed"
+        return f"{self.name}: {values}{f'. {self.skipped}' if self.skipped else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the texts as plain values, ready for JSON."""

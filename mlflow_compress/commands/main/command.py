@@ -43,7 +43,8 @@ def run(*, progress: Say | None = None, **parameters: Any) -> VariantRun:
         ...
     mlflow_compress.errors.ConfigError: Parameter 'limit' is too small. Allowed: 0 or more. Got: -1.
     """
-    config = configured(MainConfig, parameters)
+    config, say = configured(MainConfig, parameters), progress or silent
+    say("[check] reads tasks, texts and parameters, and loads the libraries")
     from mlflow_compress.commands.main.run import run_main
 
-    return run_main(config, progress or silent)
+    return run_main(config, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ class VariantRun(Measurement):
     """Everything that the stages of one variant found: what its main run shows."""
 
     baseline: str  # The baseline's short name
+    model: str  # The baseline as it was named
     verdict: str  # What was found, in one sentence
     manifest: CheckpointManifest | None  # How the checkpoint was made, and what it weighs; None of a served model
     checkpoint: str  # Its folder, or where it is served
@@ -38,8 +40,11 @@ class VariantRun(Measurement):
         }
 
     def as_text(self) -> str:
-        """Return the verdict, the headline table, and where to look."""
+        """Return the verdict, the headline table, where to look, and the next command."""
         from mlflow_compress.reporting.headline import headline_table
+        from mlflow_compress.reporting.scoreboard_text import wrapped
 
         table = headline_table(self.pooled, self.manifest, failed_stages=self.failed)
-        return "\n\n".join([self.verdict, self.account.sentence, table, *lines_of_run(self.run)])
+        after = f"Next:          mlflow-compress promote --model {shlex.quote(self.model)}"
+        said = ["\n".join(wrapped(text)) for text in (self.verdict, self.account.sentence)]
+        return "\n\n".join([*said, table, *lines_of_run(self.run), *([] if self.failed else [after])])

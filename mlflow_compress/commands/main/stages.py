@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,9 +25,10 @@ from mlflow_compress.errors import StageError
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.numbers import duration
+from mlflow_compress.reporting.numbers import about
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import own_host
 from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
@@ -71,23 +72,36 @@ class Progress:
 
     def __init__(self, tracker: Tracker, label: str, say: Say) -> None:
         self._tracker, self._label, self.say = tracker, label, say
+        self._past: dict[str, list[float]] = {}  # seconds of earlier runs, by stage
 
-    def begin(self, stage: str, number: int, total: int) -> None:
-        """Print that a stage begins."""
-        self.say(f"[{number}/{total}] {stage}: {_WHAT[stage]} ({self._estimate(stage)})")
+    def begin(self, stage: str, number: int, total: int, *, later: Sequence[str] = ()) -> None:
+        """Print that a stage begins, and which come after it."""
+        left = [self._seconds(one) for one in later]
+        all_known = left and all(left)
+        known = f": {about(sum(statistics.median(one) for one in left))}" if all_known else ""
+        then = f"; then {', '.join(later)}{known}" if later else ""
+        self.say(f"[{number}/{total}] {stage}: {_WHAT[stage]} ({self._estimate(stage)}{then})")
 
     def skip(self, stage: str, number: int, total: int) -> None:
         """Print that a stage has finished in an earlier run."""
         self.say(f"[{number}/{total}] {stage}: finished before")
 
     def _estimate(self, stage: str) -> str:
-        runs = self._tracker.find_finished(stage, **{run_names.BASE_MODEL: self._label})[:_RUNS]
-        seconds = [(run.info.end_time - run.info.start_time) / 1000 for run in runs]
-        seconds = [one for one in seconds if one >= 0]  # the clock was set back during the others
+        seconds = self._seconds(stage)
         if not seconds:
-            return f"first time for {self._label}: no estimate"
+            return f"first time for {self._label} on {own_host()}: no estimate"
         times = "run" if len(seconds) == 1 else f"{len(seconds)} runs"
-        return f"about {duration(statistics.median(seconds))}, as in the last {times}"
+        return f"{about(statistics.median(seconds))}, as in the last {times} on {own_host()}"
+
+    def _seconds(self, stage: str) -> list[float]:
+        """Return the seconds of the newest finished runs of a stage on this machine."""
+        if stage in self._past:
+            return self._past[stage]
+        runs = self._tracker.find_finished(stage, **{run_names.BASE_MODEL: self._label})
+        here = [run for run in runs if run.data.tags.get(run_names.PROCESS, "").startswith(f"{own_host()}-")][:_RUNS]
+        seconds = [(run.info.end_time - run.info.start_time) / 1000 for run in here]
+        self._past[stage] = [one for one in seconds if one >= 0]  # the clock was set back during the others
+        return self._past[stage]
 
 
 @dataclass
@@ -112,7 +126,8 @@ class Stages:
             if stage in self.children:
                 progress.skip(stage, number, len(wanted))
                 continue
-            progress.begin(stage, number, len(wanted))
+            later = [one for one in wanted[number:] if one not in self.children]
+            progress.begin(stage, number, len(wanted), later=later)
             try:
                 self.children[stage] = start(self.tracker, stage, self._config(stage), self.run)
             except StageError as error:

@@ -238,6 +238,7 @@ def publish(stages: Stages) -> VariantRun:
         records_folder=tracker.fetch(stages.evaluate, RECORDS),
         run=tracker.link(run.run_id),
         baseline=stages.label,
+        model=stages.config.source.model,
         verdict=stages.verdict,
         manifest=stages.manifest,
         checkpoint=stages.checkpoint,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mlflow_compress.commands.shared.tabular import ScoredVariants, Tabular, lines_of_run
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.reporting.numbers import bytes_text, duration
+from mlflow_compress.reporting.numbers import about, bytes_text
 from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking.store import RunLink
 
@@ -89,7 +89,7 @@ class SweepPlan(Tabular):
 
 
 def _row(plan: SweepPlan, variant: PlannedVariant) -> tuple[str, str, str]:
-    time = "unknown" if variant.seconds is None else f"about {duration(variant.seconds)}"
+    time = "unknown" if variant.seconds is None else about(variant.seconds)
     size = bytes_text(int(plan.base_size_bytes if variant.size_bytes is None else variant.size_bytes))
     on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}" if variant.size_bytes != 0 else "served"
     return (
@@ -105,13 +105,11 @@ def _sums(plan: SweepPlan) -> list[str]:
     n_unknown = sum(1 for variant in plan.to_do if variant.seconds is None)
     known = sum(variant.seconds or 0.0 for variant in plan.to_do)
     if not n_unknown:
-        time = f"about {duration(known)}, as in earlier runs of this store"
+        time = f"{about(known)}, as in earlier runs of this store"
     elif n_unknown == len(plan.to_do):
         time = "unknown: the store has no finished run of these methods on this evaluation"
     else:
-        time = (
-            f"about {duration(known)}, and that of {n_unknown} {'variant' if n_unknown == 1 else 'variants'} is unknown"
-        )
+        time = f"{about(known)}, and that of {n_unknown} {'variant' if n_unknown == 1 else 'variants'} is unknown"
     copies = "the checkpoints, and a copy of each with its model" if plan.copies == 2 else "the checkpoints"
     return [f"Time: {time}.", f"Disk: about {bytes_text(int(plan.disk_bytes))} ({copies}; records are not counted)."]
 
