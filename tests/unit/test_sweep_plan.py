@@ -55,7 +55,7 @@ def test_equal_settings_are_one_variant_and_lists_are_taken() -> None:
 def test_a_package_that_is_not_installed_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     made, left_out = names(methods="none,rtn", bits="4")
-    assert made == ["none"] and "needs packages that are not installed" in left_out["rtn bits=4"]
+    assert made == ["none"] and "needs what is not installed" in left_out["rtn bits=4"]
 
 
 def test_a_grid_gives_axes_per_method(tmp_path: Path) -> None:
