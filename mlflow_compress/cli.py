@@ -151,8 +151,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     3 says that `promote` or `gate` did its work, and that nothing passes.
     """
     lifetime.raise_on_signals()
-    # The libraries' progress bars: they vanish when they are full, and files get none.
-    os.environ.setdefault(*(("TQDM_LEAVE", "") if sys.stderr.isatty() else ("TQDM_DISABLE", "1")))
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our results say where they are
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # we wait for a server ourselves, and say so
@@ -160,6 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
     known, extra = build_parser().parse_known_args(argv)
+    # Progress bars, those of libraries too, vanish when they are full. Files get none, and a sweep shows its table.
+    bars = sys.stderr.isatty() and known.command != "sweep"
+    os.environ.setdefault(*(("TQDM_LEAVE", "") if bars else ("TQDM_DISABLE", "1")))
     if not is_stage():  # its end is said by the command that has started it
         kept = ". What is computed is kept: go on with the same command, or with `mlflow-compress resume`"
         resumable = all_commands()[known.command].resumable
@@ -208,7 +209,7 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[Callable[[str | Sweep
 
         def show(progress: str | SweepProgress) -> None:
             nonlocal live
-            if not sys.stderr.isatty():
+            if live is None and not sys.stderr.isatty():
                 say(str(progress))
                 return
             if isinstance(progress, str):
@@ -216,12 +217,24 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[Callable[[str | Sweep
                 return
             if live is None:
                 live = opened.enter_context(_live())
+                opened.enter_context(_no_bars())
             if progress.variants:
                 live.update(progress_table(progress.variants), refresh=True)
             else:
                 live.console.print(progress.line, markup=False, highlight=False)
 
         yield show
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Within this block, the standard error is no terminal for progress bars: they would stand between the rows."""
+    shown = sys.stderr
+    shown.isatty = lambda: False  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del shown.isatty
 
 
 def _section(line: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,8 +80,8 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
     main = parent(Tracker())
     assert "Answers flipped" in done.stdout and f"--resume {main.info.run_id}" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [], "the main process imports what only stages need"
-    sections = [line.partition(":")[0].partition("]")[0] for line in done.stderr.splitlines() if line.startswith("[")]
-    assert sections == ["[check", "[1/4", "[2/4", "[3/4", "[4/4", "[publish"]
+    sections = re.findall(r"(?m)^\[(check|\d/4|publish)\]", done.stderr)
+    assert sections == ["check", "1/4", "2/4", "3/4", "4/4", "publish"]
     assert "Next:" not in done.stdout  # the error says what to do next
     assert "judge/" not in done.stdout and "items or tokens" not in done.stdout  # stages say one line each
     assert main.info.status == "FAILED" and main.data.tags[run_names.FAILED_STAGE] == "judge"

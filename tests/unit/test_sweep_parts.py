@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.live import Live
+from tqdm import tqdm
 
 from mlflow_compress import cli
 from mlflow_compress.commands.shared.scores import processor_seconds, score_runs, stage_seconds, wall_seconds
@@ -206,6 +208,18 @@ def test_on_a_terminal_a_section_stands_out(monkeypatch: pytest.MonkeyPatch) -> 
     with cli.shown_progress(heard.append) as progress:
         progress("[1/4] quantize: compresses")
     assert heard[2:] == ["\n[1/4] quantize: compresses"]
+
+
+def test_no_bar_stands_between_the_rows_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO()))
+    terminal = Live(console=Console(file=io.StringIO(), force_terminal=True), auto_refresh=False)
+    monkeypatch.setattr(cli, "_live", lambda: terminal)
+    sys.stderr.isatty = lambda: True  # type: ignore[method-assign]
+    row = SweepProgress(line="[1/1] rtn: starts", variants=(VariantProgress(name="rtn"),))
+    with cli.shown_progress(lambda line: None) as progress:
+        progress(row)
+        assert tqdm(total=3, disable=None).disable
+        progress(row)  # the table is shown again, and no line is told
 
 
 @pytest.mark.parametrize(("terminal", "left"), [(True, "False False"), (False, "True True")])
