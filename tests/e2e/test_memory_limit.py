@@ -1,7 +1,8 @@
-"""A limit on memory that is too small for the model: one clear error, no run left open, no half a checkpoint."""
+"""A hard limit on memory: too small for the model is one clear error; `max_memory` keeps a larger model below it."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -65,3 +66,51 @@ def test_evaluate(model: Path, workdir: Path, no_fresh_process: None) -> None:
     said = limited(workdir, 200, "evaluate", *arguments)
     assert "There is not enough memory" in said and "--dtype bfloat16" in said
     assert set(statuses()) == {"FAILED"}
+
+
+# The first evaluation imports what any model needs. Then the process may take so much more memory of its own. Linux
+# counts the checkpoint's mapped pages too, because safetensors maps them as private ones; one file is mapped at a time.
+BOUNDED = """
+import json, resource, sys
+from pathlib import Path
+import mlflow_compress as mc
+small, large, items, megabytes, given = *map(Path, sys.argv[1:4]), int(sys.argv[4]), json.loads(sys.argv[5])
+def evaluate(folder, store):
+    common = {"model": str(folder / "model"), "tasks": str(items), "noise_items": 2, "store": store}
+    return mc.evaluate(str(folder / "variant"), **common, **given)
+evaluate(small, "before")
+if megabytes:
+    [held] = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")]
+    most = 1024 * held + 1_000_000 * megabytes
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+print(json.dumps(dict(evaluate(large, "after").metrics)))
+"""
+
+
+def test_a_model_larger_than_its_bound_is_evaluated_under_a_hard_limit(tmp_path: Path, no_fresh_process: None) -> None:
+    """The model has 270 MB in float32, and may take 40 MB: 100 MB are enough for it, and not for the whole model."""
+    folders = [tmp_path / name for name in ("small", "large")]
+    size = {"hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 5}
+    for folder, sizes in zip(folders, ({}, size), strict=True):
+        compress_model(str(make_llama(folder / "model", **sizes)), "fp16", None, [], folder / "variant")
+    [file] = (tmp_path / "large" / "model").glob("*.safetensors")
+    mapped = file.stat().st_size // 1_000_000
+    row = {"category": "c", "context": "the river is old and the", "choices": [" bridge", " sea", " lamp"], "answer": 0}
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps({"id": str(i), **row}) + "\n" for i in range(2)))
+
+    def evaluated(name: str, megabytes: int, **given: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / name).mkdir()
+        arguments = [*map(str, folders), str(tmp_path / "items.jsonl"), str(megabytes), json.dumps(given)]
+        command, environment = [sys.executable, "-c", BOUNDED, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            command, cwd=tmp_path / name, env=environment, capture_output=True, text=True, check=False
+        )
+
+    refused = evaluated("refused", mapped + 100)
+    assert refused.returncode == 1 and "There is not enough memory" in refused.stderr, refused.stderr[-3000:]
+    whole = evaluated("whole", 0)
+    bounded = evaluated("bounded", mapped + 100, device="balanced", max_memory="cpu=40MB")
+    assert whole.returncode == bounded.returncode == 0, (whole.stderr + bounded.stderr)[-3000:]
+    assert "are fetched again in every pass" in bounded.stderr
+    wanted, found = (json.loads(done.stdout.splitlines()[-1]) for done in (whole, bounded))
+    assert len(wanted) > 20 and found == wanted
