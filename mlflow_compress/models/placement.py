@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import ConfigError, UnsupportedError
@@ -38,6 +40,15 @@ def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[
         return {"device_map": {"": torch.device(device)}}
     except RuntimeError as error:
         raise ConfigError("Unknown device", allowed="auto, balanced, cpu, cuda, cuda:0, ...", got=device) from error
+
+
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA's driver, of AMD's, and of either under WSL
+
+
+def certainly_on_cpu(device: str) -> bool:
+    """Return whether models of this device parameter certainly run on a CPU, without importing torch."""
+    on_linux = sys.platform == "linux"
+    return device == "cpu" or (device == "auto" and on_linux and not any(Path(file).exists() for file in _GPU_FILES))
 
 
 def _sizes(max_memory: Mapping[str, str]) -> dict[int | str, int]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from mlflow.projects.utils import get_run_env_vars, load_project
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
@@ -35,7 +36,13 @@ def project_folder(stage: str) -> Path:
 
 
 def run_stage(
-    tracker: Tracker, stage: str, parameters: Mapping[str, str], *, parent: TrackedRun, python: WarmPython
+    tracker: Tracker,
+    stage: str,
+    parameters: Mapping[str, str],
+    *,
+    parent: TrackedRun,
+    python: WarmPython,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Run a stage's MLflow project as a child of `parent`, in this environment. Return the child's run id.
 
@@ -50,11 +57,11 @@ def run_stage(
             command = load_project(str(folder)).get_entry_point("main").compute_command(parameters, str(downloads))
             program, *arguments = shlex.split(command)
             assert program == "python", command
-            environment = {**os.environ, **get_run_env_vars(child, tracker.experiment_id), STARTED_IN: started_in()}
             # `python` is this interpreter in what the stage starts, even if its virtual environment is not activated.
-            path = os.environ.get("PATH", os.defpath)
-            environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])
-            returncode = python.run(arguments, environment=environment, folder=folder)
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+            ours = {**get_run_env_vars(child, tracker.experiment_id), STARTED_IN: started_in(), "PATH": path}
+            everything = {**os.environ, **ours, **environment}
+            returncode = python.run(arguments, environment=everything, folder=folder)
     except KeyboardInterrupt:
         _end_killed(tracker, child)
         raise

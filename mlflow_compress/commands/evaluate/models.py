@@ -13,15 +13,13 @@ from typing import Any
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.shared.inputs import baseline_label, folder_or_hub, model_path
+from mlflow_compress.commands.shared.inputs import baseline_label, folder_or_hub, is_small, model_path
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig, is_endpoint
 from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest, engine_of_files
 from mlflow_compress.engines.local import LocalEngine, LocalModel
-from mlflow_compress.errors import ConfigError, MlflowCompressError
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object
-from mlflow_compress.models import architectures
-from mlflow_compress.models.placement import BALANCED, placement
-from mlflow_compress.models.source_model import local_model_folder
+from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.scoring.child_process import passes_in_forks
 from mlflow_compress.tracking.run_names import FACTS
 
@@ -54,28 +52,11 @@ def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = N
         yield yielded
 
 
-_SMALL = 1 << 30  # bytes of weights; up to 88 M parameters were tried, and forks were faster than threads there
-
-
 def cores_shared_out(running: EngineConfig, source: SourceConfig) -> AbstractContextManager[None]:
-    """Return a block within which forks of one thread share the passes of a small baseline that runs here, on a CPU.
-
-    Parallel regions of a small model are so short that threads spend much of their time on waiting for each other, and
-    most of it where something else runs on a core too.
-    """
+    """Return a block within which forks of one thread share the passes of a small baseline that runs here, on a CPU."""
     abilities = engine_of_files(running.engine).abilities
-    here = not (abilities.places_itself or abilities.own_kernels or is_endpoint(source.model))
-    return passes_in_forks() if here and _is_small(source) else nullcontext()
-
-
-def _is_small(source: SourceConfig) -> bool:
-    if source.device == BALANCED or placement(source.device)["device_map"][""].type != "cpu":
-        return False
-    try:
-        folder = local_model_folder(model_path(source.model))
-    except MlflowCompressError:  # whatever opens it says so
-        return False
-    return sum(file.stat().st_size for file in architectures.weight_files(folder)) <= _SMALL
+    here = not (abilities.places_itself or abilities.own_kernels)
+    return passes_in_forks() if here and is_small(source) else nullcontext()
 
 
 def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LocalModel:

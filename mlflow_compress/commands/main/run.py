@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +22,7 @@ from mlflow_compress.commands.shared.inputs import (
     calibration_set,
     described,
     instructions_of,
+    is_small,
     not_served,
     suite_of,
 )
@@ -277,7 +278,10 @@ def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
             tracker = Tracker(given.experiment)
-            return run_variant(config, tracker, known, say=say, finished=finished, start=as_project(python))
+            together = config.judge and config.running.engine == "local" and is_small(config.source)
+            with python.another() if together else nullcontext() as beside:
+                start = as_project(python)
+                return run_variant(config, tracker, known, say=say, finished=finished, start=start, beside=beside)
 
 
 def run_variant(
@@ -288,9 +292,13 @@ def run_variant(
     say: Say = silent,
     finished: Mapping[str, str] = MappingProxyType({}),
     start: StartStage,
+    beside: WarmPython | None = None,
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> VariantRun:
-    """Compress, evaluate and judge one variant under its main run, and return the results."""
+    """Compress, evaluate and judge one variant under its main run, and return the results.
+
+    - `beside`: See `Stages.run_all`.
+    """
     label, variant = baseline_label(config.evaluate_config()), name_of(config)
     method = SERVED_METHOD if config.is_served else config.compression.method
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method}
@@ -298,7 +306,7 @@ def run_variant(
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)
         stages = Stages(config, tracker, run, label, variant, children=dict(finished))
-        stages.run_all(start, Progress(tracker, label, say))
+        stages.run_all(start, Progress(tracker, label, say), beside)
         say("[publish] draws figures, writes the report and logs the model")
         _copy_from_children(stages)
         # Imported here, because matplotlib takes a second to import and is not needed when a stage fails.

@@ -5,7 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
+<<<<<<< HEAD
 from collections.abc import Callable, Mapping, Sequence
+=======
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -50,10 +55,10 @@ StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
 """Runs a stage with its parameters as a child of a run, and returns the child's run id."""
 
 
-def as_project(python: WarmPython) -> StartStage:
-    """Return what runs a stage as an MLflow project, in a process of its own."""
+def as_project(python: WarmPython, **environment: str) -> StartStage:
+    """Return what runs a stage as an MLflow project, in a process of its own with these variables besides ours."""
     return lambda tracker, stage, config, parent: run_stage(
-        tracker, stage, as_text(config), parent=parent, python=python
+        tracker, stage, as_text(config), parent=parent, python=python, environment=environment
     )
 
 
@@ -74,13 +79,13 @@ class Progress:
         self._tracker, self._label, self.say = tracker, label, say
         self._past: dict[str, list[float]] = {}  # seconds of earlier runs, by stage
 
-    def begin(self, stage: str, number: int, total: int, *, later: Sequence[str] = ()) -> None:
+    def begin(self, stage: str, number: int, total: int, *, later: Sequence[str] = (), when: str = "") -> None:
         """Print that a stage begins, and which come after it."""
         left = [self._seconds(one) for one in later]
         all_known = left and all(left)
         known = f": {about(sum(statistics.median(one) for one in left))}" if all_known else ""
         then = f"; then {', '.join(later)}{known}" if later else ""
-        self.say(f"[{number}/{total}] {stage}: {_WHAT[stage]} ({self._estimate(stage)}{then})")
+        self.say(f"[{number}/{total}] {stage}{when}: {_WHAT[stage]} ({self._estimate(stage)}{then})")
 
     def skip(self, stage: str, number: int, total: int) -> None:
         """Print that a stage has finished in an earlier run."""
@@ -118,23 +123,48 @@ class Stages:
     failed: dict[str, str] = field(default_factory=dict)
     broke_off: bool = False  # Whether one of them did not fail by an error that would come again
 
-    def run_all(self, start: StartStage, progress: Progress) -> None:
-        """Run the stages that are not finished. A failed judge, or speed, does not stop the run."""
+    def run_all(self, start: StartStage, progress: Progress, beside: WarmPython | None = None) -> None:
+        """Run the stages that are not finished. A failed judge, or speed, does not stop the run.
+
+        - `beside`: Runs the judge while the evaluation runs; None runs one after the other.
+        """
         asked = {"quantize": not self.config.is_served, "judge": self.config.judge, "speed": self.config.speed}
         wanted = [stage for stage in STAGES if asked.get(stage, True)]
+        done = set(self.children)
         for number, stage in enumerate(wanted, start=1):
-            if stage in self.children:
+            if stage in done:
                 progress.skip(stage, number, len(wanted))
-                continue
-            later = [one for one in wanted[number:] if one not in self.children]
-            progress.begin(stage, number, len(wanted), later=later)
+            elif stage not in self.children and stage not in self.failed:
+                later = [one for one in wanted[number:] if one not in self.children]
+                if beside is not None and stage == "evaluate" and later[:1] == ["judge"]:
+                    progress.begin(stage, number, len(wanted))
+                    progress.begin("judge", number + 1, len(wanted), later=later[1:], when=" at the same time")
+                    with self._judge(beside):
+                        self._run(stage, start)
+                else:
+                    progress.begin(stage, number, len(wanted), later=later)
+                    self._run(stage, start)
+
+    def _run(self, stage: str, start: StartStage) -> None:
+        try:
+            self.children[stage] = start(self.tracker, stage, self._config(stage), self.run)
+        except StageError as error:
+            if stage not in _MAY_FAIL:
+                raise
+            self.failed[stage] = error.what
+            self.broke_off |= error.broke_off
+
+    @contextmanager
+    def _judge(self, python: WarmPython) -> Iterator[None]:
+        """Run the judge beside this block, which waits for it at its end. An error in the block ends it."""
+        with ThreadPoolExecutor(1) as pool:
+            judged = pool.submit(self._run, "judge", as_project(python, TQDM_DISABLE="1"))  # bars have one line
             try:
-                self.children[stage] = start(self.tracker, stage, self._config(stage), self.run)
-            except StageError as error:
-                if stage not in _MAY_FAIL:
-                    raise
-                self.failed[stage] = error.what
-                self.broke_off |= error.broke_off
+                yield
+                judged.result()
+            except BaseException:
+                python.__exit__()
+                raise
 
     def _config(self, stage: str) -> Parameters:
         changes = {} if stage == "quantize" else {"checkpoint": self.checkpoint}

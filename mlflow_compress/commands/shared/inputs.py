@@ -15,15 +15,16 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EMBEDDED, as_text, is_endpoint
-from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.config import EMBEDDED, SourceConfig, as_text, is_endpoint
+from mlflow_compress.errors import CheckpointError, ConfigError, MlflowCompressError
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
 from mlflow_compress.kept import kept
-from mlflow_compress.models import stored_weights
+from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models.placement import certainly_on_cpu
 from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.paths import started_in
 
@@ -31,6 +32,23 @@ from mlflow_compress.paths import started_in
 def model_path(model: str) -> str:
     """Return the baseline's path: the embedded folder for "demo", otherwise the given folder or hub id."""
     return str(demo.MODEL_DIR) if model == EMBEDDED else model
+
+
+_SMALL = 1 << 30  # bytes of weights; up to 88 M parameters were tried, and forks were faster than threads there
+
+
+def is_small(source: SourceConfig) -> bool:
+    """Return whether the baseline runs on a CPU, and is so small that threads spend much time on waiting there.
+
+    Then each core does work of its own: forks of one thread share a pass, and stages run at the same time.
+    """
+    if is_endpoint(source.model) or not certainly_on_cpu(source.device):
+        return False
+    try:
+        folder = local_model_folder(model_path(source.model))
+    except MlflowCompressError:  # whatever opens it says so
+        return False
+    return sum(file.stat().st_size for file in architectures.weight_files(folder)) <= _SMALL
 
 
 def model_label(model: str) -> str:
