@@ -180,6 +180,9 @@ class InThisProcess:
         return run_pass(work, ModelRunner(self._body, self._head), compared, self._processes)
 
 
+Part = tuple[int, int, Arrays, Mapping[str, Any] | None]  # The arguments of `PassParts.add`
+
+
 def run_pass(
     work: PassWork, runner: ModelRunner, baseline: StateStore | ModelRunner | None, processes: int = 1
 ) -> tuple[Arrays, int]:
@@ -203,13 +206,30 @@ def run_pass(
         spans[0] = spans[0][1:]
         said = chain(compute(missing[:1]), in_forks(compute, [span for span in spans if span], processes))
     n_splits = 0
+    fresh: list[Part] = []
+    written = time.monotonic()
     with work.bar(missing) as bar:
         for part, n_tokens, splits in said:
-            if part is not None:
-                parts.add(*part)
+            fresh += [] if part is None else [part]
+            if fresh and time.monotonic() - written >= work.seconds:
+                _write(parts, fresh)
+                written = time.monotonic()
             bar.update(n_tokens)
             n_splits += splits
+    _write(parts, fresh)
     return parts.joined(), n_splits
+
+
+def _write(parts: PassParts, fresh: list[Part]) -> None:
+    """Add what was computed since the last call. What follows one another becomes one part: each waits for the disk."""
+    fresh.sort(key=lambda part: part[0])
+    while fresh:
+        first, stop, arrays, captured = fresh.pop(0)
+        more = [arrays]
+        while fresh and captured is None and fresh[0][0] == stop and fresh[0][3] is None:
+            _, stop, arrays, _ = fresh.pop(0)
+            more.append(arrays)
+        parts.add(first, stop, joined_arrays(more), captured)
 
 
 _FEWEST_TOKENS = 4096  # that are worth a fork
@@ -229,7 +249,7 @@ def _spans(missing: list[int], groups: Sequence[UnitGroup], processes: int) -> l
 
 def _computed(
     work: PassWork, scoring: ScoringPass, groups: Sequence[UnitGroup], numbers: list[int]
-) -> Iterator[tuple[tuple[int, int, Arrays, Mapping[str, Any] | None] | None, int, int]]:
+) -> Iterator[tuple[Part | None, int, int]]:
     """Compute groups of a pass. Yield after each: what is finished (see `PassParts.add`), tokens, and new splits."""
     to_do = set(numbers)
     fresh: list[Arrays] = []
