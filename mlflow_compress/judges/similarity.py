@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from mlflow_compress.errors import AlignmentError, DataError, JudgeError
 from mlflow_compress.judges.encoders import AnswerEncoder
 from mlflow_compress.judges.encoders.endpoint_encoder import EncoderSettings, EndpointEncoder, open_endpoint_encoder
@@ -18,8 +21,9 @@ from mlflow_compress.records import Generations
 def answer_embeddings(answers: Mapping[str, Generations], encoder: AnswerEncoder, *, turn: int = 0) -> AnswerVectors:
     """Return embeddings of the sampled answers of several models, for example "baseline", "again" and "variant".
 
-    All models have answered the same instructions of one task, with the same number k of samples. All texts are encoded
-    in one pass, so that equal answers of two models have equal vectors.
+    All models have answered the same instructions of one task, with the same number k of samples. A text is encoded
+    once, so that equal answers of two models have equal vectors; each model's texts are encoded together, those that
+    no model before it has written. So every variant finds the baseline's vectors where another one has left them.
     """
     if not answers:
         raise DataError("No answers to embed")
@@ -40,9 +44,14 @@ def answer_embeddings(answers: Mapping[str, Generations], encoder: AnswerEncoder
         differing = sorted(set(texts[model]) ^ set(item_ids))
         if differing:
             raise AlignmentError(f"{first} and {model} answered different instructions", got=differing[:3])
-    flat = [text for model in texts for item in item_ids for text in texts[model][item]]
-    stacked = encoder.encode(flat).reshape(len(texts), len(item_ids), samples.pop(), -1)
-    return AnswerVectors(tasks.pop(), item_ids, dict(zip(texts, stacked, strict=True)), encoder.name, encoder.identity)
+    vector_of: dict[str, npt.NDArray[np.float32]] = {}
+    vectors: dict[str, npt.NDArray[np.float32]] = {}
+    for model, by_item in texts.items():
+        flat = [text for item in item_ids for text in by_item[item]]
+        if new := [text for text in dict.fromkeys(flat) if text not in vector_of]:
+            vector_of |= dict(zip(new, encoder.encode(new), strict=True))
+        vectors[model] = np.stack([vector_of[text] for text in flat]).reshape(len(item_ids), max(samples), -1)
+    return AnswerVectors(tasks.pop(), item_ids, vectors, encoder.name, encoder.identity)
 
 
 def _by_item(generations: Generations) -> dict[str, list[str]]:

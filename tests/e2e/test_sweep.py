@@ -15,9 +15,8 @@ from typing import Any
 import mlflow
 import pytest
 
+import mlflow_compress as mc
 from mlflow_compress import cli
-from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.main.run import run_main
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -114,7 +113,7 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
 @pytest.mark.slow
 def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) -> None:
     """The stages in one process leave what they leave in processes of their own, bit for bit."""
-    single = run_main(MainConfig(method="gptq", bits="4", limit=1, noise_items=5, judge=False))
+    single = mc.run(method="gptq", bits=4, limit=1, noise_items=5, judge=False)
     assert single.run is not None
     checkpoint = Path(single.checkpoint)
     weights = (checkpoint / "model.safetensors").read_bytes()

@@ -33,6 +33,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import RunRecords, Traces, align
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
+from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
@@ -76,6 +77,7 @@ def _sampled_corpus(corpus: Corpus | TraceCorpus, n: int) -> Corpus | TraceCorpu
 
 
 STATES = "states"  # artifact folder of a baseline run, next to RECORDS and NOISE
+_TOKENS = "tokens.npz"  # file there: the requests' tokens, which every variant reads too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +161,8 @@ def find_or_evaluate(
             run.log_json(facts, FACTS)
         runs = _run_twice(model, suite, config, resume)
         if runs.states is not None:
+            if model.abilities.whole_distributions:
+                Encoder(model.tokenizer, model.max_length).write(suite.requests, runs.states / _TOKENS)
             run.log_folder(runs.states, STATES)
         records = runs.outputs.records
         records.write(folder / RECORDS)
@@ -181,6 +185,9 @@ def find_or_evaluate(
     elif model.facts() is not None:
         model.recognise(store.fetch_json(run_id, FACTS))
     stored = store.fetch(run_id, RECORDS)
+    states = store.fetch(run_id, STATES) if suite.is_scored else None
+    if states is not None and model.abilities.whole_distributions:
+        Encoder(model.tokenizer, model.max_length).remember(suite.requests, states / _TOKENS)
     compared = model.abilities.own_kernels and suite.is_scored
     return Baseline(
         run_id=run_id,
@@ -189,7 +196,7 @@ def find_or_evaluate(
         metadata=read_metadata(stored),
         noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE))),
         engine=RunRecords.read(store.fetch(run_id, ENGINE)) if compared else None,
-        states=store.fetch(run_id, STATES) if suite.is_scored else None,
+        states=states,
         fresh=fresh,
     )
 

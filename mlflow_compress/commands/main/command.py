@@ -6,9 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import Say, configured, register_command, silent
 from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.warm_python import WarmPython
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.main.result import VariantRun
+
+_OF_EVERY_STAGE = (
+    "mlflow_compress.cli",
+    "mlflow_compress.commands.quantize.run",
+    "mlflow_compress.commands.evaluate.run",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "compressed_tensors",
+)
 
 
 @register_command(
@@ -45,6 +56,7 @@ def run(*, progress: Say | None = None, **parameters: Any) -> VariantRun:
     """
     config, say = configured(MainConfig, parameters), progress or silent
     say("[check] reads tasks, texts and parameters, and loads the libraries")
-    from mlflow_compress.commands.main.run import run_main
+    with WarmPython(_OF_EVERY_STAGE) as python:  # it imports them while this process imports what it needs
+        from mlflow_compress.commands.main.run import run_main
 
-    return run_main(config, say)
+        return run_main(config, python, say)

@@ -241,25 +241,14 @@ def _open(config: MainConfig, tracker: Tracker, tags: Mapping[str, object]) -> A
     return tracker.reopen(config.resume)
 
 
-_OF_EVERY_STAGE = (
-    "mlflow_compress.cli",
-    "mlflow_compress.commands.quantize.run",
-    "mlflow_compress.commands.evaluate.run",
-    "mlflow.store.tracking.sqlalchemy_store",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "compressed_tensors",
-)
-
-
-def run_main(config: MainConfig, say: Say = silent) -> VariantRun:
-    """Compress, evaluate and judge one variant, and return the results.
+def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> VariantRun:
+    """Compress, evaluate and judge one variant, in forks of an interpreter, and return the results.
 
     Parameters are checked before a run is made, as far as that is possible without a model. The main run ends FINISHED
     with every headline metric, or FAILED with the failing stage's message. If only the judge fails, the results of the
     other stages are published first. `resume`, or the same command again, then does the rest.
     """
-    with without_password(config.judge_config()) as judging, WarmPython(_OF_EVERY_STAGE) as python:
+    with without_password(config.judge_config()) as judging:
         given = config.with_values(**{name: judging.values()[name] for name in VARIABLES})
         config, finished = given, {}
         if given.resume is not None:

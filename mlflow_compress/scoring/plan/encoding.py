@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mlflow_compress import files as atomic
 from mlflow_compress.errors import DataError
 from mlflow_compress.kept import keeps, kept
 from mlflow_compress.models.identity import tokenizer_hash
@@ -123,10 +125,42 @@ class Encoder:
         """
         if not keeps():
             return self._encode(requests)
-        # The variants of a sweep have one tokenizer: those after the first find the tokens here.
+        # Baseline and variants have one tokenizer: those after the first find the tokens here.
+        return kept(("encoded", self.key(requests)), lambda: self._encode(requests))
+
+    def key(self, requests: Sequence[Request]) -> str:
+        """Return a digest of everything that the tokens of requests depend on."""
         texts = "\0".join(f"{r.context}\0{r.continuation}" for r in requests)
-        key = (tokenizer_hash(self.tokenizer), self.max_length, hashlib.sha256(texts.encode()).hexdigest())
-        return kept(("encoded", *key), lambda: self._encode(requests))
+        deciding = f"{tokenizer_hash(self.tokenizer)} {self.max_length} {hashlib.sha256(texts.encode()).hexdigest()}"
+        return hashlib.sha256(deciding.encode()).hexdigest()
+
+    def write(self, requests: Sequence[Request], file: Path) -> None:
+        """Write the tokens of requests into a file, for `remember`."""
+        encoded = self.encode(requests)
+        arrays: dict[str, Any] = {
+            "key": np.array(self.key(requests)),
+            "n_inputs": np.array([len(e.inputs) for e in encoded]),
+            "n_targets": np.array([len(e.targets) for e in encoded]),
+            "inputs": np.concatenate([np.zeros(0, np.int32), *(e.inputs for e in encoded)]),
+            "targets": np.concatenate([np.zeros(0, np.int32), *(e.targets for e in encoded)]),
+            "truncated": np.array([e.truncated for e in encoded], dtype=bool),
+            "fits": np.array([e.fits for e in encoded], dtype=bool),
+        }
+        with atomic.writing(file) as sink:
+            np.savez_compressed(sink, **arrays)
+
+    def remember(self, requests: Sequence[Request], file: Path) -> None:
+        """Keep the tokens of requests that a file has; nothing where it has those of other requests."""
+        if not file.is_file() or not keeps():
+            return
+        with np.load(file, allow_pickle=False) as stored:
+            if str(stored["key"]) != (key := self.key(requests)):
+                return
+            inputs, targets = (
+                np.split(stored[name], np.cumsum(stored[f"n_{name}"])[:-1]) for name in ("inputs", "targets")
+            )
+            flags = stored["truncated"].tolist(), stored["fits"].tolist()
+        kept(("encoded", key), lambda: [Encoded(*one) for one in zip(inputs, targets, *flags, strict=True)])
 
     def _encode(self, requests: Sequence[Request]) -> list[Encoded]:
         pairs = {(r.context, r.continuation): r for r in requests}
