@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -23,10 +26,12 @@ from mlflow_compress.commands.shared.inputs import (
     described,
     instructions_of,
     is_small,
+    model_path,
     not_served,
     suite_of,
 )
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import (
     EMBEDDED,
@@ -43,11 +48,15 @@ from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
-from mlflow_compress.judges.session import prices_of
+from mlflow_compress.judges.session import KEY_VARIABLE, prices_of
+from mlflow_compress.models.placement import certainly_on_cpu
+from mlflow_compress.models.source_model import local_model_folder
+from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.transport.addresses import VARIABLES, without_password
+from mlflow_compress.version import __version__
 from mlflow_compress.warm_python import WarmPython
 
 _OWN_ENGINES = ("local", "ray", "vllm")  # known without importing them
@@ -263,6 +272,9 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
             config = resumed(given, str(given.resume), tracker, finished)
         config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
         known = check(config)
+        asked = None if config.resume is not None else digest_of(config)
+        if asked is not None and (earlier := done_before(Tracker(given.experiment), config, asked, say)):
+            return earlier
         with unfinished_until_ended(given):
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
@@ -270,7 +282,64 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
             together = config.judge and config.running.engine == "local" and is_small(config.source)
             with python.another() if together else nullcontext() as beside:
                 start = as_project(python)
-                return run_variant(config, tracker, known, say=say, finished=finished, start=start, beside=beside)
+                return run_variant(
+                    config,
+                    tracker,
+                    known,
+                    say=say,
+                    finished=finished,
+                    start=start,
+                    beside=beside,
+                    more_tags={} if asked is None else {run_names.ASKED: asked},
+                )
+
+
+_OF_KERNELS = ("ATEN_", "CUDA_", "MKL_", "NUMBA_", "OMP_")  # how environment variables begin that decide last bits
+
+
+def digest_of(config: MainConfig) -> str | None:
+    """Return a hash of everything that decides a main run: parameters, files, software, machine. None if served.
+
+    It takes neither torch nor a model. Equal digests mean equal results; unequal ones mean that the stages look for
+    theirs, each by what decides it.
+    """
+    if config.is_served or is_endpoint(config.source.model):
+        return None
+    folders = [local_model_folder(model_path(config.source.model))]
+    if config.compression.checkpoint is not None:
+        folders.append(Path(config.compression.checkpoint))
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    calibration = calibration_set(config.quantize_config)
+    judge = config.judge_config()
+    deciding = {
+        "parameters": as_text(config),
+        "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+        "suite": suite_of(config.evaluate_config()).hashes(),
+        "calibration": [] if calibration is None else calibration.plain(),
+        "instructions": [asdict(one) for one in instructions_of(judge)] if config.judge else [],
+        "software": {**code_identity(), "mlflow_compress": __version__, "python": sys.version},
+        "machine": [platform.node(), platform.processor(), len(os.sched_getaffinity(0)), certainly_on_cpu("auto")],
+        "environment": {name: os.environ[name] for name in os.environ if name.startswith(_OF_KERNELS)},
+        "judge has a key": bool(os.environ.get(KEY_VARIABLE)),
+        "vllm": str(named_python(config.running.vllm_python)),
+    }
+    return digest(deciding)
+
+
+def done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> VariantRun | None:
+    """Return the results of a finished main run of the same digest, whose checkpoint is still there; None without."""
+    for run in tracker.find_finished("main", **{run_names.ASKED: asked}):
+        run_id = run.info.run_id
+        children = finished_stages(tracker, run_id)
+        if "evaluate" in children and (Path(run.data.tags[run_names.CHECKPOINT]) / MANIFEST_FILE).is_file():
+            from mlflow_compress.commands.main.summary import variant_run
+
+            label, name = baseline_label(config.evaluate_config()), name_of(config)
+            say(f"Done before, and nothing has changed since: the results are those of run {run_id}")
+            target = f"experiments/{run.info.experiment_id}/runs/{run_id}"
+            tracker.note_given_run(f"see {name} {label}", f"The results are in run [{name} {label}](#/{target}).")
+            return variant_run(Stages(config, tracker, TrackedRun(tracker.client, run_id), label, name, children))
+    return None
 
 
 def run_variant(

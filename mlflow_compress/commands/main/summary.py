@@ -224,19 +224,37 @@ def _log_answers(stages: Stages) -> None:
 def publish(stages: Stages) -> VariantRun:
     """Log everything that people read or compare on the variant's main run, and return it."""
     tracker, run = stages.tracker, stages.run
+    inputs = _inputs(stages)
     with scratch_folder(tracker.uri) as folder:
-        skipped = _log_all(stages, folder)
+        _log_all(stages, inputs, folder)
     # After the headline: MLflow's page of two runs opens on the metric that was logged first.
     evaluated = tracker.look_up(stages.evaluate).metrics
     items = {run_names.ITEMS: evaluated[run_names.ITEMS]} if run_names.ITEMS in evaluated else {}
     run.log_values({**items, **stages.account.values()})
     save_leaderboard(tracker, run.run_id)
+    return variant_run(stages, inputs)
+
+
+def _inputs(stages: Stages) -> MetricInputs:
+    seed = stages.config.source.seed
+    return MetricInputs(
+        baseline=_read(stages, stages.baseline_run),
+        variant=_read(stages, stages.evaluate),
+        noise=_read(stages, stages.baseline_run, NOISE),
+        settings=MetricSettings(seed=seed, split_seed=seed),
+    )
+
+
+def variant_run(stages: Stages, inputs: MetricInputs | None = None) -> VariantRun:
+    """Return what the finished stages of a main run have found; `inputs` are read where they are not given."""
+    tracker = stages.tracker
+    skipped = _not_computed(stages, unmet(inputs if inputs is not None else _inputs(stages)))
     return VariantRun(
         name=stages.variant,
         results=tuple(stages.results),
         not_computed=skipped,
         records_folder=tracker.fetch(stages.evaluate, RECORDS),
-        run=tracker.link(run.run_id),
+        run=tracker.link(stages.run.run_id),
         baseline=stages.label,
         model=stages.config.source.model,
         verdict=stages.verdict,
@@ -248,19 +266,12 @@ def publish(stages: Stages) -> VariantRun:
     )
 
 
-def _log_all(stages: Stages, folder: Path) -> dict[str, str]:
-    """Log report, figures, tables, model and note; return the reason for each metric that was not computed."""
-    run, seed = stages.run, stages.config.source.seed
-    inputs = MetricInputs(
-        baseline=_read(stages, stages.baseline_run),
-        variant=_read(stages, stages.evaluate),
-        noise=_read(stages, stages.baseline_run, NOISE),
-        settings=MetricSettings(seed=seed, split_seed=seed),
-    )
+def _log_all(stages: Stages, inputs: MetricInputs, folder: Path) -> None:
+    """Log report, figures, tables, model and note."""
+    run = stages.run
     variants, shown = _variants(stages)
     figures = draw_all(inputs, stages.results, variants, shown, folder / "figures", _read_judged(stages))
     flips = flips_table(inputs)
-    skipped = _not_computed(stages, unmet(inputs))
     page = render_report(
         title=f"{stages.variant} against {stages.label}",
         verdict=stages.verdict,
@@ -268,7 +279,7 @@ def _log_all(stages: Stages, folder: Path) -> dict[str, str]:
         figures=figures,
         flips=flips,
         setup=_setup(stages),
-        not_computed=skipped,
+        not_computed=_not_computed(stages, unmet(inputs)),
         manifest=stages.manifest,
         judge_values=_judge_values(stages),
         answers=_answers(stages),
@@ -292,4 +303,3 @@ def _log_all(stages: Stages, folder: Path) -> dict[str, str]:
     sentence = stages.verdict if stages.served is None else f"{stages.verdict} Served: {stages.served.text}."
     note = note_markdown(sentence, stages.pooled, stages.manifest, account=stages.account, failed_stages=stages.failed)
     run.set_note(note)
-    return skipped
