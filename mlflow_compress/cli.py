@@ -151,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     3 says that `promote` or `gate` did its work, and that nothing passes.
     """
     lifetime.raise_on_signals()
+    lifetime.let_threads_sleep()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow shows a bar per small file
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our results say where they are
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # we wait for a server ourselves, and say so

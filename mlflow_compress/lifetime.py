@@ -1,4 +1,4 @@
-"""Ends this process early: on SIGTERM and SIGINT, and when its parent process has ended. And what it has cost."""
+"""A process's life: how its threads wait, what ends it early (signals, the end of its parent), and what it has cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
@@ -70,6 +70,25 @@ def signals_later() -> Iterator[None]:
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """Return the exit code that shells use for the signal behind an interrupt: 143 for SIGTERM, 130 for SIGINT."""
     return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+
+
+_SLEEPS = "passive"  # in lower case, which tells our setting from a user's
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep while they wait for each other, unless the user has set how they wait.
+
+    By default they spin, and two processes of two threads on two cores then take eight times as long as one after the
+    other. It must be called before torch is loaded.
+    """
+    if not any(name in os.environ for name in _WAITING):
+        os.environ["OMP_WAIT_POLICY"] = _SLEEPS
+
+
+def as_the_user_set(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what `let_threads_sleep` has set: for processes whose speed is measured."""
+    return {name: value for name, value in environment.items() if (name, value) != (_WAITING[0], _SLEEPS)}
 
 
 def end_with_parent() -> None:

@@ -60,7 +60,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     second = mlflow_run(folder, method="none", judge="false")
     assert second.returncode == 0, second.stderr[-3000:]
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    return World(folder, Tracker(), first.stdout)
+    world = World(folder, Tracker(), first.stdout)
+    before = len(world.tracker.client.search_runs([world.tracker.experiment_id]))
+    again = mlflow_run(folder, method="none", judge="false")
+    assert again.returncode == 0 and "Done before, and nothing has changed since" in again.stderr
+    assert again.stdout.splitlines()[-12:] == second.stdout.splitlines()[-12:]
+    assert len(world.tracker.client.search_runs([world.tracker.experiment_id])) == before
+    return world
 
 
 def test_the_parent_run_carries_what_people_compare(world: World) -> None:
@@ -99,7 +105,7 @@ def test_the_experiment_lists_variants_and_default_says_where_they_are(world: Wo
     assert {run.data.tags["stage"] for run in every if "mlflow.parentRunId" not in run.data.tags} == {"main"}
     variants = {run.info.run_id for run in every}
     posts = client.search_runs(["0"])
-    assert len(posts) == 2
+    assert len(posts) == 3  # the last is of a command that was done before
     for post in posts:
         assert post.info.run_name.startswith("see ") and post.info.status == "FINISHED"
         assert any(run_id in post.data.tags["mlflow.note.content"] for run_id in variants)
@@ -107,8 +113,9 @@ def test_the_experiment_lists_variants_and_default_says_where_they_are(world: Wo
 
 def test_the_output_ends_with_a_table_and_the_link(world: World) -> None:
     assert "distance" in world.output.lower() or "KL" in world.output
-    assert "viewStateShareKey=leaderboard" in world.output.splitlines()[-2]
-    assert "viewStateShareKey=charts" in world.output.splitlines()[-1]
+    *_, leaderboard, charts, _, following = world.output.splitlines()
+    assert "viewStateShareKey=leaderboard" in leaderboard and "viewStateShareKey=charts" in charts
+    assert following.startswith("Next: ")
 
 
 def test_the_judge_says_that_it_had_no_key(world: World) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.kept import keeping
 from mlflow_compress.scoring.plan.encoding import Encoder
 from tests.unit.scoring_models import build_tokenizer, mixed_requests, request
 
@@ -73,3 +76,22 @@ def test_no_prefix_token_is_an_error_only_where_one_is_needed() -> None:
     assert len(encoder.encode([request(0, "The", " river")])) == 1
     with pytest.raises(DataError, match="neither a BOS nor an EOS"):
         encoder.encode([request(0, "", "river")])
+
+
+def test_stored_tokens_are_those_of_their_requests_and_of_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, tokenizer = mixed_requests(), build_tokenizer()
+    encoder = Encoder(tokenizer, 60)
+    encoder.write(requests, tmp_path / "tokens.npz")
+    made = encoder.encode(requests)
+    with keeping():
+        encoder.remember(requests[1:], tmp_path / "tokens.npz")
+        Encoder(tokenizer, 61).remember(requests, tmp_path / "tokens.npz")
+        monkeypatch.setattr(Encoder, "_encode", lambda *_: [])
+        assert encoder.encode(requests[1:]) == Encoder(tokenizer, 61).encode(requests) == []
+        encoder.remember(requests, tmp_path / "tokens.npz")
+        stored = encoder.encode(requests)
+    for one, two in zip(made, stored, strict=True):
+        assert (one.inputs.tolist(), one.targets.tolist()) == (two.inputs.tolist(), two.targets.tolist())
+        assert (one.truncated, one.fits) == (two.truncated, two.fits)

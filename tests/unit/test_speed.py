@@ -17,6 +17,7 @@ from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.run import are_precise, threads_of
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import ConfigError, WorkerError
+from mlflow_compress.lifetime import as_the_user_set, let_threads_sleep
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.records.kinds import ServingMemory, Timings
@@ -236,3 +237,19 @@ def test_a_process_that_ends_is_one_error() -> None:
         model._process.kill()
         with pytest.raises(WorkerError, match="ended with code -9"):
             model.open()
+
+
+def test_threads_sleep_while_they_wait_but_not_where_speed_is_measured_or_the_user_has_set_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("GOMP_SPINCOUNT", "100")
+        let_threads_sleep()
+        assert "OMP_WAIT_POLICY" not in os.environ
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert as_the_user_set(os.environ)["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive" and "OMP_WAIT_POLICY" not in as_the_user_set(os.environ)

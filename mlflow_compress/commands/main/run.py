@@ -49,6 +49,7 @@ from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.judges.session import KEY_VARIABLE, prices_of
+from mlflow_compress.kept import keeping
 from mlflow_compress.models.placement import certainly_on_cpu
 from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.scoring.engine_identity import code_identity
@@ -257,7 +258,7 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
     with every headline metric, or FAILED with the failing stage's message. If only the judge fails, the results of the
     other stages are published first. `resume`, or the same command again, then does the rest.
     """
-    with without_password(config.judge_config()) as judging:
+    with without_password(config.judge_config()) as judging, keeping():
         given = config.with_values(**{name: judging.values()[name] for name in VARIABLES})
         config, finished = given, {}
         if given.resume is not None:
@@ -272,13 +273,13 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
             config = resumed(given, str(given.resume), tracker, finished)
         config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
         known = check(config)
+        tracker = Tracker(given.experiment)
         asked = None if config.resume is not None else digest_of(config)
-        if asked is not None and (earlier := done_before(Tracker(given.experiment), config, asked, say)):
+        if asked is not None and (earlier := done_before(tracker, config, asked, say)):
             return earlier
         with unfinished_until_ended(given):
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
-            tracker = Tracker(given.experiment)
             together = config.judge and config.running.engine == "local" and is_small(config.source)
             with python.another() if together else nullcontext() as beside:
                 start = as_project(python)
@@ -318,7 +319,7 @@ def digest_of(config: MainConfig) -> str | None:
         "calibration": [] if calibration is None else calibration.plain(),
         "instructions": [asdict(one) for one in instructions_of(judge)] if config.judge else [],
         "software": {**code_identity(), "mlflow_compress": __version__, "python": sys.version},
-        "machine": [platform.node(), platform.processor(), len(os.sched_getaffinity(0)), certainly_on_cpu("auto")],
+        "machine": [platform.node(), platform.processor(), os.cpu_count(), certainly_on_cpu("auto")],
         "environment": {name: os.environ[name] for name in os.environ if name.startswith(_OF_KERNELS)},
         "judge has a key": bool(os.environ.get(KEY_VARIABLE)),
         "vllm": str(named_python(config.running.vllm_python)),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from mlflow_compress.errors import WorkerError
+from mlflow_compress.lifetime import as_the_user_set
 from mlflow_compress.models import architectures
 from mlflow_compress.records.kinds import Timings
 from mlflow_compress.scoring.child_process import exit_reason
@@ -92,7 +93,7 @@ class MeasuredModel:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         script = _PROCESS.with_name(f"in_{call.runtime.replace('.', '_')}.py")
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment = {**os.environ, **quiet, "OMP_NUM_THREADS": str(call.n_threads)}
+        environment = {**as_the_user_set(os.environ), **quiet, "OMP_NUM_THREADS": str(call.n_threads)}
         if call.runtime == "transformers":
             known = (_PACKAGE_ROOT, os.environ.get("PYTHONPATH"))
             environment["PYTHONPATH"] = os.pathsep.join(part for part in known if part)
