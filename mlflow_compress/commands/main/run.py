@@ -273,11 +273,11 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
             config = resumed(given, str(given.resume), tracker, finished)
         config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
         known = check(config)
-        tracker = Tracker(given.experiment)
         asked = None if config.resume is not None else digest_of(config)
-        if asked is not None and (earlier := done_before(tracker, config, asked, say)):
-            return earlier
         with unfinished_until_ended(given):
+            tracker = Tracker(given.experiment)
+            if asked is not None and (earlier := done_before(tracker, config, asked, say)):
+                return earlier
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
             together = config.judge and config.running.engine == "local" and is_small(config.source)
