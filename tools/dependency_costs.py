@@ -4,7 +4,7 @@
 
 "Alone" is what an installation without this dependency would not have: the package, and what only it needs. "With all"
 is everything that it needs, also what others need as well. Of extras, where they are installed, it is what they add.
-Seconds are processor seconds of `pip install` of what it has alone, from pip's cache.
+Seconds are processor seconds of `pip install` of the package itself, once it is in pip's cache.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 INSTALLED: dict[str, Distribution] = {canonicalize_name(one.metadata["Name"]): one for one in distributions()}
 
 
-def megabytes(name: str) -> float:
-    """Return the size of a distribution's files in MB, its compiled Python files included."""
-    files = (Path(str(file.locate())) for file in INSTALLED[name].files or [])
+def megabytes(names: Iterable[str]) -> float:
+    """Return the size of distributions' files in MB, compiled Python files included; mlflow's three share files."""
+    files = {Path(str(file.locate())) for name in names for file in INSTALLED[name].files or []}
     return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
 
@@ -46,18 +46,15 @@ def needed(names: Iterable[str]) -> set[str]:
     return reached
 
 
-def seconds(names: Iterable[str]) -> float:
-    """Return the processor seconds that pip takes to install distributions from its cache, after a first time."""
-    pinned = [f"{name}=={INSTALLED[name].version}" for name in names]
-    for _ in range(2):
-        with tempfile.TemporaryDirectory() as folder:
-            before = os.times()
-            subprocess.run(
-                [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *pinned],
-                check=True,
-                stderr=subprocess.DEVNULL,
-            )
-            after = os.times()
+def seconds(name: str) -> float:
+    """Return the processor seconds that pip takes to install a distribution."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.times()
+        subprocess.run(
+            [*pip, "--target", folder, f"{name}=={INSTALLED[name].version}"], check=True, capture_output=True
+        )
+        after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
@@ -69,29 +66,25 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     direct = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
     everything = needed(direct)
-    size = {name: megabytes(name) for name in everything}
-    alone = {name: everything - needed(direct - {name}) for name in direct}
     rows = [
         (
-            sum(size[one] for one in alone[name]),
-            size[name],
-            sum(size[one] for one in needed([name])),
+            megabytes(everything - needed(direct - {name})),
+            megabytes([name]),
+            megabytes(needed([name])),
             name,
-            f"{seconds(sorted(alone[name])):.1f}" if timed and alone[name] else "",
+            f"{seconds(name):.1f}" if timed else "",
         )
         for name in sorted(direct)
     ]
     print("| dependency | MB | alone | with all |" + (" seconds |" if timed else ""))
     print("| --- |" + " --- |" * (4 if timed else 3))
-    for freed, own, with_all, name, took in sorted(rows, key=lambda row: (-row[0], -row[1])):
+    for freed, own, with_all, name, took in sorted(rows, key=lambda row: (-row[1], -row[0])):
         print(f"| `{name}` | {own:.1f} | {freed:.1f} | {with_all:.1f} |" + (f" {took} |" if timed else ""))
     for extra, lines in project["optional-dependencies"].items():
         added = needed(canonicalize_name(Requirement(line).name) for line in lines) - everything
         if added and extra not in ("test", "docs"):
-            took = f" {seconds(sorted(added)):.1f} |" if timed else ""
-            print(f"| extra `{extra}` | | {sum(map(megabytes, added)):.1f} | |{took}")
-    rest = everything - {"torch"}
-    print(f"\nIn total {sum(size.values()):,.0f} MB, beside torch {sum(size[name] for name in rest):,.0f} MB.")
+            print(f"| extra `{extra}` | | {megabytes(added):.1f} | |" + ("  |" if timed else ""))
+    print(f"\nIn total {megabytes(everything):,.0f} MB, beside torch {megabytes(everything - {'torch'}):,.0f} MB.")
 
 
 if __name__ == "__main__":

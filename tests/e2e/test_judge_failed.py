@@ -115,7 +115,7 @@ def test_resuming_runs_the_judge_alone_and_publishes_again(
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[1/4] quantize: finished before" in done.stderr and "[2/4] evaluate: finished before" in done.stderr
     again = parent(tracker)
-    assert done.stdout.rstrip().endswith("Next:          mlflow-compress promote --model demo")
+    assert "\nNext:          mlflow-compress promote --model demo\n" in done.stdout
     assert again.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(again.data.tags)
     assert again.data.metrics["judge/mt_bench"] == 7
     # What the judgments will take is said before the first call; what they took stands in the report, with the answers.
