@@ -82,7 +82,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
         if self._connection is not None:
             self._connection.shutdown(socket.SHUT_WR)
         if self.server is not None:
-            self.server.terminate()  # unless it waits for what it runs, see `_serve`
+            self.server.terminate()  # unless it waits for what it runs, see `serve_forks`
             self.server.wait()
         if self._connection is not None:
             while self._connection.recv(_HEADER):  # until a fork that serves it has ended
@@ -141,7 +141,7 @@ def _send(connection: socket.socket, asked: Mapping[str, object], files: Sequenc
     connection.sendall(text)
 
 
-def _serve(connection: socket.socket) -> None:
+def serve_forks(connection: socket.socket) -> None:
     """Fork for every request, until the other end closes, which ends the fork. In the fork, do what was asked.
 
     A request that asks for nothing brings a connection, which another fork serves.
@@ -156,7 +156,7 @@ def _serve(connection: socket.socket) -> None:
         if (pid := os.fork()) == 0:
             connection.close()
             if not asked:
-                _serve(socket.socket(fileno=files[0]))
+                serve_forks(socket.socket(fileno=files[0]))
                 os._exit(0)
             _keep_clean_fork(files)
             for number, file in zip((1, 2), files, strict=True):
@@ -191,7 +191,7 @@ def _keep_clean_fork(files: Sequence[int]) -> None:
     if os.fork() == 0:
         for file in (ours.detach(), *files):
             os.close(file)
-        _serve(theirs)
+        serve_forks(theirs)
         os._exit(0)
     theirs.close()
     _clean = ours, frozenset(sys.modules)
@@ -229,10 +229,10 @@ def _become(arguments: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from mlflow_compress.warm_python import _serve  # not of `__main__`: what runs in a fork imports this module
+    from mlflow_compress.warm_python import serve_forks  # not of `__main__`: what runs in a fork imports this module
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the forks end themselves
     with socket.socket(fileno=int(sys.argv[1])) as _connection:
         for _module in sys.argv[2:]:
             import_module(_module)
-        _serve(_connection)
+        serve_forks(_connection)
