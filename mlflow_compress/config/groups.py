@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, Parameters, Target, option
+from mlflow_compress.config.policy import MARGIN
+from mlflow_compress.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "balanced"]
@@ -104,6 +108,46 @@ class EvaluationConfig(Group):
         "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",
         ge=0,
     )
+
+
+@dataclass(frozen=True)
+class SampleSize:
+    """How many items are drawn: a number, or as many as give an interval of this width."""
+
+    count: int | None = None
+    width: float | None = None  # From the value to the farther end of its interval, in points
+
+
+class SamplingConfig(Group):
+    """Which items the variant is scored on; the baseline is scored on all of them."""
+
+    items: str = option(
+        "all",
+        "items that the variant is scored on: 'all'; or drawn by the baseline's margin, more where answers can change: "
+        "a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1",
+    )
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse what is none of these."""
+        _ = self.size
+
+    @property
+    def size(self) -> SampleSize | None:
+        """How many items are drawn; None where all are scored."""
+        if self.items == "all":
+            return None
+        if self.items == "auto":
+            return SampleSize(width=MARGIN)  # within which a policy calls a variant no worse
+        name, colon, number = self.items.partition(":")
+        try:
+            if not colon and int(name) > 0:
+                return SampleSize(count=int(name))
+            if name == "width" and 0 < float(number) < math.inf:
+                return SampleSize(width=float(number))
+        except ValueError:
+            pass
+        allowed = "all, auto, a number of items, or width:POINTS such as width:0.5"
+        raise ConfigError("Parameter 'items' cannot be read", allowed=allowed, got=self.items)
 
 
 class TracesConfig(Group):

@@ -54,6 +54,8 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
     """
     if champion.items is None or challenger.items is None:
         return "no items were evaluated"
+    if champion.draws is not None or challenger.draws is not None:
+        return "their items were drawn with unequal probabilities, so they are compared by their intervals only"
     inputs = MetricInputs(baseline=champion, variant=challenger)
     rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
     if not len(rows):
@@ -76,8 +78,8 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
         accuracy=accuracy,
         accuracy_interval=Interval(*accuracy_ends) if accuracy_ends else None,
         items=moved.n,
-        gained=moved.gained,
-        lost=moved.lost,
+        gained=int(moved.gained),
+        lost=int(moved.lost),
     )
 
 

@@ -33,6 +33,7 @@ BASELINE = MetricKey.share("quality/accuracy_baseline", "neither", "The baseline
     requires=(ITEMS, PREDICTIONS),
     source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong, and of two models "
     "the items count that both have answered",
+    weighted=True,
 )
 def accuracy(inputs: MetricInputs) -> list[MetricResult]:
     """``#correct / #scored``, pooled over the headline's items (micro-average), by task and by category."""
@@ -44,7 +45,7 @@ def accuracy(inputs: MetricInputs) -> list[MetricResult]:
 
 def _share_right(inputs: MetricInputs, model: Predictions, key: MetricKey) -> list[MetricResult]:
     def share(rows: Int) -> Estimates:
-        return {key: Proportion.of(model.correct[rows, 0], inputs.view.group[rows])}
+        return {key: Proportion.of(model.correct[rows, 0], inputs.units(rows))}
 
     return by_subset(inputs, share, scored=model.scored[:, 0] if inputs.variant is None else inputs.scored_by_both)
 
@@ -75,13 +76,14 @@ P_VALUE = MetricKey.probability(
     keys=(DELTA, P_VALUE),
     requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar's mid-p: Fagerland et al. 2013; Tango 1998",
+    weighted=True,
 )
 def accuracy_delta(inputs: MetricInputs) -> list[MetricResult]:
     """``(w2c - c2w)/N`` over items with a prediction of both models, with McNemar's mid-p value."""
 
     def change(rows: Int) -> Estimates:
         before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
-        difference = PairedDifference.of(before, after, inputs.view.group[rows])
+        difference = PairedDifference.of(before, after, inputs.units(rows))
         return {DELTA: difference, P_VALUE: difference.p_value}
 
     return by_subset(inputs, change, scored=inputs.scored_by_both)

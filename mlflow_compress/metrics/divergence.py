@@ -58,6 +58,7 @@ ITEM_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", 
     requires=(ITEMS, VARIANT, OPTION_DISTANCES),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
     noise=True,
+    weighted=True,
 )
 def divergence(inputs: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
@@ -70,7 +71,7 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
     def means(rows: Int) -> Estimates:
         of_item = {key: inputs.distance(column)[rows] for key, column in ITEM_COLUMNS.items()}
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
-        groups = inputs.view.group[rows]
+        groups = inputs.units(rows)
         found = {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
         return found | {key: mean_kl(of_item[key], groups) for key in (KL, KL_REVERSE)}
 

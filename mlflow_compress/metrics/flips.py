@@ -51,13 +51,14 @@ C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT = (
     requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, sections 2 and 5, table 2",
     noise=True,
+    weighted=True,
 )
 def flips(inputs: MetricInputs) -> list[MetricResult]:
     """All transitions in percent with Wilson intervals; `all_flips` and what needs answers only for multiple choice."""
     b, q = inputs.baseline_predictions, inputs.variant_predictions
 
     def shares(rows: Int) -> Estimates:
-        right, other, groups = b.correct[rows, 0], q.correct[rows, 0], inputs.view.group[rows]
+        right, other, groups = b.correct[rows, 0], q.correct[rows, 0], inputs.units(rows)
         values = {
             FLIPS: Proportion.of(right != other, groups),
             C2W: Proportion.of(right & ~other, groups),

@@ -21,6 +21,7 @@ from mlflow_compress.metrics.core.requirements import (
 )
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.clusters import are_grouped, group_sums
+from mlflow_compress.metrics.stats.stratified import Units
 from mlflow_compress.records import MetricResult
 
 CLIP = 1.0
@@ -39,22 +40,24 @@ one is in 11 %, because a sample that missed the largest item looks harmless; wi
 """
 
 
-def mean_is_trusted(kl: Float, groups: Int | None) -> bool:
+def mean_is_trusted(kl: Float, groups: Int | None, weights: Float | float = 1.0) -> bool:
     """Return whether the interval of a mean KL holds what it promises, in either direction; none is given where not.
 
     - `kl`: KL of the items, of shape (n,). Where every one is 0, nothing is known of the tail.
     - `groups`: Code of each item's group, as groups are what the interval draws.
+    - `weights`: What each item stands for, where items were drawn.
     """
-    sums = np.maximum(kl, 0.0)  # rounding below 0 removed
+    sums = weights * np.maximum(kl, 0.0)  # rounding below 0 removed
     if groups is not None and are_grouped(groups):
         sums = group_sums(sums, groups)[0]
     return len(kl) >= TRUSTED_ITEMS and sums.sum() > 0.0 and top_share_pct(sums, 1) < TRUSTED_TOP_PCT
 
 
-def mean_kl(values: Float, groups: Int | None) -> Mean:
+def mean_kl(values: Float, units: Units | Int | None) -> Mean:
     """Return the mean of those KLs of items that are not NaN, with an interval where `mean_is_trusted`."""
-    mean = Mean.of_scored(values, groups, skewed=True)
-    return replace(mean, trusted=mean_is_trusted(mean.values, mean.groups))
+    mean = Mean.of_scored(values, units, skewed=True)
+    weights = 1.0 if mean.design is None else mean.design.weight
+    return replace(mean, trusted=mean_is_trusted(mean.values, mean.groups, weights))
 
 
 def top_share_pct(kl: Float, count: int) -> float:
@@ -125,12 +128,12 @@ KL_ITEMS = MetricKey(
 )
 
 
-def _by_subset(inputs: MetricInputs, formula: Callable[[Float, Int], Estimates]) -> list[MetricResult]:
+def _by_subset(inputs: MetricInputs, formula: Callable[[Float, Units], Estimates]) -> list[MetricResult]:
     """Return the results of a formula of the items' KL, rounding below 0 removed, and of their groups."""
     kl = np.maximum(inputs.distance("kl"), 0.0)
     scored = np.isfinite(kl)
     return by_subset(
-        inputs, lambda rows: formula(kl[rows], inputs.view.group[rows]), scored=scored, families=inputs.view.scored
+        inputs, lambda rows: formula(kl[rows], inputs.units(rows)), scored=scored, families=inputs.view.scored
     )
 
 
@@ -146,9 +149,10 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     Of items in groups the first is the largest sum of a group, as groups are what the mean's interval draws.
     """
 
-    def shares(kl: Float, groups: Int) -> Estimates:
+    def shares(kl: Float, units: Units) -> Estimates:
         if kl.sum() <= 0.0:
             return {}
+        groups = units.groups
         n, sums = len(kl), group_sums(kl, groups)[0] if are_grouped(groups) else kl
         return {
             TOP_ITEM: Number(top_share_pct(sums, 1), n),
@@ -164,13 +168,14 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     requires=(ITEMS, VARIANT, OPTION_DISTANCES),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
     noise=True,
+    weighted=True,
 )
 def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
 
-    def bounded(kl: Float, groups: Int) -> Estimates:
-        clipped = Mean(np.minimum(kl, CLIP), groups=groups, upper=CLIP)
-        return {CLIPPED: clipped, ABOVE_CLIP: Proportion.of(kl > CLIP, groups)}
+    def bounded(kl: Float, units: Units) -> Estimates:
+        clipped = Mean.of(np.minimum(kl, CLIP), units, upper=CLIP)
+        return {CLIPPED: clipped, ABOVE_CLIP: Proportion.of(kl > CLIP, units)}
 
     return _by_subset(inputs, bounded)
 
@@ -180,6 +185,7 @@ def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     keys=(KL_ITEMS,),
     requires=(ITEMS, VARIANT, PREDICTIONS, ITEM_DISTANCES),
     source="ours; a generated answer has no distribution that both models give to the same text",
+    weighted=True,
 )
 def kl_items(inputs: MetricInputs) -> list[MetricResult]:
     """Number of headline items with a KL; 0 says that there is none by construction, not that it was not measured."""

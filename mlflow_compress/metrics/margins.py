@@ -129,6 +129,7 @@ WRONG_BASELINE = _margin("margin_incorrect_baseline", "neither", "baseline", "wr
     keys=(RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE),
     requires=(ITEMS, OPTION_SCORES),
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
+    weighted=True,
 )
 def margins(inputs: MetricInputs) -> list[MetricResult]:
     """Mean of ``p(best) - p(second best)`` over correct and over incorrect items that every model has scored."""
@@ -140,9 +141,9 @@ def margins(inputs: MetricInputs) -> list[MetricResult]:
         estimates = {}
         for model, right, wrong in models:
             margin, correct = model.margin[rows, 0], model.correct[rows, 0]
-            groups = inputs.view.group[rows]
-            estimates[right] = Mean(margin[correct], groups=groups[correct])
-            estimates[wrong] = Mean(margin[~correct], groups=groups[~correct])
+            units = inputs.units(rows)
+            estimates[right] = Mean.of(margin[correct], units[correct])
+            estimates[wrong] = Mean.of(margin[~correct], units[~correct])
         return estimates
 
     scored = np.logical_and.reduce([np.isfinite(model.margin[:, 0]) for model, *_ in models])

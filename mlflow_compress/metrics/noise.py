@@ -147,7 +147,7 @@ def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
 def own_distances(inputs: MetricInputs, again: RunRecords) -> list[MetricResult]:
     """Return every pooled distance of a model that was scored again from its first run, `inputs.baseline`."""
     settings = replace(inputs.settings, pooled_only=True)
-    first = _sampled(inputs.baseline, again)
+    first = _sampled(inputs.whole_baseline, again)
     itself = MetricInputs(first, replace(again, items=None), settings=settings)
     return [
         result
@@ -208,9 +208,10 @@ def paired_p_values(inputs: MetricInputs) -> dict[str, float]:
 
     Both are compared on the headline's items that the second run covers: shares of items by McNemar's exact test, means
     by Student's paired test. Of items in groups whole groups are compared. Two-sided, but 1 where the variant is the
-    nearer one. Distances without a value per item, such as a corpus's, have none.
+    nearer one. Distances without a value per item, such as a corpus's, have none, nor have items that were drawn by
+    their margin: the second run's are another sample.
     """
-    if inputs.variant is None or inputs.noise is None or inputs.noise.items is None:
+    if inputs.variant is None or inputs.noise is None or inputs.noise.items is None or inputs.draws is not None:
         return {}
     second, rows = MetricInputs(inputs.baseline, replace(inputs.noise, items=None)), inputs.headline_rows
     found: dict[str, float] = {}

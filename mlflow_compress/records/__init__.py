@@ -6,6 +6,7 @@ with its baseline row by row. `align` joins two tables on their key, and raises 
 """
 
 from mlflow_compress.records.kinds import TOP_LADDER as TOP_LADDER
+from mlflow_compress.records.kinds import Draws as Draws
 from mlflow_compress.records.kinds import Generations as Generations
 from mlflow_compress.records.kinds import GreedyAnswers as GreedyAnswers
 from mlflow_compress.records.kinds import GreedyDistances as GreedyDistances

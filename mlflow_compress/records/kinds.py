@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self, get_args, get_type_hints
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.records.table import Records
+from mlflow_compress.records.values import ItemKey
 
 TOP_LADDER = (100, 20, 5)
 """Lengths of lists for which there is a bound; the longest that both models have is used."""
@@ -27,7 +28,8 @@ _texts, _flags, _floats = _columns(pa.string()), _columns(pa.bool_()), _columns(
 _shorts, _ints, _longs = _columns(pa.int16()), _columns(pa.int32()), _columns(pa.int64())
 _token_lists = _columns(pa.list_(pa.int32()))
 
-_ITEM = _texts("task", "item_id")
+_ITEM_KEY = ("task", "item_id")
+_ITEM = _texts(*_ITEM_KEY)
 _OPTION = [*_ITEM, *_shorts("permutation", "option")]
 _TOKEN = [*_ITEM, *_ints("position")]
 _DIVERGENCES = _floats("kl", "kl_reverse", "js", "tv")
@@ -111,6 +113,18 @@ class Items(Records):
             pa.field("answers", pa.list_(pa.string())),
         ]
     )
+
+
+class Draws(Records):
+    """How the items of a sample were drawn, one row per item: at random within a stratum.
+
+    Strata are numbered from the smallest margin of the baseline upwards. `stratum_size` counts the stratum's items, of
+    which `drawn` were drawn. `probability` is their quotient, and its inverse the item's weight. Where there is no such
+    table, every item was scored.
+    """
+
+    KEY = ("task", "item_id")
+    SCHEMA = pa.schema([*_ITEM, *_ints("stratum", "stratum_size", "drawn"), *_floats("probability")])
 
 
 class OptionScores(Records):
@@ -254,6 +268,7 @@ class RunRecords:
     """All records of one evaluated model; a field is None where that part was not run."""
 
     items: Items | None = None
+    draws: Draws | None = None
     option_scores: OptionScores | None = None
     option_distances: OptionDistances | None = None
     option_bounds: OptionBounds | None = None
@@ -280,6 +295,16 @@ class RunRecords:
         if not tables:
             raise DataError("No records in the folder", got=str(folder))
         return cls(**tables)
+
+    def of_items(self, keys: Collection[ItemKey]) -> RunRecords:
+        """Return the records with those of some items alone; records of running text are kept whole."""
+        of_items = ("items", "draws", "option_scores", "option_distances", "option_bounds", "generations")
+        wanted, kept = set(keys), {}
+        for name in of_items:
+            if (table := getattr(self, name)) is not None:
+                names = zip(*(table.table.column(part).to_pylist() for part in _ITEM_KEY), strict=True)
+                kept[name] = type(table)(table.table.filter(pa.array([key in wanted for key in names], pa.bool_())))
+        return replace(self, **kept)
 
     def with_records(self, other: RunRecords) -> RunRecords:
         """Return these records together with the other's; a table that both have is the other's."""

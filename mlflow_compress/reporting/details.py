@@ -153,9 +153,9 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
 def answers_by_margin(inputs: MetricInputs) -> tuple[BinnedShare, BinnedShare] | None:
     """Return P(answer changed) and P(baseline incorrect) by bin of the baseline's top margin (figures 3 and 4).
 
-    None without choice items.
+    None without choice items, and where items were drawn by that margin.
     """
-    if inputs.baseline.items is None:
+    if inputs.baseline.items is None or inputs.design is not None:
         return None
     b, q = inputs.baseline_predictions, inputs.variant_predictions
     rows = inputs.scored_by_both & np.isin(inputs.view.family, inputs.view.choice) & np.isfinite(b.margin[:, 0])
@@ -167,8 +167,11 @@ def answers_by_margin(inputs: MetricInputs) -> tuple[BinnedShare, BinnedShare] |
 
 
 def kl_values(inputs: MetricInputs) -> Float:
-    """Return the KL of every multiple-choice item in nats, shape (n_scored,), for a histogram; empty without any."""
-    if inputs.baseline.items is None:
+    """Return the KL of every multiple-choice item in nats, shape (n_scored,), for a histogram; empty without any.
+
+    It is empty too where the items were drawn with unequal probabilities: a histogram would not be that of all items.
+    """
+    if inputs.baseline.items is None or inputs.design is not None:
         return np.empty(0)
     kl = _kl(inputs)[np.isin(inputs.view.family, inputs.view.choice)]
     return np.asarray(kl[np.isfinite(kl)], dtype=np.float64)
@@ -182,8 +185,11 @@ def token_kl_values(inputs: MetricInputs) -> Float:
 
 
 def flips_by_category(inputs: MetricInputs) -> dict[tuple[str, str | None], Flips]:
-    """Return the transition counts of every (task, category), and of every task that has no categories."""
-    if inputs.baseline.items is None:
+    """Return the transition counts of every (task, category), and of every task that has no categories.
+
+    There are none where items were drawn: counts of a weighted sample are not those of all items.
+    """
+    if inputs.baseline.items is None or inputs.design is not None:
         return {}
     view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
     by_part: dict[tuple[str, str | None], Flips] = {}

@@ -13,7 +13,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import cli
-from mlflow_compress.commands.gate import run as item_blocks
+from mlflow_compress.commands.evaluate import blocks as item_blocks
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.folder_store import FolderStore
 

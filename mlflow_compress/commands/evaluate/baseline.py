@@ -143,6 +143,11 @@ def evaluation_id(model: EngineModel, suite: Suite, config: EvaluateConfig) -> s
     return digest(_asked(model, suite, config))[:16]
 
 
+def evaluation_of_sample(evaluation: str, items: str) -> str:
+    """Return the evaluation id of variants that are scored on drawn items: they are not compared with others."""
+    return evaluation if items == "all" else digest({"evaluation": evaluation, "items": items})[:16]
+
+
 def find_or_evaluate(
     store: Store, model: EngineModel, suite: Suite, config: EvaluateConfig, before: Callable[[], None] = lambda: None
 ) -> Baseline:

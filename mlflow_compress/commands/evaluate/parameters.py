@@ -8,6 +8,7 @@ from mlflow_compress.config.groups import (
     EngineConfig,
     EvaluationConfig,
     InferenceConfig,
+    SamplingConfig,
     ServedConfig,
     SourceConfig,
     TracesConfig,
@@ -19,6 +20,7 @@ class EvaluateConfig(Parameters):
 
     source: SourceConfig = SourceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    sampling: SamplingConfig = SamplingConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()

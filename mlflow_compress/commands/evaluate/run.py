@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
-from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, noise_sample, with_traces
+from mlflow_compress.commands.evaluate.baseline import (
+    Baseline,
+    evaluation_of_sample,
+    find_or_evaluate,
+    noise_sample,
+    with_traces,
+)
+from mlflow_compress.commands.evaluate.blocks import BlockScorer, run_sampled
 from mlflow_compress.commands.evaluate.models import (
     cores_shared_out,
     engine_started,
@@ -33,7 +41,9 @@ from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import EMBEDDED, SEED, as_text
 from mlflow_compress.decide.gates import gate_values
-from mlflow_compress.engines.interface import EngineModel
+from mlflow_compress.decide.item_sampling import ItemSampler
+from mlflow_compress.engines.interface import EngineModel, ModelScorer
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
@@ -48,6 +58,7 @@ from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import ACCOUNT, FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
+_ALL = "Leave it out, or set items=all"
 _SHOWN = "shown"  # sub-folder of unfinished work: the variant's first pass, where it is asked twice
 
 
@@ -111,9 +122,16 @@ def evaluate_variant(
     baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
     # The id of the baseline's run identifies tasks, settings and states.
     asked_twice = not variant.abilities.repeats
-    twice = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
+    twice: dict[str, object] = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
+    if config.sampling.size is not None:
+        if asked_twice:
+            raise ConfigError("Items are drawn for models in a folder", got=f"items={config.sampling.items}", fix=_ALL)
+        if not len(suite.items):
+            raise ConfigError("The tasks have no items to draw from", got=f"items={config.sampling.items}", fix=_ALL)
+        twice = {"items": config.sampling.items, "seed": config.source.seed}
     fingerprint = digest({"stage": "evaluate", **variant.identity, "baseline": baseline.run_id, **twice})
-    run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: baseline.evaluation})
+    evaluation = evaluation_of_sample(baseline.evaluation, config.sampling.items)
+    run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: evaluation})
     run.log_params({"device": variant.device.type, "dtype": str(variant.dtype).removeprefix("torch.")})
     resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
     again: RunRecords | None = None
@@ -134,7 +152,10 @@ def evaluate_variant(
             capture = None
             if asked_twice and suite.is_scored:
                 capture = stack.enter_context(variant.capture(own, loaded))
-            outputs = run_model(variant.scorer(loaded), suite, capture=capture, baseline=states, resume=resume)
+            if config.sampling.size is None:
+                outputs = run_model(variant.scorer(loaded), suite, capture=capture, baseline=states, resume=resume)
+            else:
+                outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume)
         if capture is not None:
             sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
             stored = variant.stored(own)
@@ -142,7 +163,10 @@ def evaluate_variant(
             again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
     if (facts := variant.facts()) is not None:
         run.log_json(facts, FACTS)
-    log_harness_metrics(run, suite, outputs, baseline=baseline.records)
+    if config.sampling.size is None:
+        log_harness_metrics(run, suite, outputs, baseline=baseline.records)
+    else:  # the harness's code computes plain means, which are not those of items drawn with unequal probabilities
+        run.log_values({run_names.TRUNCATED: outputs.n_truncated})
     inputs = MetricInputs(
         baseline=baseline.records,
         variant=outputs.records,
@@ -166,6 +190,20 @@ def evaluate_variant(
     run.log_values(account.values())
     found_in = earlier[0].run_id if earlier else None
     return EvaluatedVariant(inputs=inputs, baseline=baseline, account=account, found_in=found_in)
+
+
+def _on_drawn_items(
+    config: EvaluateConfig, suite: Suite, baseline: Baseline, scorer: ModelScorer, states: Any, resume: Path
+) -> ModelOutputs:
+    """Score a variant on items that are drawn by the baseline's margins."""
+    assert config.sampling.size is not None
+    seed = config.source.seed
+    settings = MetricSettings(seed=seed, split_seed=seed)
+    sampler = ItemSampler.of_baseline(config.sampling.size, MetricInputs(baseline=baseline.records), seed=seed)
+    blocks = BlockScorer(suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True)
+    return run_sampled(
+        blocks, sampler, lambda found: MetricInputs(baseline=baseline.records, variant=found, settings=settings)
+    )
 
 
 def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
@@ -261,7 +299,7 @@ def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store,
         manifest=variant if isinstance(variant, CheckpointManifest) else None,
         baseline_records_folder=store.fetch(baseline.run_id, RECORDS),
         baseline_run_id=baseline.run_id,
-        evaluation_id=baseline.evaluation,
+        evaluation_id=evaluation_of_sample(baseline.evaluation, config.sampling.items),
         baseline_found=not baseline.fresh,
         variant_found_in=evaluated.found_in,
     )

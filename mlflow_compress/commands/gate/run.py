@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate
+from mlflow_compress.commands.evaluate.blocks import BlockScorer, Keys, joined_records
 from mlflow_compress.commands.evaluate.models import (
     as_baseline,
     cores_shared_out,
@@ -23,7 +24,6 @@ from mlflow_compress.commands.evaluate.models import (
     open_variant,
     recognised_in,
 )
-from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.gate.result import GateRow, GateVerdict
@@ -39,10 +39,7 @@ from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import SPEED, Check, Gate, gate_values, in_words, without_speed
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
 from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, lacking_shares, read_gates
-from mlflow_compress.engines.interface import ModelScorer
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.files import read_json_object
-from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.item_table import ItemTable, row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
@@ -58,10 +55,6 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, RunLink, Store
 from mlflow_compress.tracking.tracker import Tracker
 
-Keys = Sequence[ItemKey]
-
-_DONE = "done.json"  # in the folder of a block whose records are complete
-
 
 def restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
     """Return the records of some items alone, in the original order of their options."""
@@ -75,57 +68,6 @@ def restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
             found = found.where(permutation=0)
         kept[column.name] = found if len(found) else None
     return RunRecords(**kept)
-
-
-def joined_records(parts: Sequence[RunRecords]) -> RunRecords:
-    """Return the records of several blocks together."""
-    whole = {}
-    for column in fields(RunRecords):
-        tables = [table for part in parts if (table := getattr(part, column.name)) is not None]
-        whole[column.name] = type(tables[0]).concat(tables) if tables else None
-    return RunRecords(**whole)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockScorer:
-    """Scores blocks of items, each of them once."""
-
-    suite: Suite  # All tasks
-    # Loads the model when the first block must be scored; it stays loaded
-    scorer: Callable[[], ModelScorer]
-    states: Any  # What the variant is compared with: see `EngineModel.comparable_with`
-    folder: Path  # Folder of finished blocks, which a gate that was interrupted finds again
-
-    def records(self, number: int, keys: Keys) -> tuple[RunRecords, Shortened]:
-        """Return the variant's records of one block, and the items that it could not read whole."""
-        folder = self.folder / f"block-{number:05d}"
-        done = folder / _DONE
-        if done.is_file():
-            known = read_json_object(done)
-            if known.get("items") == [list(key) for key in keys]:
-                cut, too_long = (frozenset(map(tuple, known[name])) for name in ("cut", "too_long"))
-                return RunRecords.read(folder), Shortened(cut, too_long)
-        outputs = self._score(keys, folder / "unfinished")
-        outputs.records.write(folder)
-        short = {"cut": sorted(outputs.shortened.cut), "too_long": sorted(outputs.shortened.too_long)}
-        # Last, so that an interrupted block is scored again.
-        atomic.write(done, json.dumps({"items": [*map(list, keys)], **short}).encode())
-        return outputs.records, outputs.shortened
-
-    def _score(self, keys: Keys, resume: Path) -> ModelOutputs:
-        return run_model(self.scorer(), part_of(self.suite, keys), baseline=self.states, resume=resume)
-
-
-def part_of(suite: Suite, keys: Keys) -> Suite:
-    """Return some items of a suite, in the original order of their options, without corpora and documents."""
-    wanted = set(keys)
-    tasks = []
-    for task in suite.tasks:
-        ids = {item_id for name, item_id in wanted if name == task.name}
-        if ids:
-            requests = tuple(r for r in task.requests if r.permutation == 0 and r.item_id in ids)
-            tasks.append(replace(task, items=task.items.where(item_id=ids), requests=requests, documents=()))
-    return replace(suite, tasks=tuple(tasks), corpora=(), averages=())
 
 
 def blocks(order: Keys, group: Mapping[ItemKey, int], size: int) -> Iterator[tuple[int, Keys]]:

@@ -16,6 +16,7 @@ from mlflow_compress.config.groups import (
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
+    SamplingConfig,
     ServedConfig,
     SourceConfig,
     TimingConfig,
@@ -32,6 +33,7 @@ class MainConfig(Parameters):
     source: SourceConfig = SourceConfig()
     compression: CompressionConfig = CompressionConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    sampling: SamplingConfig = SamplingConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()

@@ -38,7 +38,7 @@ from mlflow_compress.decide.promotion import (
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
-from mlflow_compress.records import Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
+from mlflow_compress.records import Draws, Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.page.variants_page import (
@@ -130,9 +130,10 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         speed = children[name].get("speed")
         timed = speed if speed is not None and speed.info.status == "FINISHED" else None
         measured = [stage.info.run_id for stage in (children[name]["evaluate"], judge, timed) if stage is not None]
-        records = _read(
-            tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS), OptionScores, OptionDistances, Generations
-        )
+        folder = tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS)
+        # Answers that were not drawn are no changes, and no missing answers either: the page shows the numbers alone.
+        has_all = baseline.items is not None and not (folder / f"{Draws.NAME}.parquet").is_file()
+        records = _read(folder, OptionScores, OptionDistances, Generations)
         variants.append(
             PageVariant(
                 name=name,
@@ -141,7 +142,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
                 address=shared_run_address(tracker, run.info.experiment_id, run.info.run_id),
                 results=stored_results(tracker, *measured),
                 settings=settings[name],
-                changes=changes_of(baseline, records) if baseline.items is not None else None,
+                changes=changes_of(baseline, records) if has_all else None,
                 answers=_table(answered, Generations) if answered else None,
                 grades=_table(answered, Judgments) if answered else None,
             )

@@ -27,6 +27,10 @@ class Account:
     """What one evaluation was asked, and what became of it."""
 
     asked: int  # Items
+    drawn_from: int | None = (
+        None  # Items from which these were drawn by the baseline's margin; None where all were asked
+    )
+    smallest_probability: float | None = None  # By which an item was drawn
     groups: int | None = None  # Groups of items that share something; None where every item stands alone
     unscored: Mapping[str, int] = field(default_factory=dict)  # Items without an answer of both models, by reason
     tokens: int = 0  # Tokens of running text that have a log-probability
@@ -69,6 +73,9 @@ class Account:
         """All of it, in one line."""
         parts = []
         if self.asked:
+            if self.drawn_from is not None:
+                least = f", with probabilities from {self.smallest_probability:.2g} to 1, and weighted"
+                parts.append(f"{self.asked:,} of {self.drawn_from:,} items drawn by the baseline's margin{least}")
             parts.append(self.lacking if self.unscored else f"all {self.asked:,} items scored")
             if self.groups is not None:
                 few = f" (no intervals: fewer than {FEWEST_GROUPS})" if self.groups < FEWEST_GROUPS else ""
@@ -146,6 +153,9 @@ def take_account(
     for row in np.flatnonzero(np.logical_or.reduce(list(without.values()))):
         lacking = [side for side, missing in without.items() if missing[row]]
         reasons[TOO_LONG if names[row] in too_long else f"the {' and the '.join(lacking)} gave none"] += 1
+    if inputs.design is not None:
+        least = float((1 / inputs.design.weight).min())
+        empty = replace(empty, drawn_from=inputs.design.n_items, smallest_probability=least)
     groups = len(np.unique(view.group))
     empty = replace(empty, groups=groups if groups < len(view) else None)
     return replace(empty, asked=len(view), unscored=dict(reasons), cut=len(set(names) & set(cut)))

@@ -317,6 +317,11 @@ def compare_records(baseline: RunRecords, variant: RunRecords) -> dict[str, Any]
     Where no task is multiple choice, the pooled values are over all answered items and without `w2w`. Every task also
     has `mcnemar_p_holm`, its p-value after Holm's correction for the number of tasks.
     """
+    if baseline.draws is not None or variant.draws is not None:
+        raise DataError(
+            "The items of these records were drawn with unequal probabilities, and not every item was scored",
+            fix="Compare the metrics of their evaluations, which are weighted, or evaluate both with items=all",
+        )
     inputs = MetricInputs(baseline, variant)
     reason = inputs.missing(PREDICTIONS)
     if reason is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,13 @@ from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums
 from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, DesignEffect, are_grouped, design_effect, group_sums
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
+from mlflow_compress.metrics.stats.stratified import (
+    Design,
+    Units,
+    WeightedMean,
+    as_if_independent,
+    weighted_mean,
+)
 from mlflow_compress.records import MetricResult
 
 Interval = tuple[float, float]
@@ -44,6 +51,11 @@ def _effect(values: Bool | Int, groups: Int | None) -> DesignEffect | None:
     return design_effect(values, groups) if groups is not None and are_grouped(groups) else None
 
 
+def _apart(units: Units | Int | None) -> tuple[Int | None, Design | None]:
+    """Return the groups of some items and how they were drawn; a metric that does not weight gives groups alone."""
+    return (units.groups, units.design) if isinstance(units, Units) else (units, None)
+
+
 Estimates = Mapping[MetricKey, Estimate]
 
 
@@ -51,22 +63,28 @@ Estimates = Mapping[MetricKey, Estimate]
 class Proportion:
     """`count` of `n` items, with Wilson's score interval; none for items of fewer than `FEWEST_GROUPS` groups."""
 
-    count: int
+    count: float  # Of items that were drawn: n times the weighted share
     n: int
     n_unscored: int | None = None
     effect: DesignEffect | None = None  # Of items that come in groups
+    drawn: WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, hits: Bool, groups: Int | None = None) -> Proportion:
-        """Return the share of hits among items, both arrays of shape (n,)."""
+    def of(cls, hits: Bool, units: Units | Int | None = None) -> Proportion:
+        """Return the share of hits among items, of shape (n,), that are in groups, or drawn by a design."""
+        groups, design = _apart(units)
+        if design is not None and len(hits):
+            mean = weighted_mean(hits, design, groups)
+            return cls(mean.value * mean.n, mean.n, drawn=mean)
         return cls(int(hits.sum()), len(hits), effect=_effect(hits, groups) if len(hits) else None)
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return ``count/n`` and its interval."""
         value = factor * self.count / self.n
-        if self.effect is not None and self.effect.n_groups < FEWEST_GROUPS:
+        effect = self.effect if self.drawn is None else self.drawn.effect(settings.reading)
+        if effect is not None and effect.n_groups < FEWEST_GROUPS:
             return value, None
-        low, high = wilson(self.count, self.n, level=settings.level, effect=self.effect)
+        low, high = wilson(self.count, self.n, level=settings.level, effect=effect)
         return value, (factor * low, factor * high)
 
 
@@ -77,18 +95,27 @@ class PairedDifference:
     There is no interval for items of fewer than `FEWEST_GROUPS` groups.
     """
 
-    gained: int  # Items that only the second, and only the first model has
-    lost: int
+    gained: float  # Items that only the second, and only the first model has; weighted where items were drawn
+    lost: float
     n: int
     n_unscored: int | None = None
     effect: DesignEffect | None = None  # Of items that come in groups
-    p: float | None = None  # The p-value of items that come in groups
+    p: float | None = None  # The p-value of items that come in groups, or were drawn
+    drawn: WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, first: Bool, second: Bool, groups: Int | None = None) -> PairedDifference:
-        """Return the difference of what two models have, both arrays of shape (n,)."""
+    def of(cls, first: Bool, second: Bool, units: Units | Int | None = None) -> PairedDifference:
+        """Return the difference of what two models have, both of shape (n,), of items in groups, or drawn by a design.
+
+        Of items that were drawn, the p-value is that of Student's test of the weighted difference.
+        """
         gained, lost = second & ~first, first & ~second
         change = gained.astype(np.int64) - lost
+        groups, design = _apart(units)
+        if design is not None and len(change):
+            mean = weighted_mean(change, design, groups)
+            more, fewer = (mean.n * weighted_mean(part, design).value for part in (gained, lost))
+            return cls(more, fewer, mean.n, p=mean.p_value, drawn=mean)
         effect = _effect(change, groups) if len(change) else None
         p = None if effect is None or groups is None else grouped_mcnemar_mid_p(change, groups)
         return cls(int(gained.sum()), int(lost.sum()), len(change), effect=effect, p=p)
@@ -96,15 +123,16 @@ class PairedDifference:
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return ``(gained - lost)/n`` and its interval."""
         value = factor * (self.gained - self.lost) / self.n
-        if self.effect is not None and self.effect.n_groups < FEWEST_GROUPS:
+        effect = self.effect if self.drawn is None else self.drawn.effect(settings.reading)
+        if effect is not None and effect.n_groups < FEWEST_GROUPS:
             return value, None
-        low, high = paired_difference(self.gained, self.lost, self.n, level=settings.level, effect=self.effect)
+        low, high = paired_difference(self.gained, self.lost, self.n, level=settings.level, effect=effect)
         return value, (factor * low, factor * high)
 
     @property
     def p_value(self) -> Number:
         """McNemar's mid-p value."""
-        return Number(mcnemar_mid_p(self.lost, self.gained) if self.p is None else self.p, self.n)
+        return Number(mcnemar_mid_p(int(self.lost), int(self.gained)) if self.p is None else self.p, self.n)
 
 
 @dataclass(frozen=True)
@@ -134,12 +162,20 @@ class Mean:
     groups: Int | None = None  # Code of each item's group; shape (n,)
     upper: float | None = None  # Bound of values from 0 on, which have the betting interval
     trusted: bool = True  # Whether their interval holds what it promises; else there is none
+    design: Design | None = None  # Of items that were drawn
 
     @classmethod
-    def of_scored(cls, values: Float, groups: Int | None = None, *, skewed: bool = False) -> Mean:
+    def of(cls, values: Float, units: Units | Int | None = None, **more: Any) -> Mean:
+        """Return the mean of items, of shape (n,), that are in groups, or drawn by a design."""
+        groups, design = _apart(units)
+        return cls(values, groups=groups, design=design, **more)
+
+    @classmethod
+    def of_scored(cls, values: Float, units: Units | Int | None = None, *, skewed: bool = False) -> Mean:
         """Return the mean of the values that are not NaN; the others count as unscored."""
         scored = np.isfinite(values)
-        return cls(values[scored], int((~scored).sum()), skewed, None if groups is None else groups[scored])
+        some = None if units is None else units[scored]
+        return cls.of(values[scored], some, n_unscored=int((~scored).sum()), skewed=skewed)
 
     @property
     def n(self) -> int:
@@ -148,6 +184,8 @@ class Mean:
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return the mean and its interval."""
+        if self.design is not None:
+            return self._of_drawn(self.design, settings)
         value, sizes, values = float(self.values.mean()), None, self.values
         if not self.trusted:
             return value, None
@@ -160,6 +198,17 @@ class Mean:
         if self.skewed or sizes is not None:  # of groups, whose sizes differ, BCa's does not cover what it promises
             return value, settings.skewed_interval(values, sizes)
         return value, settings.interval(values)
+
+    def _of_drawn(self, design: Design, settings: MetricSettings) -> tuple[float, Interval | None]:
+        mean = weighted_mean(self.values, design, self.groups)
+        if not self.trusted or self.n < FEWEST_GROUPS:
+            return mean.value, None
+        if self.upper is not None:  # Values are bets of the size of what they stand for
+            w, groups = design.weight, self.groups
+            sums, sizes = (x if groups is None else group_sums(x, groups)[0] for x in (w * self.values, w))
+            return mean.value, bounded_mean_interval(sums, sizes, upper=self.upper, level=settings.level)
+        values = as_if_independent(self.values, design, mean.variance(settings.reading))
+        return mean.value, settings.skewed_interval(values) if self.skewed else settings.interval(values)
 
 
 @dataclass(frozen=True, eq=False)

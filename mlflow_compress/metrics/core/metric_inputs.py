@@ -20,11 +20,13 @@ from mlflow_compress.metrics.core.item_table import (
     predict,
 )
 from mlflow_compress.metrics.core.metric_registry import METRICS, compute
-from mlflow_compress.metrics.core.requirements import Requirement
+from mlflow_compress.metrics.core.requirements import OF_ITEMS, PREDICTIONS, Requirement
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval
 from mlflow_compress.metrics.stats.intervals import Interval
-from mlflow_compress.records import MetricResult, OptionScores, RunRecords
+from mlflow_compress.metrics.stats.margin_model import expected_changes
+from mlflow_compress.metrics.stats.stratified import Design, Reading, Units
+from mlflow_compress.records import Draws, MetricResult, OptionScores, RunRecords, align
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,9 @@ class MetricSettings:
     alpha: float = 0.1  # Miscoverage that conformal sets aim at
     split_seed: int = 42  # Seed of the calibration/test splits, which are drawn from it and the items' ids
     calibration_share: float = 0.5  # Share of the items that calibrates
+    # What intervals are of, where items were drawn: "population" is what the benchmark is itself a sample of, as for
+    # every other interval; "benchmark" is all of its items, so that no width is left once all are drawn.
+    reading: Reading = "population"
     pooled_only: bool = False  # Leave out the values by task and by category
     # Folder and layer of BERTScore's model; without it that metric is left out
     bertscore_model: tuple[str, int] | None = None
@@ -90,12 +95,49 @@ class MetricInputs:
     asked_again: RunRecords | None = None
     embeddings: AnswerEmbeddings | None = None  # Input of the similarity metrics
     settings: MetricSettings = field(default_factory=MetricSettings)  # Intervals and splits
+    # The baseline's records of all items; `baseline` has those of the drawn ones, where the variant's were drawn
+    whole_baseline: RunRecords = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "whole_baseline", self.baseline)
+        if self.draws is not None and self.variant is not None and self.variant.items is not None:
+            drawn = self.baseline.of_items([(str(task), str(item)) for task, item in self.draws.key_rows()])
+            object.__setattr__(self, "baseline", drawn)
         ours = self.baseline.items
         theirs = self.variant.items if self.variant is not None else None
         if ours is not None and theirs is not None and theirs is not ours:
             check_same_items(ours, theirs)
+
+    @property
+    def draws(self) -> Draws | None:
+        """How the items of the variant were drawn; None where it was scored on all of them."""
+        return None if self.variant is None else self.variant.draws
+
+    @cached_property
+    def design(self) -> Design | None:
+        """How each item was drawn, in the order of `view`; None where all were, so that none is weighted.
+
+        Raises `AlignmentError`: not every item has a row; `DataError`: the numbers of a stratum do not agree.
+        """
+        if self.draws is None:
+            return None
+        rows = align(self.view.items, self.draws)
+        columns = (self.draws.column(name)[rows].astype(np.int64) for name in ("stratum", "stratum_size", "drawn"))
+        design = Design(*columns)
+        if design.is_whole:
+            return None
+        if PREDICTIONS.missing(self) is not None:
+            return design
+        margin = self.baseline_predictions.margin[:, 0]
+        known = np.isfinite(margin) & self.scored_by_both
+        changed = self.baseline_predictions.correct[:, 0] != self.variant_predictions.correct[:, 0]
+        if not known.any():
+            return design
+        return replace(design, changes=expected_changes(margin, changed, known, design.stratum))
+
+    def units(self, rows: Int) -> Units:
+        """Return what estimates of some items must know besides values: their groups, and how they were drawn."""
+        return Units(self.view.group[rows], None if self.design is None else self.design[rows])
 
     @property
     def subject(self) -> RunRecords:
@@ -207,9 +249,21 @@ class MetricInputs:
         return next((reason for one in requirements if (reason := one.missing(self)) is not None), None)
 
 
+NOT_DRAWN = "it needs every item, and the variant was scored on drawn ones (parameter items)"
+"""Why a metric is left out that cannot be computed from items that were drawn with unequal probabilities."""
+
+
 def unmet(inputs: MetricInputs) -> dict[str, str]:
     """Return the metrics that cannot be computed from the inputs, by name, with the first reason for each."""
     reasons = {name: inputs.missing(*metric.requires) for name, metric in METRICS.items()}
+    if inputs.draws is not None:
+        whole = MetricInputs(inputs.whole_baseline)
+        for name, metric in METRICS.items():
+            # What the baseline has of all items, and the variant's records do not, was not drawn.
+            gone = any(one.missing(inputs) and not one.missing(whole) for one in metric.requires)
+            plain = inputs.design is not None and reasons[name] is None and not metric.weighted
+            if OF_ITEMS & set(metric.requires) and (gone or plain):
+                reasons[name] = NOT_DRAWN
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 

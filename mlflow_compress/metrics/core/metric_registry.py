@@ -125,6 +125,9 @@ class Metric:
     function: Callable[[MetricInputs], list[MetricResult]]  # From the inputs to results; pure
     # Whether it is also computed for the baseline's second run, as the noise floor of its distances
     noise: bool = False
+    # Whether its estimates weight items that were drawn with unequal probabilities, as those of `MetricInputs.units`
+    # do. A metric of items that does not is left out there, with the reason.
+    weighted: bool = False
 
     @property
     def keys(self) -> tuple[MetricKey, ...]:
@@ -164,6 +167,7 @@ def metric(
     requires: tuple[Requirement, ...],
     source: str,
     noise: bool = False,
+    weighted: bool = False,
 ) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
     """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes."""
     for what, given, kind in (("keys", () if callable(keys) else keys, MetricKey), ("requires", requires, Requirement)):
@@ -171,7 +175,9 @@ def metric(
             raise ConfigError(f"A metric declares wrong {what}", allowed=f"a tuple of {kind.__name__}", got=str(given))
 
     def decorate(function: Callable[[MetricInputs], list[MetricResult]]) -> Metric:
-        return Metric(declares=keys, requires=requires, source=source, function=function, noise=noise)
+        return Metric(
+            declares=keys, requires=requires, source=source, function=function, noise=noise, weighted=weighted
+        )
 
     return decorate
 

@@ -169,3 +169,6 @@ ITEM_DISTANCES = Requirement(
     "item_distances",
     lambda inputs: OPTION_DISTANCES.missing(inputs) if (inputs.view.n_options > 0).any() else None,
 )
+
+OF_ITEMS = frozenset({ITEMS, PREDICTIONS, OPTION_SCORES, OPTION_DISTANCES, OPTION_BOUNDS, GENERATIONS, ITEM_DISTANCES})
+"""What metrics of items require. One that does not weight is left out where items were drawn: see `Metric.weighted`."""

@@ -41,12 +41,12 @@ def _t_value(level: float, df: float) -> float:
     return float(special.stdtrit(df, 0.5 + level / 2.0))
 
 
-def wilson(successes: int, n: int, *, level: float = 0.95, effect: DesignEffect | None = None) -> Interval:
+def wilson(successes: float, n: int, *, level: float = 0.95, effect: DesignEffect | None = None) -> Interval:
     """Wilson score interval of a proportion, by scipy where the items are independent.
 
     ``(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)`` with ``p = successes/n``; never empty at p = 0 or 1. Of
-    items in groups, n is divided by the design effect `effect`, and z is the quantile of Student's t with its degrees
-    of freedom.
+    items in groups, or drawn with unequal probabilities, n is divided by the design effect `effect`, and z is the
+    quantile of Student's t with its degrees of freedom; `successes` is then n times the weighted share.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927; Rao and Scott,
     "A simple method for the analysis of clustered binary data", Biometrics 1992.
@@ -59,12 +59,14 @@ def wilson(successes: int, n: int, *, level: float = 0.95, effect: DesignEffect 
     if n < 1 or not 0 <= successes <= n:
         raise DataError("A proportion needs 0 <= successes <= n and n >= 1", got=f"{successes} of {n}")
     if effect is not None:
+        if effect.effect == 0.0:  # nothing is left to vary: all items of the benchmark were drawn
+            return Interval(successes / n, successes / n)
         z, count, share = _t_value(level, effect.df), n / effect.effect, successes / n
         middle = (share + z * z / (2 * count)) / (1 + z * z / count)
         half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / (1 + z * z / count)
         return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
     check_level(level)
-    low, high = binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
+    low, high = binomtest(int(successes), n).proportion_ci(confidence_level=level, method="wilson")
     return Interval(float(low), float(high))
 
 
@@ -84,6 +86,8 @@ def paired_difference(
     if n <= 0 or min(gained, lost) < 0 or gained + lost > n * (1 + 1e-12):
         raise DataError("Paired counts need gained, lost >= 0 and gained + lost <= n", got=f"{gained}, {lost}, {n}")
     z = z_value(level)
+    if effect is not None and effect.effect == 0.0:
+        return Interval((gained - lost) / n, (gained - lost) / n)
     if effect is not None:
         z, gained, lost, n = _t_value(level, effect.df), *(count / effect.effect for count in (gained, lost, n))
 

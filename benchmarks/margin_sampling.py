@@ -1,0 +1,381 @@
+"""Items drawn by the baseline's margin against items drawn at random: how many give an interval of the same width.
+
+Variants of three small models are read from `margin_sampling.npz`, by item, and those of two published ones from
+`--oracle`. Each row is one variant, and `--draws` evaluations of it with `--share` of the items, by the code that
+`items=NUMBER` runs: a pilot, a model of changes by margin, three rounds. "of random" is that number over that of items
+drawn at random whose interval is as wide, of flips and of the accuracy change. "covered" is how often the interval
+holds the truth. "benchmark": the truth is the mean of all items. "population": the items themselves are drawn with
+replacement, so that the truth is that of what they are a sample of. "in groups": so are groups of five items, which were
+put together because the variant moved them alike; they are compared with items that are in no groups.
+
+The settings (strata, pilot, floor, prior) were chosen on the variants of the demo called rtn, awq and gptq, and on
+stories260K. All others took no part.
+
+Then certificates (answers that changed although the KL is smaller than any change needs; there must be none), and
+forecasts of each task's changes from the other tasks of the same model.
+
+Example
+-------
+python benchmarks/margin_sampling.py --oracle ../shared/data/flips_oracle
+python benchmarks/margin_sampling.py --measure --model stories260K lambada.txt --stored mine.npz
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+
+from mlflow_compress import demo
+from mlflow_compress.config.groups import SampleSize
+from mlflow_compress.decide.item_sampling import ItemSampler
+from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
+from mlflow_compress.metrics.core.metric_inputs import MetricSettings
+from mlflow_compress.metrics.stats.clusters import DesignEffect
+from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
+from mlflow_compress.metrics.stats.margin_model import expected_changes, forecast_changes, smallest_kl_to_change
+from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, margin_strata
+
+Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
+STORED = Path(__file__).with_suffix(".npz")
+CHOSEN_ON = ("demo rtn", "demo awq", "demo gptq", "stories260K")
+VARIANTS: list[tuple[str, dict[str, str]]] = [
+    *((method, {"bits": "8", "group_size": "channel"}) for method in ("rtn", "gptq", "awq", "hqq")),
+    *((method, {}) for method in ("bnb-int8", "w8a8", "fp8", "bnb-nf4")),
+    *(
+        (method, {"bits": "4", "group_size": size})
+        for method in ("rtn", "gptq", "awq", "hqq")
+        for size in ("channel", "32")
+    ),
+    *(("rtn", {"bits": bits, "group_size": "32"}) for bits in ("3", "2")),
+    ("wanda", {"sparsity": "0.5"}),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """What one variant answered."""
+
+    model: str
+    name: str
+    bits: str  # "8", "4" or "other"
+    margin: Float  # The baseline's, by item
+    before: Bool  # Whether baseline and variant are right
+    after: Bool
+    changed: Bool  # Whether the answer changed, between wrong ones too
+    part: npt.NDArray[np.str_]  # Task and category
+    kl: Float | None = None  # In nats
+    certificate: Float | None = None  # Smallest KL of a change; NaN where there is none
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it took no part in the choice of the settings."""
+        return not f"{self.model} {self.name}".startswith(CHOSEN_ON)
+
+
+def _bits(name: str) -> str:
+    eight, four = ("-8-", "int8", "w8a8", "fp8"), ("-4-", "nf4", "int4")
+    return "8" if any(x in name for x in eight) else "4" if any(x in name for x in four) else "other"
+
+
+def stored(path: Path) -> Iterator[Variant]:
+    """Iterate over what was measured before."""
+    with np.load(path) as arrays:
+        for model in dict.fromkeys(key.rpartition("/")[0] for key in arrays.files):
+            of = {key.rpartition("/")[2]: arrays[key] for key in arrays.files if key.startswith(f"{model}/")}
+            n = len(of["margin"])
+            correct, changed = (np.unpackbits(of[x], axis=1, count=n).astype(bool) for x in ("correct", "changed"))
+            for row, name in enumerate(of["names"].tolist()):
+                kl = of["root"][row].astype(np.float64) ** 2
+                yield Variant(
+                    model, name, _bits(name), of["margin"].astype(np.float64), of["right"], correct[row], changed[row],
+                    of["part"], kl, of["certificate"].astype(np.float64),
+                )  # fmt: skip
+
+
+def oracle(folder: Path) -> Iterator[Variant]:
+    """Iterate over published predictions; the margin is that of the chosen option's probability over all others."""
+    gold = {task: [item["answer"] for item in items] for task, items in _json(folder / "_bench_items.json").items()}
+    for file in sorted(folder.glob("*__fp16__*.json")):
+        model, _, task = file.stem.rsplit("__", 2)
+        base = _json(file)
+        first, right = np.array(base["preds"]), np.array(gold[task])
+        margin = np.clip(2 * np.array(base["confs"]) - 1, 0, 1)
+        for precision in ("int8", "int4"):
+            answers = np.array(_json(folder / f"{model}__{precision}__{task}.json")["preds"])
+            yield Variant(
+                model.rpartition("__")[2], f"{precision} {task}", _bits(precision), margin, first == right,
+                answers == right, first != answers, np.full(len(first), task),
+            )  # fmt: skip
+
+
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def drawn(one: Variant, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], n: int, seed: Any) -> Any:
+    """Return what estimates read of `n` of some items, drawn as the command does; rows may be repeated."""
+    rng = np.random.default_rng(seed)
+    margin, before, after = one.margin[rows], one.before[rows], one.after[rows]
+    strata = margin_strata(margin)
+    orders = [rng.permutation(np.flatnonzero(strata == code)).tolist() for code in range(strata.max() + 1)]
+    sampler = ItemSampler(size=SampleSize(count=n), margins=margin, strata=strata, orders=orders)
+    sizes = np.bincount(strata)
+    while True:
+        some = np.array(sampler.keys)
+        every = np.arange(len(some))
+        now = SimpleNamespace(
+            headline_rows=every,
+            scored_by_both=np.ones(len(some), dtype=bool),
+            baseline_predictions=SimpleNamespace(correct=before[some, None], margin=margin[some, None]),
+            variant_predictions=SimpleNamespace(correct=after[some, None]),
+        )
+        if not sampler.go_on(now):  # type: ignore[arg-type]
+            break
+    code = strata[some]
+    expected = expected_changes(margin[some], before[some] != after[some], np.ones(len(some), dtype=bool), code)
+    design = Design(code, sizes[code], sampler.drawn[code], expected)
+    return before[some], after[some], Units(groups[some], design)
+
+
+def at_random(one: Variant, wanted: Float, reading: Reading) -> Float:
+    """Return how many items drawn at random have intervals of flips and accuracy change as wide as is wanted."""
+    n, share = len(one.margin), float((one.before != one.after).mean())
+    gained, lost = float((one.after & ~one.before).mean()), float((one.before & ~one.after).mean())
+
+    def effect(count: float) -> DesignEffect:
+        return DesignEffect(1.0 if reading == "population" else max(1 - count / n, 1e-9), 1e6, n)
+
+    widths: list[Callable[[float], float]] = [
+        lambda count: float(np.diff(wilson(share * count, count, effect=effect(count)))[0]),  # type: ignore[arg-type]
+        lambda count: float(np.diff(paired_difference(gained * count, lost * count, count, effect=effect(count)))[0]),
+    ]
+    most = n * (1 - 1e-6) if reading == "benchmark" else 1000.0 * n
+    found = []
+    for width, want in zip(widths, wanted, strict=True):
+        found.append(brentq(lambda count, w=width, x=want: w(count) - x, 3, most) if width(most) < want else np.nan)
+    return np.array(found)
+
+
+def row(one: Variant, share: float, draws: int, reading: Reading, in_groups: bool) -> tuple[Float, Float]:
+    """Return items over those drawn at random, and shares covered in percent: of flips, and of the accuracy change."""
+    n, settings = len(one.margin), MetricSettings(reading=reading)
+    rng = np.random.default_rng(0)
+    alike = np.argsort((one.before != one.after) + 3 * rng.random(n))
+    group = np.arange(n) // 5 if in_groups else np.arange(n)
+    truth = np.array([(one.before != one.after).mean(), one.after.mean() - one.before.mean()])
+    covered, widths = np.zeros(2), np.zeros(2)
+    for draw in range(draws):
+        if reading == "benchmark":
+            rows, groups = alike, group
+        else:
+            chosen = rng.integers(0, group.max() + 1, group.max() + 1)
+            rows = (
+                alike[np.concatenate([np.arange(g * 5, min(g * 5 + 5, n)) for g in chosen])]
+                if in_groups
+                else alike[chosen]
+            )
+            groups = np.arange(len(rows)) // 5 if in_groups else np.arange(len(rows))
+        before, after, units = drawn(one, rows, groups, int(share * n), (draw, 1))
+        for place, estimate in enumerate(
+            (Proportion.of(before != after, units), PairedDifference.of(before, after, units))
+        ):
+            _, interval = estimate.at(settings, 1.0)
+            assert interval is not None
+            covered[place] += interval[0] - 1e-12 <= truth[place] <= interval[1] + 1e-12
+            widths[place] += interval[1] - interval[0]
+    simple = at_random(one, widths / draws, reading)
+    return int(share * n) / simple, 100 * covered / draws
+
+
+def measure(model: str, folder: Path, tasks: str, calibration: str) -> dict[str, npt.NDArray[Any]]:
+    """Return what the variants of a model answer; one that a method refuses is named and left out."""
+    from mlflow_compress.commands.evaluate.outputs import run_model
+    from mlflow_compress.compression import compress_model, method_config
+    from mlflow_compress.errors import UnsupportedError
+    from mlflow_compress.items.suite import load_suite
+    from mlflow_compress.items.task import TaskSettings
+    from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+    from mlflow_compress.models.loading import LoadConfig, load_model
+    from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
+    from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+
+    suite = load_suite(tasks, model="demo", settings=TaskSettings(num_fewshot=0, num_shuffles=0))
+    quiet = ScoringConfig(progress=False)
+    names, correct, answers, kl = [], [], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        loaded, states = load_model(LoadConfig(path=str(folder), device="cpu")), Path(scratch) / "states"
+        with StateWriter(states, loaded) as writer:
+            records = run_model(Scorer(loaded, quiet), suite, capture=writer, generations=False).records
+        store, base = StateStore.open(states, baseline=loaded), MetricInputs(records)
+        rows, first = base.headline_rows, base.baseline_predictions
+        for number, (method, settings) in enumerate(VARIANTS):
+            name, out = "-".join([method, *settings.values()]), Path(scratch) / str(number)
+            try:
+                compress_model(str(folder), method, method_config(method, **settings), [calibration], out)
+            except UnsupportedError as error:
+                print(f"{model}: {name} is left out: {error}", flush=True)
+                continue
+            variant = load_model(LoadConfig(path=str(out), device="cpu"))
+            found = MetricInputs(
+                records, run_model(Scorer(variant, quiet), suite, baseline=store, generations=False).records
+            )
+            names.append(name)
+            correct.append(found.variant_predictions.correct[rows, 0])
+            answers.append(found.variant_predictions.content[rows, 0])
+            kl.append(found.distance("kl")[rows])
+            print(f"{model}: {name} flips {100 * (correct[-1] != first.correct[rows, 0]).mean():.2f} %", flush=True)
+        grid = base.grid("baseline")
+        part = [
+            f"{task}/{category}" for task, category in zip(base.view.task[rows], base.view.category[rows], strict=True)
+        ]
+        return packed(
+            names, first.margin[rows, 0], first.correct[rows, 0], first.content[rows, 0], np.array(correct),
+            np.array(answers), np.array(kl), np.array(part), grid.loglik[rows, 0], grid.by_rule[rows, 0],
+        )  # fmt: skip
+
+
+def packed(
+    names: list[str], margin: Float, right: Bool, answer: Any, correct: Bool, answers: Any, kl: Float,
+    part: npt.NDArray[np.str_], loglik: Float, by_rule: Float,
+) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
+    """Return the arrays that are stored; of KL its root, which half precision has to a thousandth."""
+    lettered = (loglik == by_rule).all(axis=1)  # options of one token each, which share a context
+    certificate = np.full(len(margin), np.nan)
+    if lettered.any():
+        certificate[lettered] = smallest_kl_to_change(np.exp(loglik[lettered].astype(np.float64)))
+    return {
+        "names": np.array(names),
+        "margin": margin.astype(np.float32),
+        "right": right,
+        "correct": np.packbits(correct, axis=1),
+        "changed": np.packbits(answers != answer, axis=1),
+        "root": np.sqrt(np.maximum(kl, 0)).astype(np.float16),
+        "part": part,
+        "certificate": certificate.astype(np.float32),
+    }
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stored", type=Path, default=STORED, help="what was measured (default: beside this script)")
+    parser.add_argument("--oracle", type=Path, help="folder of published predictions (default: left out)")
+    parser.add_argument("--measure", action="store_true", help="measure first, and write --stored anew")
+    parser.add_argument("--model", nargs=2, action="append", default=[], metavar=("FOLDER", "TEXT"), help="one more")
+    parser.add_argument("--draws", type=int, default=2000, help="evaluations a row (default: %(default)s)")
+    parser.add_argument("--share", type=float, default=0.2, help="of the items (default: %(default)s)")
+    given = parser.parse_args()
+    if given.measure:
+        from kl_against_harm import write_task
+
+        calibration = (demo.DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
+        tasks = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "cloze.jsonl"))
+        models = {"demo": measure("demo", demo.MODEL_DIR, tasks, calibration)}
+        for folder, file in given.model:
+            text = Path(file).read_text(encoding="utf-8")
+            with tempfile.TemporaryDirectory() as scratch:
+                task = Path(scratch) / "passages.jsonl"
+                write_task(text[: len(text) * 9 // 10], task)
+                name = Path(folder).name
+                models[name] = measure(name, Path(folder), str(task), text[len(text) * 9 // 10 :])
+        arrays = {f"{model}/{name}": array for model, one in models.items() for name, array in one.items()}
+        np.savez_compressed(given.stored, **arrays)
+    variants = [*stored(given.stored), *(oracle(given.oracle) if given.oracle else ())]
+    readings = "benchmark | population | in groups"
+    head = f"variant | held out | flips, % | of random: {readings} | covered: {readings}"
+    print(f"| {head} |\n{'|---' * (head.count('|') + 1)}|")
+    ratios: dict[tuple[str, bool], list[Float]] = {}
+    coverages: list[Float] = []
+    for one in variants:
+        if not (one.before != one.after).any():
+            print(f"| {one.model} {one.name} | | 0 | nothing flips |", flush=True)
+            continue
+        kinds: list[tuple[Reading, bool]] = [("benchmark", False), ("population", False), ("population", True)]
+        found = [row(one, given.share, given.draws, reading, in_groups) for reading, in_groups in kinds]
+        ratios.setdefault((one.bits, one.held_out), []).extend(ratio for ratio, _ in found[:2])
+        coverages += [covered for _, covered in found]
+        cells = [f"{a:.2f}, {b:.2f}" for (a, b), _ in found] + [f"{a:.1f}, {b:.1f}" for _, (a, b) in found]
+        flips = f"{100 * (one.before != one.after).mean():.2f}"
+        print(
+            f"| {one.model} {one.name} | {'yes' if one.held_out else 'no'} | {flips} | {' | '.join(cells)} |",
+            flush=True,
+        )
+    print()
+    for (bits, held_out), values in sorted(ratios.items()):
+        flat = np.concatenate(values)
+        known = flat[np.isfinite(flat)]
+        print(
+            f"{bits} bits, {'held out' if held_out else 'chosen on'}: {len(values) // 2} variants, of random: median "
+            f"{np.median(known):.2f}, largest {known.max():.2f}"
+        )
+    every = np.concatenate(coverages)
+    inside = ((every >= 93) & (every <= 97)).mean()
+    ends = f"{every.min():.1f} to {every.max():.1f} %, median {np.median(every):.1f}"
+    print(f"covered: {ends}; from 93 to 97 in {100 * inside:.0f} % of the cells")
+    certificates([one for one in variants if one.certificate is not None])
+    forecasts(variants)
+
+
+def certificates(variants: list[Variant]) -> None:
+    """Print how many answers changed although the KL is too small for it; KL is stored to a thousandth."""
+    certain = wrong = asked = 0
+    for one in variants:
+        assert one.kl is not None and one.certificate is not None
+        known = np.isfinite(one.certificate)
+        below = known & (1.002 * one.kl + 1e-6 < one.certificate)
+        asked, certain, wrong = (
+            asked + int(known.sum()),
+            certain + int(below.sum()),
+            wrong + int((below & one.changed).sum()),
+        )
+    print(f"certificates: {certain:,} of {asked:,} answers of lettered items cannot have changed; {wrong} of them did")
+
+
+def forecasts(variants: list[Variant]) -> None:
+    """Print how far forecasts of each task's changes, from the other tasks of the model, are from what was seen."""
+    errors: list[float] = []
+    held: list[bool] = []
+    for one, other in split_by_task(variants):
+        share, (low, high) = forecast_changes(one.margin, one.changed, other.margin, draws=100)
+        seen = float(other.changed.mean())
+        errors.append(100 * abs(share - seen))
+        held.append(low <= seen <= high)
+    if errors:
+        print(
+            f"forecasts of {len(errors)} tasks that were not run: median error {np.median(errors):.2f} points, "
+            f"90 % within {np.quantile(errors, 0.9):.2f}; inside the interval {100 * np.mean(held):.0f} %"
+        )
+
+
+def split_by_task(variants: list[Variant]) -> Iterator[tuple[Variant, Variant]]:
+    """Iterate over pairs of a variant's items of all tasks but one, and those of that one."""
+    joined: dict[tuple[str, str], list[Variant]] = {}
+    for one in variants:
+        joined.setdefault((one.model, one.name.split(" ")[0]), []).append(one)
+    for several in joined.values():
+        columns = {
+            x: np.concatenate([getattr(v, x) for v in several])
+            for x in ("margin", "before", "after", "changed", "part")
+        }
+        first = several[0]
+        whole = Variant(first.model, first.name, first.bits, **columns)
+        for part in np.unique(whole.part):
+            inside = whole.part == part
+            if inside.all() or inside.sum() < 100:
+                continue
+            yield tuple(  # type: ignore[misc]
+                Variant(first.model, first.name, first.bits, **{x: values[rows] for x, values in columns.items()})
+                for rows in (~inside, inside)
+            )
+
+
+if __name__ == "__main__":
+    main()

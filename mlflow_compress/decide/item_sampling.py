@@ -1,0 +1,152 @@
+"""Which items a variant is scored on: more where the baseline's margin says that answers can change, in rounds.
+
+The first round is a pilot in every stratum. A model of the changes by margin, fitted to what was seen so far, gives the
+allocation of the next. It has two parameters only: the number of items of a stratum must not follow the luck of its own
+items, or the estimate would be biased (strata without an event in the pilot would stay without one).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlflow_compress.config.groups import SampleSize
+from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.stats.arrays import Float, Int
+from mlflow_compress.metrics.stats.margin_model import MarginModel
+from mlflow_compress.metrics.stats.sequential import random_order
+from mlflow_compress.metrics.stats.stratified import FEWEST, allocate, margin_strata
+from mlflow_compress.records import Draws, ItemKey
+
+PILOT_SHARE = 0.3  # of the items that are asked for
+PILOT_ITEMS = 100  # where a width is asked for
+PILOT_FEWEST = 4  # of each stratum
+ROUNDS = 3  # after the pilot, to a number of items
+GROWTH = (1.1, 2.0)  # least and most growth of a round towards a width
+FLOOR = 0.2
+"""Smallest deviation of a stratum, as a share of that of all: what the model holds for impossible is looked at too."""
+
+
+def deviations(model: MarginModel, margins: Float, strata: Int) -> Float:
+    """Return the standard deviation of an item's change in each stratum, as a model has it; NaN without margins."""
+    p = np.where(np.isfinite(margins), np.minimum(model.probability(np.nan_to_num(margins)), 0.5), np.nan)
+    mean = np.bincount(strata, weights=p) / np.bincount(strata)
+    return np.asarray(np.sqrt(mean * (1 - mean)), dtype=np.float64)
+
+
+@dataclass(kw_only=True)
+class ItemSampler:
+    """Draws items in rounds. The order within a stratum is random, and the same for every variant of a baseline."""
+
+    size: SampleSize
+    margins: Float  # Of the headline's items, NaN where one has none; shape (n_headline,)
+    strata: Int  # Their strata
+    orders: list[list[ItemKey]]  # By stratum, those of tasks that are not in the headline last: the order of drawing
+    drawn: Int = field(init=False)  # Items drawn so far, by stratum
+    rounds: int = 0  # Rounds that were looked at
+
+    @classmethod
+    def of_baseline(cls, size: SampleSize, inputs: MetricInputs, *, seed: int) -> ItemSampler:
+        """Return the sampler of a baseline's items; `inputs` is about the baseline alone.
+
+        Items of graded tasks that the headline does not have are drawn at random, by family, at the headline's share.
+        """
+        view, rows = inputs.view, inputs.headline_rows
+        margins = inputs.baseline_predictions.margin[rows, 0]
+        strata = margin_strata(margins)
+        parts = [rows[strata == code] for code in range(strata.max() + 1)]
+        others = [name for name in view.graded if name not in inputs.headline_families]
+        parts += [np.flatnonzero(view.family == name) for name in others]
+        orders = []
+        for part in parts:
+            keys = [(str(view.task[row]), str(view.item_id[row])) for row in part]
+            orders.append([keys[place] for place in random_order(keys, seed=seed)])
+        return cls(size=size, margins=margins, strata=strata, orders=orders)
+
+    def __post_init__(self) -> None:
+        # Without a variant: a quarter of the answers without a margin may change, none of those with a margin of 1.
+        guess = np.nan_to_num((1 - self.margins) / 4, nan=0.25)
+        mean = np.bincount(self.strata, weights=guess) / self._sizes
+        count = self.size.count
+        pilot = PILOT_ITEMS if count is None else math.ceil(PILOT_SHARE * count)
+        least = np.minimum(PILOT_FEWEST, self._sizes)
+        self._set(allocate(self._sizes, np.sqrt(mean * (1 - mean)), pilot, drawn=least))
+
+    @property
+    def _sizes(self) -> Int:
+        return np.bincount(self.strata)
+
+    @property
+    def n_drawn(self) -> int:
+        """Items of the headline that were drawn."""
+        return int(self.drawn[: len(self._sizes)].sum())
+
+    @property
+    def keys(self) -> list[ItemKey]:
+        """All items that were drawn."""
+        return [key for order, n in zip(self.orders, self.drawn.tolist(), strict=True) for key in order[:n]]
+
+    def _set(self, drawn: Int) -> None:
+        share = drawn.sum() / len(self.strata)
+        others = [len(order) for order in self.orders[len(drawn) :]]
+        self.drawn = np.array([*drawn, *(min(max(math.ceil(share * n), FEWEST), n) for n in others)], dtype=np.int64)
+
+    def draws(self) -> Draws:
+        """Return how the items were drawn."""
+        rows = [
+            {"task": task, "item_id": item, "stratum": code, "stratum_size": len(order), "drawn": n}
+            | {"probability": n / len(order)}
+            for code, (order, n) in enumerate(zip(self.orders, self.drawn.tolist(), strict=True))
+            for task, item in order[:n]
+        ]
+        return Draws.from_rows(rows)
+
+    def go_on(self, inputs: MetricInputs) -> bool:
+        """Draw more items, after what was found on those so far; return False where they are enough."""
+        self.rounds += 1
+        target = self._next_size(inputs)
+        sizes = self._sizes
+        if target <= self.n_drawn or self.n_drawn == sizes.sum():
+            return False
+        rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
+        before, after = inputs.baseline_predictions, inputs.variant_predictions
+        changed = before.correct[rows, 0] != after.correct[rows, 0]
+        margin = before.margin[rows, 0]
+        known = np.isfinite(margin)
+        found = deviations(MarginModel.fit(margin[known], changed[known]), self.margins, self.strata)
+        # Items without a margin are a stratum of their own, whose share of changes is what was seen there.
+        share = (changed[~known].sum() + 1) / ((~known).sum() + 2)
+        found = np.where(np.isnan(found), math.sqrt(share * (1 - share)), found)
+        found = np.maximum(found, FLOOR * math.sqrt(float(sizes @ found**2) / sizes.sum()))
+        self._set(allocate(sizes, found, target, drawn=self.drawn[: len(sizes)]))
+        return True
+
+    def _next_size(self, inputs: MetricInputs) -> int:
+        count, n = self.size.count, self.n_drawn
+        if count is not None:
+            return n + math.ceil((count - n) / max(ROUNDS + 1 - self.rounds, 1)) if count > n else n
+        assert self.size.width is not None
+        width = half_width(inputs) / self.size.width
+        if width <= 1:
+            return n
+        return math.ceil(n * min(max(width**2, GROWTH[0]), GROWTH[1]))
+
+
+def half_width(inputs: MetricInputs) -> float:
+    """Return how far flips and accuracy change, in points, are from the farther ends of their intervals: the larger.
+
+    It is infinite where one of them has no interval.
+    """
+    rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
+    if not len(rows):
+        return math.inf
+    before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
+    units = inputs.units(rows)
+    found = []
+    for estimate in (Proportion.of(before != after, units), PairedDifference.of(before, after, units)):
+        value, interval = estimate.at(inputs.settings, 100.0)
+        found.append(math.inf if interval is None else max(interval[1] - value, value - interval[0]))
+    return max(found)

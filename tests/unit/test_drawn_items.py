@@ -1,0 +1,174 @@
+"""Items drawn by the baseline's margin: the sampler, and metrics that weight what was drawn or say why they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlflow_compress.config.groups import SampleSize, SamplingConfig
+from mlflow_compress.decide.champion import head_to_head
+from mlflow_compress.decide.item_sampling import ItemSampler, half_width
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError
+from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
+from mlflow_compress.metrics.core.account import take_account
+from mlflow_compress.metrics.core.answer_files import compare_records
+from mlflow_compress.metrics.core.metric_inputs import NOT_DRAWN
+from mlflow_compress.metrics.core.metric_registry import METRICS
+from mlflow_compress.records import Draws, MetricResult, RunRecords
+from mlflow_compress.reporting.details import answers_by_margin, details, flips_by_category
+from tests import metric_records
+
+FULL = metric_records.inputs(200)
+Results = dict[tuple[str, str | None, str | None], MetricResult]
+
+
+def sampler(size: SampleSize, seed: int = 0) -> ItemSampler:
+    return ItemSampler.of_baseline(size, MetricInputs(FULL.baseline), seed=seed)
+
+
+def inputs(drawn: ItemSampler) -> MetricInputs:
+    """What metrics read of the variant, scored on drawn items."""
+    assert FULL.variant is not None
+    variant = replace(FULL.variant, items=FULL.baseline.items).of_items(drawn.keys)
+    return replace(FULL, variant=replace(variant, draws=drawn.draws()))
+
+
+def drawn_until_enough(size: SampleSize) -> tuple[ItemSampler, MetricInputs]:
+    found = sampler(size)
+    while found.go_on(inputs(found)):
+        pass
+    return found, inputs(found)
+
+
+def by_place(results: list[MetricResult]) -> Results:
+    return {(r.name, r.task, r.category): r for r in results}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("all", None),
+        ("300", SampleSize(count=300)),
+        ("width:0.5", SampleSize(width=0.5)),
+        ("auto", SampleSize(width=1.0)),
+    ],
+)
+def test_the_parameter(text: str, size: SampleSize | None) -> None:
+    assert SamplingConfig(items=text).size == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-3", "some", "width", "width:0", "width:nan", "width:inf", "1.5", "number:3"]
+)
+def test_a_wrong_number_of_items_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="width:POINTS"):
+        SamplingConfig(items=text)
+
+
+def test_the_asked_number_is_drawn_in_rounds_and_more_where_answers_can_change() -> None:
+    drawn, found = drawn_until_enough(SampleSize(count=120))
+    assert drawn.n_drawn == 120 and len(found.headline_rows) == 120
+    assert found.design is not None
+    probability = 1 / found.design.weight
+    low, high = (probability[found.design.stratum == code][0] for code in (0, 9))
+    assert low > 2 * high
+    # Other graded tasks: at the same share. Those that need all items: none.
+    tasks = np.unique(found.view.task, return_counts=True)
+    assert dict(zip(*(part.tolist() for part in tasks), strict=True)).keys() == {"mmlu", "piqa", "lambada", "trivia"}
+    assert (found.view.task == "lambada").sum() == 6  # 120/400 of 20
+
+
+def test_the_order_within_a_stratum_is_that_of_every_variant_and_of_no_other_seed() -> None:
+    few, many = sampler(SampleSize(count=100)), sampler(SampleSize(count=300))
+    assert few.orders == many.orders != sampler(SampleSize(count=100), seed=1).orders
+    assert all(sorted(a) == sorted(b) for a, b in zip(few.orders, sampler(few.size, seed=1).orders, strict=True))
+
+
+def test_the_records_say_by_which_probability_each_item_was_drawn() -> None:
+    drawn, found = drawn_until_enough(SampleSize(count=120))
+    draws = drawn.draws()
+    assert len(draws) == len(drawn.keys) == len(set(draws.key_rows()))
+    quotient = draws.column("drawn") / draws.column("stratum_size")
+    assert draws.column("probability") == pytest.approx(quotient)
+    # The published number, from the records alone: weights are inverse probabilities.
+    weight = dict(zip(draws.key_rows(), 1 / draws.column("probability"), strict=True))
+    rows = found.headline_rows
+    keys = [(str(found.view.task[row]), str(found.view.item_id[row])) for row in rows]
+    flipped = found.baseline_predictions.correct[rows, 0] != found.variant_predictions.correct[rows, 0]
+    w = np.array([weight[key] for key in keys])
+    assert headline(compute_all(found))["distance/flips_pct"].value == pytest.approx(100 * (w @ flipped) / w.sum())
+
+
+def test_drawn_items_estimate_the_values_of_all_items() -> None:
+    _, found = drawn_until_enough(SampleSize(count=250))
+    some, every = headline(compute_all(found)), headline(compute_all(FULL))
+    for name in ("distance/flips_pct", "quality/accuracy", "quality/accuracy_delta", "distance/js_mean"):
+        assert some[name].low is not None and some[name].high is not None
+        assert some[name].low <= every[name].value <= some[name].high
+    # Unweighted they would not: answers of the lowest margins flip most.
+    rows = found.headline_rows
+    plain = 100 * (found.baseline_predictions.correct[rows, 0] != found.variant_predictions.correct[rows, 0]).mean()
+    assert plain > every["distance/flips_pct"].value + 2
+    # The floor is that of all items of the second run.
+    assert some["noise/flips_pct"] == replace(every["noise/flips_pct"], p=None)
+
+
+def test_with_all_items_every_number_is_that_of_an_evaluation_of_all_items() -> None:
+    drawn, found = drawn_until_enough(SampleSize(count=10**6))
+    assert drawn.n_drawn == 400 and found.design is None and found.draws is not None
+    every, some = by_place(compute_all(FULL)), by_place(compute_all(found))
+    assert len(some) > 100
+    noise = {place for place in some if place[0].startswith("noise/")}
+    assert {place: some[place] for place in some.keys() - noise} == {p: every[p] for p in some.keys() - noise}
+    assert take_account(found).drawn_from is None
+
+
+def test_a_width_is_reached_or_all_items_are_drawn() -> None:
+    drawn, found = drawn_until_enough(SampleSize(width=6.0))
+    assert half_width(found) <= 6.0 and drawn.n_drawn < 400
+    every, _ = drawn_until_enough(SampleSize(width=0.01))
+    assert every.n_drawn == 400
+
+
+def test_metrics_that_need_all_items_say_so_and_are_left_out() -> None:
+    _, found = drawn_until_enough(SampleSize(count=120))
+    left_out = {name for name, reason in unmet(found).items() if reason == NOT_DRAWN}
+    assert {"answer_order", "all_orders", "uncertainty", "kl_concentration"} <= left_out
+    assert not left_out & {name for name, metric in METRICS.items() if metric.weighted}
+    assert "perplexity" not in left_out  # running text is scored whole
+    assert answers_by_margin(found) is None and flips_by_category(found) == {}
+    assert details(found, compute_all(found))["divergence"]["item_percentiles"] == {}
+
+
+def test_the_account_says_how_many_items_were_drawn() -> None:
+    drawn, found = drawn_until_enough(SampleSize(count=120))
+    account = take_account(found)
+    assert account.asked == len(drawn.keys) and account.drawn_from == 440
+    assert (
+        f"{account.asked} of 440 items drawn by the baseline's margin, with probabilities from 0." in account.sentence
+    )
+
+
+def test_items_that_were_drawn_are_not_compared_item_by_item() -> None:
+    _, found = drawn_until_enough(SampleSize(count=120))
+    assert found.variant is not None
+    with pytest.raises(DataError, match="unequal probabilities"):
+        compare_records(FULL.baseline, found.variant)
+    assert "by their intervals only" in str(head_to_head(found.variant, found.variant))
+
+
+def test_draws_that_do_not_name_every_item_are_refused() -> None:
+    _, found = drawn_until_enough(SampleSize(count=120))
+    assert found.variant is not None and found.variant.draws is not None
+    cut = replace(found.variant, draws=Draws(found.variant.draws.table.slice(1)))
+    with pytest.raises(AlignmentError, match="1 only in the variant"):
+        compute_all(MetricInputs(FULL.baseline, cut))
+
+
+def test_records_of_some_items_keep_their_running_text() -> None:
+    part = FULL.baseline.of_items([("mmlu", "00000")])
+    assert part.items is not None and len(part.items) == 1
+    assert part.token_scores is FULL.baseline.token_scores
+    assert isinstance(part, RunRecords) and set(part.option_scores.column("item_id")) == {"00000"}  # type: ignore[union-attr]
