@@ -2,11 +2,11 @@
 
 Variants of three small models are read from `margin_sampling.npz`, by item, and those of two published ones from
 `--oracle`. Each row is one variant, and `--draws` evaluations of it with `--share` of the items, by the code that
-`items=NUMBER` runs: a pilot, a model of changes by margin, three rounds. "of random" is that number over that of items
-drawn at random whose interval is as wide, of flips and of the accuracy change. "covered" is how often the interval
-holds the truth. "benchmark": the truth is the mean of all items. "population": the items themselves are drawn with
-replacement, so that the truth is that of what they are a sample of. "in groups": so are groups of five items, which were
-put together because the variant moved them alike; they are compared with items that are in no groups.
+`items=NUMBER` runs: a pilot of half of them, then a model of changes by margin. "of random" is that number over
+that of items drawn at random whose interval is as wide, of flips and of accuracy change. "covered" is how often the
+interval holds the truth. "benchmark": the truth is the mean of all items. "population": the items themselves are drawn
+with replacement, so that the truth is that of what they are a sample of. "in groups": so are groups of five items,
+which were put together because the variant moved them alike; they are compared with items that are in no groups.
 
 The settings (strata, pilot, floor, prior) were chosen on the variants of the demo called rtn, awq and gptq, and on
 stories260K. All others took no part.

@@ -21,10 +21,10 @@ from mlflow_compress.metrics.stats.sequential import random_order
 from mlflow_compress.metrics.stats.stratified import FEWEST, allocate, margin_strata
 from mlflow_compress.records import Draws, ItemKey
 
-PILOT_SHARE = 0.3  # of the items that are asked for
+PILOT_SHARE = 0.5  # of the items that are asked for
 PILOT_ITEMS = 100  # where a width is asked for
 PILOT_FEWEST = 4  # of each stratum
-ROUNDS = 3  # after the pilot, to a number of items
+ROUNDS = 1  # after the pilot, to a number of items: more of them follow the luck of their items
 GROWTH = (1.1, 2.0)  # least and most growth of a round towards a width
 FLOOR = 0.2
 """Smallest deviation of a stratum, as a share of that of all: what the model holds for impossible is looked at too."""

@@ -159,6 +159,13 @@ def test_items_that_were_drawn_are_not_compared_item_by_item() -> None:
     assert "by their intervals only" in str(head_to_head(found.variant, found.variant))
 
 
+def test_drawn_records_without_their_baseline_are_weighted_too() -> None:
+    _, found = drawn_until_enough(SampleSize(count=120))
+    assert found.variant is not None
+    alone = headline(compute_all(MetricInputs(found.variant)))["quality/accuracy"]
+    assert alone.value == headline(compute_all(found))["quality/accuracy"].value and alone.n == 120
+
+
 def test_draws_that_do_not_name_every_item_are_refused() -> None:
     _, found = drawn_until_enough(SampleSize(count=120))
     assert found.variant is not None and found.variant.draws is not None

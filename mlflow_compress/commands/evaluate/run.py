@@ -118,16 +118,17 @@ def evaluate_variant(
         if about := model.about():
             say(about)
     check_same_tokenizer(base, variant)
-    suite = readable(store, base, suite, config)
-    baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
-    # The id of the baseline's run identifies tasks, settings and states.
     asked_twice = not variant.abilities.repeats
-    twice: dict[str, object] = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
     if config.sampling.size is not None:
         if asked_twice:
             raise ConfigError("Items are drawn for models in a folder", got=f"items={config.sampling.items}", fix=_ALL)
         if not len(suite.items):
             raise ConfigError("The tasks have no items to draw from", got=f"items={config.sampling.items}", fix=_ALL)
+    suite = readable(store, base, suite, config)
+    baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
+    # The id of the baseline's run identifies tasks, settings and states.
+    twice: dict[str, object] = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
+    if config.sampling.size is not None:
         twice = {"items": config.sampling.items, "seed": config.source.seed}
     fingerprint = digest({"stage": "evaluate", **variant.identity, "baseline": baseline.run_id, **twice})
     evaluation = evaluation_of_sample(baseline.evaluation, config.sampling.items)

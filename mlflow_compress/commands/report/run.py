@@ -38,7 +38,16 @@ from mlflow_compress.decide.promotion import (
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
-from mlflow_compress.records import Draws, Generations, Items, Judgments, OptionDistances, OptionScores, Records, RunRecords
+from mlflow_compress.records import (
+    Draws,
+    Generations,
+    Items,
+    Judgments,
+    OptionDistances,
+    OptionScores,
+    Records,
+    RunRecords,
+)
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.page.variants_page import (

@@ -100,8 +100,8 @@ class MetricInputs:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "whole_baseline", self.baseline)
-        if self.draws is not None and self.variant is not None and self.variant.items is not None:
-            drawn = self.baseline.of_items([(str(task), str(item)) for task, item in self.draws.key_rows()])
+        if self.variant is not None and self.variant.draws is not None and self.variant.items is not None:
+            drawn = self.baseline.of_items([(str(task), str(item)) for task, item in self.variant.draws.key_rows()])
             object.__setattr__(self, "baseline", drawn)
         ours = self.baseline.items
         theirs = self.variant.items if self.variant is not None else None
@@ -110,8 +110,8 @@ class MetricInputs:
 
     @property
     def draws(self) -> Draws | None:
-        """How the items of the variant were drawn; None where it was scored on all of them."""
-        return None if self.variant is None else self.variant.draws
+        """How the items of the subject were drawn; None where it was scored on all of them."""
+        return self.subject.draws
 
     @cached_property
     def design(self) -> Design | None:
@@ -126,7 +126,7 @@ class MetricInputs:
         design = Design(*columns)
         if design.is_whole:
             return None
-        if PREDICTIONS.missing(self) is not None:
+        if self.variant is None or PREDICTIONS.missing(self) is not None:
             return design
         margin = self.baseline_predictions.margin[:, 0]
         known = np.isfinite(margin) & self.scored_by_both

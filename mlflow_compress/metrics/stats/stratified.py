@@ -74,7 +74,7 @@ def allocate(sizes: npt.ArrayLike, deviations: npt.ArrayLike, total: int, *, dra
     share = np.maximum(share, 1e-9 * n * share.sum() / n.sum())  # an empty claim still takes what the others leave
     # The largest factor whose shares, kept within their bounds, are not more than the total; then the rest, one by one.
     low, high = 0.0, float((n / share).max())
-    for _ in range(100):
+    for _ in range(60):
         middle = (low + high) / 2
         fits = np.clip(np.floor(share * middle), least, n).sum() <= total
         low, high = (middle, high) if fits else (low, middle)
