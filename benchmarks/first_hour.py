@@ -1,10 +1,13 @@
 """What a new user waits for, as multiples of the imports that every such tool needs, in one run on one machine.
 
-    python benchmarks/first_hour.py [--sweep]
+    python benchmarks/first_hour.py [--sweep] [--beside]
 
 Each job is a command of the README's kind in one new folder: the main job, a second variant, the same again, and with
 `--sweep` a sweep of eight variants of the same evaluation. The unit is `import torch, transformers, mlflow`, the median
 of three new interpreters; so the multiples can be compared between machines, and the seconds cannot.
+
+With `--beside`, an evaluation of the demo alone and two at once, each in a folder of its own: with a process of one
+thread per core, and as it was before, with as many threads as cores that spin while they wait.
 """
 
 from __future__ import annotations
@@ -43,11 +46,39 @@ def seconds(command: list[str], folder: Path) -> tuple[float, float]:
     return took, after.children_user + after.children_system - before.children_user - before.children_system
 
 
+def evaluations(root: Path, checkpoint: Path, n: int, **environment: str) -> float:
+    """Return the seconds of so many evaluations of a checkpoint at once, each in a new folder."""
+    began, running = time.perf_counter(), []
+    for _ in range(n):
+        folder = Path(tempfile.mkdtemp(dir=root))
+        here = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", **environment}
+        command = [sys.executable, "-m", "mlflow_compress", "evaluate", "--checkpoint", str(checkpoint)]
+        running.append(subprocess.Popen(command, cwd=folder, env=here, stdout=subprocess.DEVNULL))
+    if any(process.wait() for process in running):
+        raise SystemExit("an evaluation failed")
+    return time.perf_counter() - began
+
+
+def beside(root: Path) -> None:
+    """Print how long evaluations take alone and at once, with one thread per core and with threads that spin."""
+    compress = [sys.executable, "-m", "mlflow_compress", "quantize", "--method", "rtn", "--bits", "4"]
+    seconds([*compress, "--output_dir", str(root / "made")], root)
+    [checkpoint] = (root / "made").glob("demo-*")
+    spinning = {"OMP_NUM_THREADS": str(os.cpu_count()), "GOMP_SPINCOUNT": "300000"}  # libgomp's own default
+    print(f"\n{'evaluations of the demo':32}{'alone':>9}{'two at once':>13}{'ratio to 2 x alone':>20}")
+    for name, environment in (("one thread per core", {}), ("threads that spin", spinning)):
+        alone = evaluations(root, checkpoint, 1, **environment)
+        two = evaluations(root, checkpoint, 2, **environment)
+        print(f"{name:32}{alone:9.1f}{two:13.1f}{two / (2 * alone):20.2f}", flush=True)
+
+
 def main() -> None:
     """Run the jobs, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="also a sweep of eight variants")
-    jobs = {**JOBS, **({"a sweep of eight": SWEEP} if parser.parse_args().sweep else {})}
+    parser.add_argument("--beside", action="store_true", help="also evaluations beside each other")
+    options = parser.parse_args()
+    jobs = {**JOBS, **({"a sweep of eight": SWEEP} if options.sweep else {})}
     with tempfile.TemporaryDirectory() as folder:
         imports = [sys.executable, "-c", "import torch, transformers, mlflow"]
         unit = statistics.median(seconds(imports, Path(folder))[0] for _ in range(3))
@@ -56,6 +87,8 @@ def main() -> None:
         for job, (program, arguments, most) in jobs.items():
             took, processors = seconds([sys.executable, "-m", program, *arguments], Path(folder))
             print(f"{job:24}{took:9.1f}{processors:15.1f}{took / unit:10.1f}{most:9}", flush=True)
+        if options.beside:
+            beside(Path(folder))
 
 
 if __name__ == "__main__":
