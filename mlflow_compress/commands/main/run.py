@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
@@ -52,12 +53,11 @@ from mlflow_compress.judges.session import KEY_VARIABLE, prices_of
 from mlflow_compress.kept import keeping
 from mlflow_compress.models.placement import certainly_on_cpu
 from mlflow_compress.models.source_model import local_model_folder
-from mlflow_compress.scoring.engine_identity import code_identity
+from mlflow_compress.scoring.engine_identity import code_identity, package_hash
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.transport.addresses import VARIABLES, without_password
-from mlflow_compress.version import __version__
 from mlflow_compress.warm_python import WarmPython
 
 _OWN_ENGINES = ("local", "ray", "vllm")  # known without importing them
@@ -298,6 +298,9 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
 _OF_KERNELS = ("ATEN_", "CUDA_", "MKL_", "NUMBA_", "OMP_")  # how environment variables begin that decide last bits
 
 
+_PLUG_INS = ("commands", "engines", "judges", "methods", "metrics", "tasks")
+
+
 def digest_of(config: MainConfig) -> str | None:
     """Return a hash of everything that decides a main run: parameters, files, software, machine. None if served.
 
@@ -312,13 +315,16 @@ def digest_of(config: MainConfig) -> str | None:
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     calibration = calibration_set(config.quantize_config)
     judge = config.judge_config()
+    # The package by its source: a metric that has changed is computed again, whatever the version.
+    found = (point for kind in _PLUG_INS for point in entry_points(group=f"mlflow_compress.{kind}"))
+    plug_ins = [f"{point.value} {point.dist.version if point.dist else None}" for point in found]
     deciding = {
         "parameters": as_text(config),
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "suite": suite_of(config.evaluate_config()).hashes(),
         "calibration": [] if calibration is None else calibration.plain(),
         "instructions": [asdict(one) for one in instructions_of(judge)] if config.judge else [],
-        "software": {**code_identity(), "mlflow_compress": __version__, "python": sys.version},
+        "software": [code_identity(), package_hash(), sys.version, *sorted(plug_ins)],
         "machine": [platform.node(), platform.processor(), os.cpu_count(), certainly_on_cpu("auto")],
         "environment": {name: os.environ[name] for name in os.environ if name.startswith(_OF_KERNELS)},
         "judge has a key": bool(os.environ.get(KEY_VARIABLE)),
