@@ -121,9 +121,7 @@ def with_timings(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
     mine = {"timings": timings(0.01), "serving_memory": memory(50)}
     theirs = {"timings": timings(0.02), "serving_memory": memory(200)}
     return replace(
-        found,
-        baseline=replace(found.baseline, **theirs),
-        variant=replace(found.variant, **(mine if moved else theirs)),
+        found, baseline=replace(found.baseline, **theirs), variant=replace(found.variant, **(mine if moved else theirs))
     )
 
 

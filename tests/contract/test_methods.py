@@ -144,12 +144,7 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_another_architecture_works_or_is_refused_with_a_reason(
-    name: str,
-    architecture: str,
-    model: str,
-    bases: Callable[[str, str], Path],
-    tmp_path: Path,
-    no_fresh_process: None,
+    name: str, architecture: str, model: str, bases: Callable[[str, str], Path], tmp_path: Path, no_fresh_process: None
 ) -> None:
     need_extra(name)
     out, base = tmp_path / "out", bases(architecture, name)

@@ -151,12 +151,7 @@ def test_an_installed_wheel_runs_the_main_job_in_an_empty_folder(built: Path, tm
     )
     assert "Answers flipped" in done.stdout
     assert done.stdout.splitlines()[0] == str(site / "mlflow_compress" / "__init__.py")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        ".mlflow_compress",
-        "choice.jsonl",
-        "mlflow.db",
-        "mlruns",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == [".mlflow_compress", "choice.jsonl", "mlflow.db", "mlruns"]
     assert not list(site.rglob(".mlflow_compress")) and not list(site.rglob("mlruns"))
 
 

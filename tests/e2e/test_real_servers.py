@@ -155,8 +155,7 @@ def llama_cpp_python(file: Path, alias: str, port: int) -> list[str]:
 @needs_shared
 @pytest.mark.skipif(not LLAMA, reason="needs llama-cpp-python (MLFLOW_COMPRESS_LLAMA_PYTHON)")
 @pytest.mark.parametrize(
-    "quantization",
-    [pytest.param("Q4_K_M", marks=pytest.mark.xfail(reason=READ_IN_PARTS)), "Q8_0"],
+    "quantization", [pytest.param("Q4_K_M", marks=pytest.mark.xfail(reason=READ_IN_PARTS)), "Q8_0"]
 )
 def test_the_server_of_llama_cpp_python_equals_the_native_path(quantization: str, tmp_path: Path) -> None:
     file, port = with_our_words(ORACLE / f"{quantization}.gguf", tmp_path), free_port()

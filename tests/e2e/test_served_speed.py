@@ -81,9 +81,4 @@ def test_a_server_that_takes_text_alone_has_no_speed(loaded: LoadedModel, tmp_pa
 
 def test_a_served_baseline_needs_a_served_variant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names a served model, and what is asked here needs one in a folder"):
-        mc.speed(
-            tmp_path,
-            model="endpoint:http://127.0.0.1:1/v1",
-            baseline_served_model="x",
-            store=tmp_path,
-        )
+        mc.speed(tmp_path, model="endpoint:http://127.0.0.1:1/v1", baseline_served_model="x", store=tmp_path)

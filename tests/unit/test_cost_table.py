@@ -16,11 +16,7 @@ SIZES = StoredSizes(
     rest=1000,
     weights=2400,
 )
-TABLE = CostTable(
-    sizes=SIZES,
-    start=np.zeros(2),
-    added=np.array([[[0.3, 0.5], [0.1, 0.1]], [[0.2, 0.2], [0.0, 0.1]]]),
-)
+TABLE = CostTable(sizes=SIZES, start=np.zeros(2), added=np.array([[[0.3, 0.5], [0.1, 0.1]], [[0.2, 0.2], [0.0, 0.1]]]))
 
 
 def test_a_budget_is_counted_over_the_layers() -> None:

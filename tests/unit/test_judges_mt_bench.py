@@ -204,10 +204,7 @@ def test_an_unknown_model_and_spent_credit_stop_at_once(tmp_path: Path) -> None:
     missing = 404, {"error": {"message": "The model `x` does not exist"}}
     spent = 429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
     for answer, message in ((missing, "has no model 'x'.*judge_model"), (spent, "no credit left")):
-        with (
-            judge_server(lambda *_, a=answer: a) as server,
-            pytest.raises(JudgeError, match=message),
-        ):
+        with judge_server(lambda *_, a=answer: a) as server, pytest.raises(JudgeError, match=message):
             grade(server.base_url, tmp_path, *instructions(20), judge_model="x")
         assert len(server.bodies) <= 17
 

@@ -122,11 +122,7 @@ def test_work_adds_up() -> None:
     a, b = Workload(tokens=3, rows=1, groups=(small,)), Workload(tokens=4, rows=2, groups=(large,))
     assert a + b == Workload(tokens=7, rows=3, groups=(small, large))
     assert generation_workload([2], 1) == Workload(
-        tokens=3,
-        tokens_unshared=3,
-        pairs=6,
-        rows=1,
-        groups=(GroupSize(longest_unit=2, most_cached=3, rows=1),),
+        tokens=3, tokens_unshared=3, pairs=6, rows=1, groups=(GroupSize(longest_unit=2, most_cached=3, rows=1),)
     )
 
 

@@ -74,11 +74,7 @@ def distances_with_bounds(base: torch.Tensor, variant: torch.Tensor) -> dict[str
     # df/de (1, d - 1 and rest - 1), an error of l with df/dl (2 + e); every difference and product adds U of its value.
     cases = {
         "kl": (forward, e, e_error + U * forward),
-        "kl_reverse": (
-            reverse,
-            (1 + e) * d,
-            np.abs(d - 1) * e_error + U * (np.abs(e * d) + forward + reverse),
-        ),
+        "kl_reverse": (reverse, (1 + e) * d, np.abs(d - 1) * e_error + U * (np.abs(e * d) + forward + reverse)),
         "js": (
             js,
             (1 + e) * rest,

@@ -28,9 +28,7 @@ SIZES = StoredSizes(
     weights=2400,
 )
 TABLE = CostTable(
-    sizes=SIZES,
-    start=np.zeros(8),
-    added=np.array([[[0.3], [0.1]], [[0.2], [0.05]]]) * np.linspace(0.8, 1.2, 8),
+    sizes=SIZES, start=np.zeros(8), added=np.array([[[0.3], [0.1]], [[0.2], [0.05]]]) * np.linspace(0.8, 1.2, 8)
 )
 SPREAD = np.linspace(0.5, 1.5, 20)
 KL = {"x3": 0.5, "x4": 0.15, "mine": 0.2, "theirs": 0.35}

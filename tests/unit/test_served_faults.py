@@ -97,10 +97,7 @@ def opened(loaded: LoadedModel) -> Iterator[tuple[ServedDemo, ServedModel, list[
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
-    kind: str,
-    opened: tuple[ServedDemo, ServedModel, list[float]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
     server, served, exact = opened
