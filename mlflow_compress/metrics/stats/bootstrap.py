@@ -73,7 +73,9 @@ def _check(resamples: int, level: float) -> None:
 
 
 def _bca_levels(thetas: Float, estimate: float, jackknife: Float, tails: Float) -> Float:
-    below = ((thetas < estimate).sum() + 0.5 * (thetas == estimate).sum()) / len(thetas)
+    # Sums of the same n numbers in another order are ties: which way they are rounded depends on the processor.
+    ties = np.isclose(thetas, estimate, rtol=len(jackknife) * np.finfo(np.float64).eps, atol=0.0)
+    below = ((thetas < estimate)[~ties].sum() + 0.5 * ties.sum()) / len(thetas)
     z0 = float(norm.ppf(np.clip(below, 0.5 / len(thetas), 1 - 0.5 / len(thetas))))
     gap = jackknife.mean() - jackknife
     square = float((gap**2).sum())
