@@ -251,7 +251,8 @@ def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -> None:
+def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "_python", None)  # that of other tests
     base = make_llama(tmp_path / "base")
     good, bad = tmp_path / "good", tmp_path / "bad"
     compress_model(str(base), "none", None, [], good)
@@ -265,7 +266,10 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -
         assert reload_in_fresh_process(good) == alone  # a check that failed does not end the helper
 
 
-def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(tmp_path: Path) -> None:
+def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_module, "_python", None)  # one of its own, which is killed here
     with reload_helper():
         assert pipeline_module._python is not None
         pipeline_module._python.server.kill()
