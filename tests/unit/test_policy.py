@@ -168,7 +168,7 @@ def test_equal_policies_have_one_hash(tmp_path: Path) -> None:
         ("gates: [{at_most: 1}]", "metric"),
         ("margins: [{metric: distance/flips_pct, margin: -1}]", "'margin' is too small"),
         ("margin: -0.5", "'margin' is too small"),
-        ("margin: 101", "less than or equal to 100"),
+        ("margin: 101", "Allowed: 100.0 or less"),
         ("objective: {by: utility}", "has no terms"),
         ("require: {stages: [bake]}", "unknown value"),
         ("champion: {require: best}", "'require' has an unknown value"),
