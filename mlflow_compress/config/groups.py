@@ -132,6 +132,13 @@ class SamplingConfig(Group):
         _ = self.size
 
     @property
+    def logged(self) -> dict[str, str]:
+        """What a run logs of it, with "auto" resolved; nothing where all items are scored."""
+        if self.size is None:
+            return {}
+        return {"items": str(self.size.count) if self.size.count is not None else f"width:{self.size.width:g}"}
+
+    @property
     def size(self) -> SampleSize | None:
         """How many items are drawn; None where all are scored."""
         if self.items == "all":

@@ -56,7 +56,9 @@ def by_place(results: list[MetricResult]) -> Results:
     ],
 )
 def test_the_parameter(text: str, size: SampleSize | None) -> None:
-    assert SamplingConfig(items=text).size == size
+    found = SamplingConfig(items=text)
+    assert found.size == size
+    assert found.logged == ({} if size is None else {"items": {"auto": "width:1"}.get(text, text)})
 
 
 @pytest.mark.parametrize(

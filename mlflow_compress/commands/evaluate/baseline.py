@@ -25,6 +25,7 @@ from mlflow_compress.commands.shared.stored import (
     settings_of,
     write_metadata,
 )
+from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
@@ -143,9 +144,9 @@ def evaluation_id(model: EngineModel, suite: Suite, config: EvaluateConfig) -> s
     return digest(_asked(model, suite, config))[:16]
 
 
-def evaluation_of_sample(evaluation: str, items: str) -> str:
+def evaluation_of_sample(evaluation: str, sampling: SamplingConfig) -> str:
     """Return the evaluation id of variants that are scored on drawn items: they are not compared with others."""
-    return evaluation if items == "all" else digest({"evaluation": evaluation, "items": items})[:16]
+    return digest({"evaluation": evaluation, **sampling.logged})[:16] if sampling.size is not None else evaluation
 
 
 def find_or_evaluate(

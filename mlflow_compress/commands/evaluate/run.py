@@ -129,9 +129,9 @@ def evaluate_variant(
     # The id of the baseline's run identifies tasks, settings and states.
     twice: dict[str, object] = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
     if config.sampling.size is not None:
-        twice = {"items": config.sampling.items, "seed": config.source.seed}
+        twice = {**config.sampling.logged, "seed": config.source.seed}
     fingerprint = digest({"stage": "evaluate", **variant.identity, "baseline": baseline.run_id, **twice})
-    evaluation = evaluation_of_sample(baseline.evaluation, config.sampling.items)
+    evaluation = evaluation_of_sample(baseline.evaluation, config.sampling)
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: evaluation})
     run.log_params({"device": variant.device.type, "dtype": str(variant.dtype).removeprefix("torch.")})
     resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
@@ -300,7 +300,7 @@ def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store,
         manifest=variant if isinstance(variant, CheckpointManifest) else None,
         baseline_records_folder=store.fetch(baseline.run_id, RECORDS),
         baseline_run_id=baseline.run_id,
-        evaluation_id=evaluation_of_sample(baseline.evaluation, config.sampling.items),
+        evaluation_id=evaluation_of_sample(baseline.evaluation, config.sampling),
         baseline_found=not baseline.fresh,
         variant_found_in=evaluated.found_in,
     )
@@ -314,5 +314,6 @@ def _resolved(config: EvaluateConfig) -> dict[str, object]:
         "model": config.source.model,
         "tasks": tasks,
         "noise_items": config.evaluation.noise_items,
+        **config.sampling.logged,
         **{name: text[name] for name in settings_of(config)},
     }

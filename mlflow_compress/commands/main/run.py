@@ -122,7 +122,8 @@ def name_of(config: MainConfig) -> str:
 def resolved_parameters(config: MainConfig, calibration: CalibrationSet | None) -> dict[str, object]:
     """Return the parameters that are known before a model is loaded, with "auto" resolved."""
     known = {
-        **as_text(config),
+        **{name: value for name, value in as_text(config).items() if name != "items"},
+        **config.sampling.logged,
         **_resolved_compression(config, calibration),
         "tasks": EMBEDDED if config.evaluation.tasks == AUTO else config.evaluation.tasks,
         "instructions": EMBEDDED if config.answers.instructions == AUTO else config.answers.instructions,
