@@ -29,7 +29,11 @@ FEWEST = 2
 """Fewest items that are drawn from a stratum: from one item there is no variance."""
 
 PRIOR_ITEMS = 4.0
-"""As many items a stratum's expected share of changes counts as; with 0, changes at 8 bits are covered in 85 % only."""
+"""As many items a stratum's expected share of changes counts as.
+
+At 8 bits, intervals of the benchmark's own accuracy change then hold the truth in 94 % of the draws, with 0 in 90 %
+(mean of 21 variants, 150 draws each, a fifth of the items).
+"""
 
 
 def margin_strata(margins: npt.ArrayLike, count: int = N_STRATA) -> Int:
