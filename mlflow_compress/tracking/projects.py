@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 
 from mlflow.projects.utils import get_run_env_vars, load_project
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
@@ -42,7 +41,7 @@ def run_stage(
     *,
     parent: TrackedRun,
     python: WarmPython,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    output: tuple[int, int] = (1, 2),
 ) -> str:
     """Run a stage's MLflow project as a child of `parent`, in this environment. Return the child's run id.
 
@@ -60,8 +59,8 @@ def run_stage(
             # `python` is this interpreter in what the stage starts, even if its virtual environment is not activated.
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
             ours = {**get_run_env_vars(child, tracker.experiment_id), STARTED_IN: started_in(), "PATH": path}
-            everything = {**os.environ, **ours, **environment}
-            returncode = python.run(arguments, environment=everything, folder=folder)
+            environment = {**os.environ, **ours}
+            returncode = python.run(arguments, environment=environment, folder=folder, output=output)
     except KeyboardInterrupt:
         _end_killed(tracker, child)
         raise

@@ -178,7 +178,7 @@ def test_a_stage_that_breaks_off_leaves_its_command_unfinished(
     code = "import os, sys\nfrom mlflow_compress import cli\nfrom mlflow_compress.errors import ConfigError\n"
     code += f"def _answer(*_):\n    {dies}\ncli._answer = _answer\nsys.exit(cli.main(['quantize']))"
 
-    def run_code(arguments: list[str], *, environment: dict[str, str], folder: Path) -> int:
+    def run_code(arguments: list[str], *, environment: dict[str, str], **_: object) -> int:
         return python("-c", code, **environment).returncode
 
     stage = SimpleNamespace(run=run_code)

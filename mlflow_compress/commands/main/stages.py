@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,10 +54,10 @@ StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
 """Runs a stage with its parameters as a child of a run, and returns the child's run id."""
 
 
-def as_project(python: WarmPython, **environment: str) -> StartStage:
-    """Return what runs a stage as an MLflow project, in a process of its own with these variables besides ours."""
+def as_project(python: WarmPython, output: tuple[int, int] = (1, 2)) -> StartStage:
+    """Return what runs a stage as an MLflow project, in a process of its own that writes to these open files."""
     return lambda tracker, stage, config, parent: run_stage(
-        tracker, stage, as_text(config), parent=parent, python=python, environment=environment
+        tracker, stage, as_text(config), parent=parent, python=python, output=output
     )
 
 
@@ -153,15 +155,23 @@ class Stages:
 
     @contextmanager
     def _judge(self, python: WarmPython) -> Iterator[None]:
-        """Run the judge beside this block, which waits for it at its end. An error in the block ends it."""
-        with ThreadPoolExecutor(1) as pool:
-            judged = pool.submit(self._run, "judge", as_project(python, TQDM_DISABLE="1"))  # bars have one line
+        """Run the judge beside this block, which waits for it at its end. An error in the block ends it.
+
+        What it says comes line by line: it has no terminal, on which its bars would meet those of the block.
+        """
+        reading, writing = os.pipe()
+        with os.fdopen(reading, errors="replace") as lines, ThreadPoolExecutor(2) as pool:
+            pool.submit(sys.stderr.writelines, lines)
+            judged = pool.submit(self._run, "judge", as_project(python, (1, writing)))
             try:
                 yield
                 judged.result()
             except BaseException:
                 python.__exit__()
                 raise
+            finally:
+                wait([judged])
+                os.close(writing)  # the end of its lines
 
     def _config(self, stage: str) -> Parameters:
         changes = {} if stage == "quantize" else {"checkpoint": self.checkpoint}
