@@ -130,4 +130,4 @@ answers = mc.judge(
     judge_max_tokens=8,
     store=STORE,
 )
-print(answers.summary)
+print(answers.as_text())

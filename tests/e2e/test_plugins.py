@@ -229,7 +229,7 @@ def test_all_six_are_used_by_command_line_python_and_mlflow_run(source: Path, in
     assert len(found["worst"]) == 2 and found["worst"][0] >= found["worst"][1] > 0
 
     run = ["-m", "mlflow", "run", "--env-manager", "local"]
-    assert "\ngrid: " in said(
+    assert "grid: " in said(
         *run, str(ROOT), *(part for name, value in ours.items() for part in ("-P", f"{name}={value}"))
     )
     assert "sums/" in said(*run, str(source), "-e", "worst", "-P", f"run={found['run']}")

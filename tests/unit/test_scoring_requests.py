@@ -88,6 +88,8 @@ def test_stored_tokens_are_those_of_their_requests_and_of_no_others(
     with keeping():
         encoder.remember(requests[1:], tmp_path / "tokens.npz")
         Encoder(tokenizer, 61).remember(requests, tmp_path / "tokens.npz")
+        encoder.write([], tmp_path / "none.npz")
+        encoder.remember([], tmp_path / "none.npz")  # texts alone
         monkeypatch.setattr(Encoder, "_encode", lambda *_: [])
         assert encoder.encode(requests[1:]) == Encoder(tokenizer, 61).encode(requests) == []
         encoder.remember(requests, tmp_path / "tokens.npz")

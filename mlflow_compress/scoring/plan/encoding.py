@@ -151,7 +151,7 @@ class Encoder:
 
     def remember(self, requests: Sequence[Request], file: Path) -> None:
         """Keep the tokens of requests that a file has; nothing where it has those of other requests."""
-        if not file.is_file() or not keeps():
+        if not (requests and file.is_file() and keeps()):
             return
         with np.load(file, allow_pickle=False) as stored:
             if str(stored["key"]) != (key := self.key(requests)):
