@@ -132,6 +132,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
             raise KeyboardInterrupt
         if len(received) == _HEADER:
             return int.from_bytes(received, "big", signed=True)
+        # Of a fork that serves, the end is not seen from here; only a kill ends it before this process does.
         return self.server.wait() if self.server is not None else -signal.SIGKILL
 
 

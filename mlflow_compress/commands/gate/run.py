@@ -40,6 +40,7 @@ from mlflow_compress.decide.gates import SPEED, Check, Gate, gate_values, in_wor
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
 from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, lacking_shares, read_gates
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.item_table import ItemTable, row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
@@ -445,6 +446,7 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
     check_same_tokenizer(base, variant)
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
     with (
+        keeping(),  # the tokens of a baseline that is evaluated now are stored with it, and not made twice
         cores_shared_out(evaluation.running, evaluation.source),
         store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run,
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,14 +153,9 @@ class Encoder:
         """Keep the tokens of requests that a file has; nothing where it has those of other requests."""
         if not (requests and file.is_file() and keeps()):
             return
-        with np.load(file, allow_pickle=False) as stored:
-            if str(stored["key"]) != (key := self.key(requests)):
-                return
-            inputs, targets = (
-                np.split(stored[name], np.cumsum(stored[f"n_{name}"])[:-1]) for name in ("inputs", "targets")
-            )
-            flags = stored["truncated"].tolist(), stored["fits"].tolist()
-        kept(("encoded", key), lambda: [Encoded(*one) for one in zip(inputs, targets, *flags, strict=True)])
+        with np.load(file, allow_pickle=False) as stored:  # each array is read when it is asked for
+            if str(stored["key"]) == (key := self.key(requests)):
+                kept(("encoded", key), lambda: _read_encoded(stored))
 
     def _encode(self, requests: Sequence[Request]) -> list[Encoded]:
         pairs = {(r.context, r.continuation): r for r in requests}
@@ -199,3 +194,9 @@ class Encoder:
         full = np.concatenate([context, targets])
         inputs = full[-(self.max_length + 1) :][:-1]
         return Encoded(inputs, targets, len(full) > self.max_length + 1, len(targets) <= self.max_length)
+
+
+def _read_encoded(stored: Mapping[str, npt.NDArray[Any]]) -> list[Encoded]:
+    inputs, targets = (np.split(stored[name], np.cumsum(stored[f"n_{name}"])[:-1]) for name in ("inputs", "targets"))
+    flags = stored["truncated"].tolist(), stored["fits"].tolist()
+    return [Encoded(*one) for one in zip(inputs, targets, *flags, strict=True)]
