@@ -31,8 +31,10 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -336,6 +338,32 @@ def table(head: str, rows: Iterator[tuple[str, ...]]) -> None:
         print(f"| {' | '.join(row)} |", flush=True)
 
 
+T = TypeVar("T")
+
+
+def each_model(
+    measure: Callable[[str, Path, str, str], T],
+    more: Sequence[tuple[str, str]],
+    keep: Callable[[dict[str, T]], None] = lambda models: None,
+) -> dict[str, T]:
+    """Measure the demo, and further models (folder, file with text): nine tenths of the text ask, the rest calibrates.
+
+    `keep` gets what is there before each further model.
+    """
+    calibration = (demo.DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
+    tasks = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "cloze.jsonl"))
+    models = {"demo": measure("demo", demo.MODEL_DIR, tasks, calibration)}
+    for folder, file in more:
+        keep(models)
+        text = Path(file).read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as scratch:
+            task = Path(scratch) / "passages.jsonl"
+            write_task(text[: len(text) * 9 // 10], task)
+            name = Path(folder).name
+            models[name] = measure(name, Path(folder), str(task), text[len(text) * 9 // 10 :])
+    return models
+
+
 def main() -> None:
     """Print both tables, of what was measured before, or is measured now."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -346,18 +374,7 @@ def main() -> None:
     parser.add_argument("--variants", type=int, default=10, help="of each scoreboard, or all (default: %(default)s)")
     given = parser.parse_args()
     if given.measure:
-        calibration = (demo.DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
-        tasks = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "cloze.jsonl"))
-        models = {"demo": measure("demo", demo.MODEL_DIR, tasks, calibration)}
-        for folder, file in given.model:
-            write(given.stored, models)
-            text = Path(file).read_text(encoding="utf-8")
-            with tempfile.TemporaryDirectory() as scratch:
-                task = Path(scratch) / "passages.jsonl"
-                write_task(text[: len(text) * 9 // 10], task)
-                name = Path(folder).name
-                models[name] = measure(name, Path(folder), str(task), text[len(text) * 9 // 10 :])
-        write(given.stored, models)
+        write(given.stored, each_model(measure, given.model, partial(write, given.stored)))
     models = read(given.stored)
     for name, one in models.items():
         right = f"{100 * one.baseline.mean():.1f} % right"

@@ -33,7 +33,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from mlflow_compress import demo
 from mlflow_compress.config.groups import SampleSize
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
@@ -274,18 +273,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.2, help="of the items (default: %(default)s)")
     given = parser.parse_args()
     if given.measure:
-        from kl_against_harm import write_task
+        from kl_against_harm import each_model
 
-        calibration = (demo.DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
-        tasks = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "cloze.jsonl"))
-        models = {"demo": measure("demo", demo.MODEL_DIR, tasks, calibration)}
-        for folder, file in given.model:
-            text = Path(file).read_text(encoding="utf-8")
-            with tempfile.TemporaryDirectory() as scratch:
-                task = Path(scratch) / "passages.jsonl"
-                write_task(text[: len(text) * 9 // 10], task)
-                name = Path(folder).name
-                models[name] = measure(name, Path(folder), str(task), text[len(text) * 9 // 10 :])
+        models = each_model(measure, given.model)
         arrays = {f"{model}/{name}": array for model, one in models.items() for name, array in one.items()}
         np.savez_compressed(given.stored, **arrays)
     variants = [*stored(given.stored), *(oracle(given.oracle) if given.oracle else ())]

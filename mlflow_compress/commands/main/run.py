@@ -305,8 +305,8 @@ _PLUG_INS = ("commands", "engines", "judges", "methods", "metrics", "tasks")
 def digest_of(config: MainConfig) -> str | None:
     """Return a hash of everything that decides a main run: parameters, files, software, machine. None if served.
 
-    It takes neither torch nor a model. Equal digests mean equal results; unequal ones mean that the stages look for
-    theirs, each by what decides it.
+    It loads no model. A finished run of the same digest has the results; without one the stages look for theirs, each
+    by what decides it.
     """
     if config.is_served or is_endpoint(config.source.model):
         return None
