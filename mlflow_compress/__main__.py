@@ -1,5 +1,5 @@
 """`python -m mlflow_compress` is `mlflow-compress`."""
 
-from mlflow_compress.cli import main
+from mlflow_compress.cli import program
 
-raise SystemExit(main())
+program()

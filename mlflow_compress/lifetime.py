@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 STORE_AWAY = 75
 """Exit code of a command that has waited for the tracking server in vain; in sysexits.h, a temporary failure."""
@@ -89,6 +92,19 @@ def let_threads_sleep() -> None:
 def as_the_user_set(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without what `let_threads_sleep` has set: for processes whose speed is measured."""
     return {name: value for name, value in environment.items() if (name, value) != (_WAITING[0], _SLEEPS)}
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process as Python does, but without taking its modules apart.
+
+    That takes about a second, and two in a fork, which copies the memory that it shares with its parent. Threads are
+    waited for, and what is registered for the end of a process is done.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def end_with_parent() -> None:

@@ -7,7 +7,7 @@ no memory with the process that asks. So what it runs is as independent as in a 
 
 from __future__ import annotations
 
-import atexit
+import gc
 import json
 import os
 import runpy
@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -24,6 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
+
+from mlflow_compress.lifetime import end_process
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 _HEADER = 8  # bytes of a number: how long a request is, and what it has returned
@@ -199,11 +200,7 @@ def _keep_clean_fork(files: Sequence[int]) -> None:
 
 
 def _become(arguments: Sequence[str]) -> NoReturn:
-    """Do what `python *arguments` does, and end.
-
-    Python would then take apart every module, and so copy the memory that it shares with the process that it was forked
-    from: two seconds, for nothing. What is registered for the end of a process is done.
-    """
+    """Do what `python *arguments` does, and end."""
     code: object = 0
     try:
         if arguments[0] == "-m":
@@ -217,16 +214,10 @@ def _become(arguments: Sequence[str]) -> NoReturn:
     except BaseException:  # noqa: BLE001 - the process ends with it
         traceback.print_exc()
         code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
     if not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code & 0xFF)
+    end_process(code)
 
 
 if __name__ == "__main__":
@@ -234,6 +225,9 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the forks end themselves
     with socket.socket(fileno=int(sys.argv[1])) as _connection:
+        gc.disable()  # nothing that is imported is garbage
         for _module in sys.argv[2:]:
             import_module(_module)
+        gc.freeze()  # a fork does not copy what it never looks at
+        gc.enable()
         serve_forks(_connection)

@@ -340,13 +340,11 @@ def done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> V
         run_id = run.info.run_id
         children = finished_stages(tracker, run_id)
         if "evaluate" in children and (Path(run.data.tags[run_names.CHECKPOINT]) / MANIFEST_FILE).is_file():
-            from mlflow_compress.commands.main.summary import variant_run
-
             label, name = baseline_label(config.evaluate_config()), name_of(config)
             say(f"Done before, and nothing has changed since: the results are those of run {run_id}")
             target = f"experiments/{run.info.experiment_id}/runs/{run_id}"
             tracker.note_given_run(f"see {name} {label}", f"The results are in run [{name} {label}](#/{target}).")
-            return variant_run(Stages(config, tracker, TrackedRun(tracker.client, run_id), label, name, children))
+            return Stages(config, tracker, TrackedRun(tracker.client, run_id), label, name, children).found()
     return None
 
 

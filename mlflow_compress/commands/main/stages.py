@@ -17,6 +17,7 @@ from mlflow_compress.commands.command import Say
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.main.result import VariantRun
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, read_manifest
@@ -25,10 +26,12 @@ from mlflow_compress.commands.shared.stored import read_account, stored_results
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import Parameters, as_text, is_endpoint, parameters
+from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import StageError
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.metrics.core.metric_inputs import headline
-from mlflow_compress.records import MetricResult
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline, unmet
+from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.reporting.headline import not_computed
 from mlflow_compress.reporting.numbers import about
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.tracking import run_names
@@ -233,6 +236,50 @@ class Stages:
     def account(self) -> Account:
         """What was asked, and what became of it."""
         return read_account(self.tracker, self.evaluate)
+
+    @cached_property
+    def inputs(self) -> MetricInputs:
+        """The records of the evaluation."""
+        seed = self.config.source.seed
+        return MetricInputs(
+            baseline=self.read(self.baseline_run),
+            variant=self.read(self.evaluate),
+            noise=self.read(self.baseline_run, run_names.NOISE),
+            settings=MetricSettings(seed=seed, split_seed=seed),
+        )
+
+    def read(self, run_id: str, folder: str = run_names.RECORDS) -> RunRecords:
+        """Return the records of a run."""
+        return RunRecords.read(self.tracker.fetch(run_id, folder))
+
+    @cached_property
+    def not_computed(self) -> dict[str, str]:
+        """The reason for each metric that no stage has computed."""
+        reasons: dict[str, Mapping[str, str] | str] = {}
+        for stage in _MAY_FAIL:
+            run_id = self.children.get(stage)
+            absent = f"the {stage} stage {'failed' if stage in self.failed else 'was not run'}"
+            reasons[stage] = self.tracker.fetch_json(run_id, "not_computed.json") if run_id else absent
+        evaluated = unmet(self.inputs)
+        return not_computed(self.results, evaluated=evaluated, judged=reasons["judge"], timed=reasons["speed"])
+
+    def found(self) -> VariantRun:
+        """Return what the finished stages have found."""
+        return VariantRun(
+            name=self.variant,
+            results=tuple(self.results),
+            not_computed=self.not_computed,
+            records_folder=self.tracker.fetch(self.evaluate, run_names.RECORDS),
+            run=self.tracker.link(self.run.run_id),
+            baseline=self.label,
+            model=self.config.source.model,
+            verdict=self.verdict,
+            manifest=self.manifest,
+            checkpoint=self.checkpoint,
+            gates=gate_values(self.pooled),
+            account=self.account,
+            failed=self.failed,
+        )
 
     @property
     def method(self) -> str:

@@ -19,12 +19,11 @@ from mlflow_compress.config.policy import MARGIN
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import FLIPS, KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, unmet
-from mlflow_compress.records import RunRecords
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
-from mlflow_compress.reporting.headline import not_computed, note_markdown
+from mlflow_compress.reporting.headline import note_markdown
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
@@ -37,7 +36,7 @@ from mlflow_compress.tracking.logged_model import (
     log_model_values,
     log_variant_model,
 )
-from mlflow_compress.tracking.run_names import ANSWERS, NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
 from mlflow_compress.tracking.views import save_leaderboard
 
 WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
@@ -125,20 +124,6 @@ def log_model(stages: Stages) -> None:
             log_model_values(tracker, stages.evaluate, model, values, data_set)
 
 
-def _not_computed(stages: Stages, evaluated: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason for each metric that no stage has computed."""
-    reasons: dict[str, Mapping[str, str] | str] = {}
-    for stage in ("judge", "speed"):
-        run_id = stages.children.get(stage)
-        absent = f"the {stage} stage {'failed' if stage in stages.failed else 'was not run'}"
-        reasons[stage] = stages.tracker.fetch_json(run_id, "not_computed.json") if run_id else absent
-    return not_computed(stages.results, evaluated=evaluated, judged=reasons["judge"], timed=reasons["speed"])
-
-
-def _read(stages: Stages, run_id: str, folder: str = RECORDS) -> RunRecords:
-    return RunRecords.read(stages.tracker.fetch(run_id, folder))
-
-
 def _read_judged(stages: Stages) -> MetricInputs | None:
     """Return the records of the judge stage that figures need: both models' greedy answers; None without them."""
     judge = stages.children.get("judge")
@@ -147,7 +132,7 @@ def _read_judged(stages: Stages) -> MetricInputs | None:
     greedy = stages.tracker.client.get_run(judge).data.tags.get(run_names.BASELINE_GREEDY_RUN)
     if greedy is None:
         return None
-    return MetricInputs(baseline=_read(stages, greedy), variant=_read(stages, judge))
+    return MetricInputs(baseline=stages.read(greedy), variant=stages.read(judge))
 
 
 def _variants(stages: Stages) -> tuple[list[dict[str, Any]], str]:
@@ -215,7 +200,7 @@ def _log_answers(stages: Stages) -> None:
     """Log the variant's answers to the instructions as `outputs.json`. MLflow's UI compares this table between runs."""
     if "judge" not in stages.children:
         return
-    records = _read(stages, stages.children["judge"]).generations
+    records = stages.read(stages.children["judge"]).generations
     if records is not None:
         prompts, texts = records.column("prompt").tolist(), records.column("text").tolist()
         stages.run.log_table({"prompt": prompts, "output": texts}, "outputs.json")
@@ -224,54 +209,22 @@ def _log_answers(stages: Stages) -> None:
 def publish(stages: Stages) -> VariantRun:
     """Log everything that people read or compare on the variant's main run, and return it."""
     tracker, run = stages.tracker, stages.run
-    inputs = _inputs(stages)
     with scratch_folder(tracker.uri) as folder:
-        _log_all(stages, inputs, folder)
+        _log_all(stages, folder)
     # After the headline: MLflow's page of two runs opens on the metric that was logged first.
     evaluated = tracker.look_up(stages.evaluate).metrics
     items = {run_names.ITEMS: evaluated[run_names.ITEMS]} if run_names.ITEMS in evaluated else {}
     run.log_values({**items, **stages.account.values()})
     save_leaderboard(tracker, run.run_id)
-    return variant_run(stages, inputs)
+    return stages.found()
 
 
-def _inputs(stages: Stages) -> MetricInputs:
-    seed = stages.config.source.seed
-    return MetricInputs(
-        baseline=_read(stages, stages.baseline_run),
-        variant=_read(stages, stages.evaluate),
-        noise=_read(stages, stages.baseline_run, NOISE),
-        settings=MetricSettings(seed=seed, split_seed=seed),
-    )
-
-
-def variant_run(stages: Stages, inputs: MetricInputs | None = None) -> VariantRun:
-    """Return what the finished stages of a main run have found; `inputs` are read where they are not given."""
-    tracker = stages.tracker
-    skipped = _not_computed(stages, unmet(inputs if inputs is not None else _inputs(stages)))
-    return VariantRun(
-        name=stages.variant,
-        results=tuple(stages.results),
-        not_computed=skipped,
-        records_folder=tracker.fetch(stages.evaluate, RECORDS),
-        run=tracker.link(stages.run.run_id),
-        baseline=stages.label,
-        model=stages.config.source.model,
-        verdict=stages.verdict,
-        manifest=stages.manifest,
-        checkpoint=stages.checkpoint,
-        gates=gate_values(stages.pooled),
-        account=stages.account,
-        failed=stages.failed,
-    )
-
-
-def _log_all(stages: Stages, inputs: MetricInputs, folder: Path) -> None:
+def _log_all(stages: Stages, folder: Path) -> None:
     """Log report, figures, tables, model and note."""
     run = stages.run
     variants, shown = _variants(stages)
-    figures = draw_all(inputs, stages.results, variants, shown, folder / "figures", _read_judged(stages))
-    flips = flips_table(inputs)
+    figures = draw_all(stages.inputs, stages.results, variants, shown, folder / "figures", _read_judged(stages))
+    flips = flips_table(stages.inputs)
     page = render_report(
         title=f"{stages.variant} against {stages.label}",
         verdict=stages.verdict,
@@ -279,7 +232,7 @@ def _log_all(stages: Stages, inputs: MetricInputs, folder: Path) -> None:
         figures=figures,
         flips=flips,
         setup=_setup(stages),
-        not_computed=_not_computed(stages, unmet(inputs)),
+        not_computed=stages.not_computed,
         manifest=stages.manifest,
         judge_values=_judge_values(stages),
         answers=_answers(stages),
