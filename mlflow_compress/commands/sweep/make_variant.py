@@ -21,6 +21,7 @@ from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.commands.sweep.plan import PreparedVariant
 from mlflow_compress.config import Parameters
 from mlflow_compress.errors import MlflowCompressError, StageError
+from mlflow_compress.lifetime import quick_collections
 from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive
@@ -88,7 +89,7 @@ def make_variant(
 ) -> MadeVariant | None:
     """Make a variant below the run `parent`, or find it. Return None where another process makes it now."""
     try:
-        with one_process(tracker, variant.key, wait=wait) as alone:
+        with one_process(tracker, variant.key, wait=wait) as alone, quick_collections():
             return _make(tracker, variant, parent, say) if alone else None
     finally:
         _free_memory()  # once more: while an error was handled, its frames held the model
