@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -117,6 +118,21 @@ def light_python() -> Iterator[Fork]:
     """Run Python that has imported our command line, and what that imports."""
     with forks("mlflow_compress.cli") as run:
         yield run
+
+
+@pytest.fixture(scope="session")
+def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for PYTHONPATH with this checkout's entry points: what is installed may be of another commit."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    folder = tmp_path_factory.mktemp("metadata")
+    (info := folder / "mlflow_compress-0.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mlflow-compress\nVersion: 0\n")
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    lines = [
+        line for group, named in groups.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in named.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder
 
 
 def move_artifacts(database: Path, folder: Path) -> None:

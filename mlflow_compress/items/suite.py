@@ -142,7 +142,8 @@ def _parts(spec: str, model: str) -> list[str]:
     return [EMBEDDED] if spec == "auto" else [part.strip() for part in spec.split(",")]
 
 
-def _is_file(part: str) -> bool:
+def is_task_file(part: str | Path) -> bool:
+    """Return whether a part of `tasks` is a file, not a name."""
     return Path(part).suffix in (".jsonl", ".txt")
 
 
@@ -151,7 +152,7 @@ def check_tasks_named(spec: str, *, model: str) -> None:
     errors: list[MlflowCompressError] = []
     for part in _parts(spec, model):
         try:
-            if _is_file(part):
+            if is_task_file(part):
                 check_file(Path(part))
             elif (name := part.partition("@")[0]) in TASKS.names():
                 TASKS.get(name).require_packages(name)
@@ -184,7 +185,10 @@ def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
     check_data_dir(settings.data_dir)
     styles_of(settings.prompt_style)  # refuses a wrong name, even if no task uses the style
     parts = Parts.join(
-        [load_file(Path(part), settings) if _is_file(part) else _named(part, settings) for part in _parts(spec, model)]
+        [
+            load_file(Path(part), settings) if is_task_file(part) else _named(part, settings)
+            for part in _parts(spec, model)
+        ]
     )
     names = [part.name for part in (*parts.tasks, *parts.corpora)]
     if twice := sorted({name for name in names if names.count(name) > 1}):  # records name their task

@@ -25,6 +25,7 @@ from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.task_source import SOURCE_TYPE
 from mlflow_compress.tracking.tracker import Tracker, models_of_run
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -85,7 +86,6 @@ AUTO_LIMIT = 2 * 2**30
 _MODEL_FILE = Path(__file__).with_name("variant_model.py")
 _CHECKPOINT = "checkpoint"  # folder next to variant.json with the stored weights
 _RESERVED = "/:.%\"'"  # characters that MLflow refuses in the name of a logged model
-_SOURCE = "mlflow-compress task"
 EVALUATION_SET = "evaluation"
 """Name of the data set of pooled values. It stands for all tasks and settings; its digest is the evaluation id."""
 
@@ -253,7 +253,8 @@ def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -
     context = [InputTag(MLFLOW_DATASET_CONTEXT, "eval")]
     inputs = [
         DatasetInput(
-            Dataset(name=s.name, digest=s.digest[:16], source_type=_SOURCE, source=json.dumps(dict(s.source))), context
+            Dataset(name=s.name, digest=s.digest[:16], source_type=SOURCE_TYPE, source=json.dumps(dict(s.source))),
+            context,
         )
         for s in data_sets
     ]

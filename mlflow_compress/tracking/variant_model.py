@@ -63,6 +63,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         manifest = CheckpointManifest.read(folder)
         if manifest.weight_files != variant["weight_files"]:
             raise CheckpointError("The checkpoint has changed since it was registered", got=str(folder))
+        self.checkpoint = folder  # the evaluator "compress" reads the files
         self._loaded = load_model(LoadConfig(path=str(folder), dtype=variant["dtype"]))
         meta = Model.load(str(description.parents[1]))
         self._name = variant["name"]

@@ -31,12 +31,12 @@ def _pages_that_run() -> list[object]:
     return pages
 
 
-def _environment() -> dict[str, str]:
+def _environment(entry_points: Path) -> dict[str, str]:
     """Return a reader's environment: the installed commands, no tracking store of another test, no key."""
     left_out = ("MLFLOW_", "OPENAI_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT)}
+    return {**kept, "PATH": path, "PYTHONPATH": f"{entry_points}{os.pathsep}{ROOT}"}
 
 
 def _words(text: str) -> list[str]:
@@ -50,7 +50,7 @@ def test_printed_lines_may_differ_in_numbers_alone() -> None:
 
 
 @pytest.mark.parametrize("page", _pages_that_run())
-def test_a_page_s_commands_work_in_an_empty_folder(page: Path, tmp_path: Path) -> None:
+def test_a_page_s_commands_work_in_an_empty_folder(page: Path, tmp_path: Path, entry_points: Path) -> None:
     for block in BLOCKS[page]:
         if "file" in block.marks:
             (tmp_path / block.attributes["title"]).write_text(block.text)
@@ -62,7 +62,7 @@ def test_a_page_s_commands_work_in_an_empty_folder(page: Path, tmp_path: Path) -
             done = subprocess.run(
                 [*PROGRAMS[block.language], block.text],
                 cwd=tmp_path,
-                env=_environment(),
+                env=_environment(entry_points),
                 capture_output=True,
                 text=True,
                 timeout=LIMIT_SECONDS,

@@ -19,6 +19,7 @@ from mlflow_compress.config.policy import MARGIN
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import FLIPS, KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.items.suite import is_task_file
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.details import flips_table
@@ -37,6 +38,7 @@ from mlflow_compress.tracking.logged_model import (
     log_variant_model,
 )
 from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
+from mlflow_compress.tracking.task_source import file_source
 from mlflow_compress.tracking.views import save_leaderboard
 
 WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
@@ -78,12 +80,15 @@ def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
 def _data_sets(stages: Stages) -> tuple[dict[str, DataSet], DataSet]:
     """Return the data set of every task and corpus by name, and the data set of the complete evaluation."""
     hashes = read_metadata(stages.tracker.fetch(stages.evaluate, RECORDS)).get("tasks")
+    files = {part.stem: part for part in map(Path, stages.config.evaluation.tasks.split(",")) if is_task_file(part)}
+
+    def source(name: str) -> dict[str, str]:
+        if name in files:
+            return file_source(files[name])
+        return {"task": name, **({"source": TASKS.get(name).source} if name in TASKS.names() else {})}
+
     by_task = {
-        name: DataSet(
-            name=name,
-            digest=found,
-            source={"task": name, **({"source": TASKS.get(name).source} if name in TASKS.names() else {})},
-        )
+        name: DataSet(name=name, digest=found, source=source(name))
         for name, found in (hashes.items() if isinstance(hashes, dict) else ())
     }
     return by_task, DataSet(name=EVALUATION_SET, digest=stages.evaluation, source={"tasks": sorted(by_task)})

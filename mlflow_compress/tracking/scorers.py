@@ -1,0 +1,47 @@
+"""Scorers for `mlflow.genai.evaluate`: whether an answer flipped against the baseline's, and whether it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlflow.entities import Feedback
+from mlflow.genai.scorers import scorer
+
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.core.answer_files import answers_from_rows
+from mlflow_compress.metrics.refusals import refuses
+
+GOLD, BASELINE = "expected_response", "baseline_response"
+"""Names of the expectations: the right answer, as MLflow calls it, and the baseline's answer."""
+
+
+@scorer  # type: ignore[untyped-decorator, unused-ignore]
+def flip(outputs: Any, expectations: dict[str, Any]) -> Feedback:
+    """Return whether the answer's correctness differs from the baseline's, by the rule of `mlflow-compress compare`.
+
+    An item without an answer of both models is an error of this scorer, which MLflow counts apart.
+    """
+    if missing := [name for name in (GOLD, BASELINE) if name not in expectations]:
+        raise DataError("The scorer 'flip' lacks expectations", allowed=f"{GOLD}, {BASELINE}", got=f"no {missing}")
+    gold = expectations[GOLD]
+    rows = [
+        {"id": name, "pred": answer, "gold": gold}
+        for name, answer in ((BASELINE, expectations[BASELINE]), ("outputs", outputs))
+    ]
+    baseline, variant = answers_from_rows(rows)
+    if baseline.pred is None or variant.pred is None:
+        raise DataError("An item without an answer of both models did neither flip nor stay", got=str(rows))
+    before, after = ("right" if answer.is_correct else "wrong" for answer in (baseline, variant))
+    return Feedback(
+        value=before != after,
+        rationale=f"{before} to {after}: the baseline answers {baseline.pred!r}, this model {variant.pred!r}; "
+        f"right is {variant.gold!r}",
+    )
+
+
+@scorer  # type: ignore[untyped-decorator, unused-ignore]
+def refusal(outputs: str) -> bool:
+    """Return whether the answer begins with a refusal: see `mlflow_compress.metrics.refusals.RULES`."""
+    if not isinstance(outputs, str):
+        raise DataError("The scorer 'refusal' reads text", got=type(outputs).__name__)
+    return refuses(outputs)
