@@ -32,6 +32,7 @@ BESIDES = {
     "Listing": "commands.catalog.result",
     "MlflowCompressError": "errors",
     "Promotion": "commands.promote.result",
+    "Receipt": "commands.receipt.result",
     "Resumed": "commands.resume.result",
     "Rollback": "commands.promote.result",
     "Search": "commands.search.result",

@@ -20,6 +20,7 @@ from mlflow_compress.commands.rate.result import HumanRatings as HumanRatings
 from mlflow_compress.commands.catalog.result import Listing as Listing
 from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
 from mlflow_compress.commands.promote.result import Promotion as Promotion
+from mlflow_compress.commands.receipt.result import Receipt as Receipt
 from mlflow_compress.commands.resume.result import Resumed as Resumed
 from mlflow_compress.commands.promote.result import Rollback as Rollback
 from mlflow_compress.commands.search.result import Search as Search
@@ -44,6 +45,7 @@ __all__ = [
     "Listing",
     "MlflowCompressError",
     "Promotion",
+    "Receipt",
     "Resumed",
     "Rollback",
     "Search",
@@ -58,6 +60,7 @@ __all__ = [
     "compress",
     "diagnose",
     "evaluate",
+    "export",
     "gate",
     "history",
     "judge",
@@ -75,6 +78,7 @@ __all__ = [
     "speed",
     "sweep",
     "tasks",
+    "verify",
 ]
 
 def blind(
@@ -479,6 +483,23 @@ def evaluate(
         retries of such a request that failed for a reason that may pass [5]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def export(
+    run: str,
+    *,
+    output: PathOrText = "receipt.zip",
+    policy: PathOrText | None = None,
+    key: PathOrText | None = None,
+    records: bool = True,
+    store: StoreLike = None,
+) -> Receipt:
+    """Return the receipt of the evaluation of a main run or an evaluate run, after writing it to `output`.
+
+    `policy` is a file, or None for the default policy. `key` is the PEM file of an Ed25519 private key; without it the
+    environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is unsigned. `records=False` leaves
+    out the records, which hold the questions: their digests stay. `store` is the folder in which the run is looked up
+    in place of MLflow's tracking store.
     """
 
 def gate(
@@ -1988,3 +2009,15 @@ def sweep(
 def tasks(
 ) -> Listing:
     """Return the named tasks: source, licence, items, shots, rule, and the hash of the definition."""
+
+def verify(
+    receipt: PathOrText,
+    *,
+    key: PathOrText | None = None,
+    recompute: bool = False,
+) -> Receipt:
+    """Return a receipt whose signature and digests are right; anything else is a `DataError`.
+
+    A signed receipt needs the PEM file of the signer's public key as `key`; an unsigned one fails with a key.
+    `recompute` computes every number again from the records.
+    """

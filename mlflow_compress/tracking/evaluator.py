@@ -115,8 +115,7 @@ def _compared(rows: pd.DataFrame, dataset: Any, config: dict[str, Any]) -> tuple
             allowed="evaluator_config={'baseline': COLUMN} alone",
             got=f"baseline={column!r}, other entries {sorted(config)}, columns {list(rows)}",
         )
-    shared = [name for name in ("id", "prompt", "group") if name in rows]
-    known = rows[shared].to_dict("records")
+    known = rows[[name for name in ("id", "prompt", "group") if name in rows]].to_dict("records")
     gold = dataset.labels_data.tolist()
     # A frame's missing value is NaN, whatever stood there: no answer.
     columns = (rows[column], pd.Series(dataset.predictions_data, index=rows.index))
@@ -131,11 +130,8 @@ def _compared(rows: pd.DataFrame, dataset: Any, config: dict[str, Any]) -> tuple
         metrics[GATE_FLIPS] = found["flips_pct_interval"][1]
         metrics[GATE_DROP] = -100.0 * found["accuracy_delta_interval"][0]
     changes = {(True, False): "c2w", (False, True): "w2c"}
-    answered = [b.pred is not None and v.pred is not None for b, v in zip(baseline, variant, strict=True)]
-    change = [
-        changes.get((b.is_correct, v.is_correct)) if both else None
-        for b, v, both in zip(baseline, variant, answered, strict=True)
-    ]
+    answered = ((b, v, None not in (b.pred, v.pred)) for b, v in zip(baseline, variant, strict=True))
+    change = [changes.get((b.is_correct, v.is_correct)) if both else None for b, v, both in answered]
     return metrics, rows.assign(gold=gold, prediction=sides[1], change=change)
 
 
@@ -152,19 +148,11 @@ def _logged(client: MlflowClient, run: Any, items: pd.DataFrame) -> dict[str, An
 def metric_thresholds(policy: str | PathLike[str] | None, metrics: Mapping[str, float]) -> dict[str, MetricThreshold]:
     """Return a policy's gates for `mlflow.validate_evaluation_results`, where a missing metric fails as it does here.
 
-    Requirements, ranking and who may be replaced are no thresholds: `gate` and `promote` hold them.
+    Requirements, ranking and who may be replaced are no thresholds: `gate` and `promote` hold them. A gate that reads
+    what results of MLflow do not have (an end of an interval, a task's value) is a `ConfigError`.
 
-    Parameters
-    ----------
-    policy : path, optional
-        The policy's file; None is the default policy.
-    metrics : mapping
-        Those of the result that will be validated: where the interval of KL cannot be trusted, other bounds are read.
-
-    Raises
-    ------
-    ConfigError
-        A gate reads what results of MLflow do not have: an end of an interval, or a task's value.
+    - `policy`: The policy's file; None is the default policy.
+    - `metrics`: Those of the result that is validated: where the interval of KL cannot be trusted, others are read.
     """
     from mlflow_compress.config.policy import read_policy
     from mlflow_compress.decide.gates import GATE_KL, GATE_KL_ITEMS, KL, DivergenceGate, Gate

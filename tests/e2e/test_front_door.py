@@ -32,6 +32,8 @@ ORDER = (
     "evaluate",
     "diagnose",
     "compare",
+    "export",
+    "verify",
     "load",
     "judge",
     "speed",

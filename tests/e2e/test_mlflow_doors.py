@@ -90,9 +90,7 @@ def test_an_application_that_only_knows_mlflow_gets_the_numbers_of_the_command(
     assert said["early"] == {"torch": False, "ours": [f"mlflow_compress{name}" for name in light]}
     expected = mc.evaluate(checkpoint, model=str(baseline), tasks=ROWS, noise_items=4, store=tmp_path / "other")
     assert said["metrics"] == expected.metrics | gate_values(expected.pooled)
-    assert {"distance/flips_pct", "quality/accuracy", "quality/accuracy_baseline", "distance/kl_mean"} <= said[
-        "metrics"
-    ].keys()
+    assert {"distance/flips_pct", "quality/accuracy", "distance/kl_mean"} <= said["metrics"].keys()
     assert said["logged"] == {"metrics": said["metrics"], "models": [model_id]} and said["stage"] == "evaluate"
     assert said["table"]["item_id"] == [int(row["id"]) for row in ROWS]  # as pandas reads JSON
     assert said["table"]["kl"] == pytest.approx(expected.items()["kl"].tolist(), abs=1e-10)  # as pandas writes JSON
@@ -102,30 +100,30 @@ FRAME = {"id": [1, 2, 3, 4, 5], "gold": list("ABACA"), "base": [*"ABB", None, "A
 
 
 def evaluated(**more: Any) -> Any:
-    arguments: dict[str, Any] = {
-        "targets": "gold",
-        "predictions": "new",
-        "model_type": "text",
-        "evaluators": "compress",
-    }
-    arguments |= {"data": pd.DataFrame(FRAME), "evaluator_config": {"baseline": "base"}, **more}
+    named = {"targets": "gold", "predictions": "new", "model_type": "text", "evaluators": "compress"}
+    arguments = {**named, "data": pd.DataFrame(FRAME), "evaluator_config": {"baseline": "base"}, **more}
     return mlflow.models.evaluate(**arguments)
+
+
+def compared(folder: Path) -> dict[str, Any]:
+    """Return what the command line's comparison finds."""
+    for side in ("base", "new"):
+        rows = [
+            {"id": i, "pred": p, "gold": g} for i, p, g in zip(FRAME["id"], FRAME[side], FRAME["gold"], strict=True)
+        ]
+        (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return mc.compare(folder / "base.jsonl", folder / "new.jsonl").to_dict()
 
 
 @pytest.mark.usefixtures("registered")
 def test_static_predictions_get_the_numbers_of_compare(workdir: Path) -> None:
-    rows = pd.DataFrame(FRAME).astype(object).where(pd.DataFrame(FRAME).notna(), None)
-    for side in ("base", "new"):
-        lines = [json.dumps({"id": r.id, "pred": getattr(r, side), "gold": r.gold}) for r in rows.itertuples()]
-        (workdir / f"{side}.jsonl").write_text("\n".join(lines))
-    expected = mc.compare(workdir / "base.jsonl", workdir / "new.jsonl").to_dict()
-    result = evaluated()
+    expected, result = compared(workdir), evaluated()
     # Of the four items that both answered: 2 right to wrong, 3 wrong to right, 5 right to wrong.
     assert (expected["n"], expected["c2w"], expected["w2c"], expected["n_unscored"]) == (4, 2, 1, 1)
     gates = {"gate/flips_pct_upper", "gate/accuracy_drop_pct_upper"}
     numbers = {name: value for name, value in expected.items() if isinstance(value, int | float)}
     assert {name: value for name, value in result.metrics.items() if name not in gates} == numbers
-    assert mlflow.get_run(result.run_id or mlflow.last_active_run().info.run_id).data.metrics == result.metrics
+    assert mlflow.last_active_run().data.metrics == result.metrics
     assert result.tables["compress_items"]["change"].fillna("").tolist() == ["", "c2w", "w2c", "", "c2w"]
     again = evaluated(data=pd.DataFrame(FRAME).assign(base=FRAME["new"]))
     assert (again.metrics["flips_pct"], again.metrics["mcnemar_p"]) == (0.0, 1.0)
@@ -169,27 +167,9 @@ def test_flips_and_refusals_per_item_are_in_mlflow_s_evaluation(workdir: Path) -
     data[0]["outputs"], data[0]["expectations"]["expected_response"] = "I'm sorry, but I can't help.", "I cannot"
     result = mlflow.genai.evaluate(data=data, scorers=[flip, refusal])
     rows = result.result_df.sort_values("request", key=lambda column: column.map(str))
-    assert rows["flip/value"].map(lambda value: None if pd.isna(value) else value).tolist() == [
-        False,
-        True,
-        True,
-        None,
-        True,
-    ]
+    assert rows["flip/value"].fillna("error").tolist() == [False, True, True, "error", True]
     assert rows["refusal/value"].tolist() == [True, False, False, False, False]
-    answers = [mc.compare(*_sides(workdir, FRAME)).to_dict()]
-    assert result.metrics["flip/mean"] == answers[0]["flips_pct"] / 100 == 0.75
-
-
-def _sides(folder: Path, frame: dict[str, list[Any]]) -> list[Path]:
-    files = []
-    for side in ("base", "new"):
-        rows = [
-            {"id": i, "pred": p, "gold": g} for i, p, g in zip(frame["id"], frame[side], frame["gold"], strict=True)
-        ]
-        (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        files.append(folder / f"{side}.jsonl")
-    return files
+    assert result.metrics["flip/mean"] == compared(workdir)["flips_pct"] / 100 == 0.75
 
 
 def test_a_scorer_refuses_an_item_that_it_cannot_judge() -> None:
@@ -207,15 +187,9 @@ def test_what_we_log_can_be_loaded_by_its_source(tracker: Tracker, tmp_path: Pat
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "tale.txt").write_text("Once upon a time.")
     with tracker.run("x", "main", {}) as run:
-        sources = (
-            file_source(file),
-            file_source(tmp_path / "tale.txt"),
-            {"task": "no_such_task"},
-            {"tasks": ["a", "b"]},
-        )
-        log_data_sets(
-            tracker, run.run_id, [DataSet(name=f"d{i}", digest="f" * 64, source=s) for i, s in enumerate(sources)]
-        )
+        files = file_source(file), file_source(tmp_path / "tale.txt")
+        sources = enumerate([*files, {"task": "no_such_task"}, {"tasks": ["a", "b"]}])
+        log_data_sets(tracker, run.run_id, [DataSet(name=f"d{i}", digest="f" * 64, source=s) for i, s in sources])
     logged = sorted(mlflow.get_run(run.run_id).inputs.dataset_inputs, key=lambda one: one.dataset.name)
     rows, text, unknown, several = (mlflow.data.get_source(one) for one in logged)
     assert rows.load().to_dict("records") == ROWS and text.load() == "Once upon a time."
@@ -247,23 +221,11 @@ def test_a_policy_s_thresholds_pass_and_fail_as_its_gates_do(workdir: Path) -> N
 @pytest.mark.parametrize("n_items", [0.0, 50.0, 500.0])
 def test_thresholds_are_what_the_gates_of_the_default_policy_read(n_items: float) -> None:
     """Without items there is no gate on KL; where its interval cannot be trusted, three bounds stand in its place."""
-    metrics = {
-        "gate/kl_items": n_items,
-        "gate/flips_pct_upper": 1.0,
-        "gate/accuracy_drop_pct_upper": 1.0,
-        "distance/kl_mean": 0.04,
-    }
-    metrics |= (
-        {"gate/kl_upper": 0.05}
-        if n_items > 100
-        else {"gate/kl_clipped_upper": 0.05, "gate/kl_above_clip_pct_upper": 1.0}
-    )
-    metrics |= {
-        "distance/flips_pct": 0.5,
-        "quality/accuracy_delta": 0.0,
-        "distance/kl_clipped_mean": 0.04,
-        "distance/kl_above_clip_pct": 0.0,
-    }
+    metrics = {"gate/kl_items": n_items, "gate/flips_pct_upper": 1.0, "gate/accuracy_drop_pct_upper": 1.0}
+    clipped = {"gate/kl_clipped_upper": 0.05, "gate/kl_above_clip_pct_upper": 1.0}
+    metrics |= {"gate/kl_upper": 0.05} if n_items > 100 else clipped
+    values = ("distance/flips_pct", "quality/accuracy_delta", "distance/kl_clipped_mean", "distance/kl_above_clip_pct")
+    metrics |= {"distance/kl_mean": 0.04, **dict.fromkeys(values, 0.0)}
     thresholds = metric_thresholds(None, metrics)
     assert len(thresholds) == {0.0: 2, 50.0: 5, 500.0: 3}[n_items]
     for name in (None, *thresholds):

@@ -1,0 +1,85 @@
+"""The commands that write a receipt of an evaluation, and check one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
+
+if TYPE_CHECKING:
+    from mlflow_compress.commands.receipt.result import Receipt
+
+
+@register_command(
+    "export",
+    about="Write a receipt of an evaluation: figures, policy, environment and records, signed where there is a key.",
+    place=22,
+    project=False,
+    arguments=(
+        Argument(("run",), {"metavar": "RUN", "help": "a main run or an evaluate run"}),
+        Argument(("-o", "--output"), {"default": "receipt.zip", "help": "file to write [receipt.zip]"}),
+        Argument(("--policy",), {"help": "YAML file of the policy that the figures are held against [promote's]"}),
+        Argument(("--key",), {"help": "PEM file of an Ed25519 private key [MLFLOW_COMPRESS_SIGNING_KEY, or unsigned]"}),
+        Argument(
+            ("--no-records",),
+            {"dest": "records", "action": "store_false", "help": "leave out the records, which hold the questions"},
+        ),
+    ),
+)
+def export(
+    run: str,
+    *,
+    output: PathOrText = "receipt.zip",
+    policy: PathOrText | None = None,
+    key: PathOrText | None = None,
+    records: bool = True,
+    store: StoreLike = None,
+) -> Receipt:
+    """Return the receipt of the evaluation of a main run or an evaluate run, after writing it to `output`.
+
+    `policy` is a file, or None for the default policy. `key` is the PEM file of an Ed25519 private key; without it the
+    environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is unsigned. `records=False` leaves
+    out the records, which hold the questions: their digests stay. `store` is the folder in which the run is looked up
+    in place of MLflow's tracking store.
+
+    Examples
+    --------
+    >>> receipt = mc.export(found.run.run_id, output=folder / "receipt.zip", store=folder)
+    >>> receipt.signed_by is None
+    True
+    """
+    from mlflow_compress.commands.receipt.run import export_receipt
+
+    files = [
+        None if value is None else Path(path_text(name, value)) for name, value in (("policy", policy), ("key", key))
+    ]
+    return export_receipt(run, Path(path_text("output", output)), *files, records=records, store=opened_store(store))
+
+
+@register_command(
+    "verify",
+    about="Check a receipt: its signature, the digests of its records, and every number, without a model.",
+    place=23,
+    project=False,
+    arguments=(
+        Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"}),
+        Argument(("--key",), {"help": "PEM file of the public key of who must have signed it"}),
+        Argument(("--recompute",), {"action": "store_true", "help": "compute every number again from the records"}),
+    ),
+)
+def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: bool = False) -> Receipt:
+    """Return a receipt whose signature and digests are right; anything else is a `DataError`.
+
+    A signed receipt needs the PEM file of the signer's public key as `key`; an unsigned one fails with a key.
+    `recompute` computes every number again from the records.
+
+    Examples
+    --------
+    >>> mc.verify(receipt.path, recompute=True).recomputed == len(receipt.to_rows())
+    True
+    """
+    from mlflow_compress.commands.receipt.run import verify_receipt
+
+    public = None if key is None else Path(path_text("key", key))
+    return verify_receipt(Path(path_text("receipt", receipt)), public, recompute=recompute)

@@ -1,0 +1,274 @@
+"""Receipts as zip files: an in-toto statement in a DSSE envelope (`envelope.json`), and the records that it names.
+
+Sources: in-toto attestation framework, statement v1; DSSE v1.0.2 (secure-systems-lab), protocol.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from mlflow_compress import files as atomic
+from mlflow_compress.commands.compare.run import from_run
+from mlflow_compress.commands.receipt.result import Receipt
+from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest
+from mlflow_compress.commands.shared.stored import read_account, results_from_json, results_json
+from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
+from mlflow_compress.decide.gates import gate_values
+from mlflow_compress.decide.promotion import gates_of, lacking_shares, read_gates
+from mlflow_compress.errors import ConfigError, DataError, TrackingError
+from mlflow_compress.files import parse_json
+from mlflow_compress.metrics.core.account import Account
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
+from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECORDS
+from mlflow_compress.tracking.store import Store, require_runs
+from mlflow_compress.version import __version__
+
+KEY_VARIABLE = "MLFLOW_COMPRESS_SIGNING_KEY"
+ENVELOPE = "envelope.json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+KINDS = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "urn:mlflow-compress:receipt:1"}
+_FILE = re.compile(r"(baseline|variant|noise|engine|asked_again)/[a-z_]+\.(parquet|json)")
+_ROUNDING = 1e-9  # relative: another processor adds in another order
+
+
+def export_receipt(
+    run_id: str, output: Path, policy: Path | None, key: Path | None, *, records: bool, store: Store | None
+) -> Receipt:
+    """Write the receipt of a run's evaluation, after checking it with its records as `verify_receipt` does."""
+    if key is None and (named := os.environ.get(KEY_VARIABLE)):
+        key = Path(named)
+    private = None if key is None else _key(key, private=True)
+    meant = read_policy(None if policy is None else str(policy))
+    if store is None:
+        require_runs([run_id])
+        from mlflow_compress.tracking.tracker import Tracker
+
+        store = Tracker()
+    found = from_run(run_id, store)
+    baseline = found.baseline_run_id
+    if baseline is None or found.run is None:
+        raise ConfigError("A receipt is of a variant", allowed="the id of a main run or an evaluate run", got=run_id)
+    run = found.run.run_id
+    folders = {"baseline": (baseline, RECORDS), "variant": (run, RECORDS)}
+    # Not every evaluation has these. One that cannot be read is missed when the figures are recomputed.
+    folders |= {"noise": (baseline, NOISE), "engine": (baseline, ENGINE), "asked_again": (run, NOISE)}
+    files: dict[str, bytes] = {}
+    for part, (owner, folder) in folders.items():
+        with suppress(TrackingError):
+            files |= {f"{part}/{file.name}": file.read_bytes() for file in store.fetch(owner, folder).glob("*")}
+    account = read_account(store, run)
+    predicate = {
+        "written_by": f"mlflow-compress {__version__}",
+        "run_id": run,
+        "baseline_run_id": baseline,
+        "variant": found.name,
+        "baseline": found.baseline,
+        "evaluation_id": found.evaluation_id,
+        "environment": store.fetch_json(baseline, FINGERPRINT),
+        "account": account.to_dict(),
+        "policy": policy_yaml(meant, comments=False),
+        "gates": _gates(meant, found.results, account),
+        "verdict": found.verdict,
+        "figures": results_json(found.results),
+    }
+    subject = [{"name": name, "digest": {"sha256": _sha256(files[name])}} for name in sorted(files)]
+    payload = _json({**KINDS, "subject": subject, "predicate": predicate})
+    public = None if private is None else private.public_key()
+    signatures = [] if private is None else [(_key_id(public), private.sign(_signed(payload)))]
+    envelope = {ENVELOPE: _envelope(payload, signatures)}
+    data = _zipped({**envelope, **files})
+    receipt = _checked(data, output, public, recompute=True)
+    if not records:
+        data = _zipped(envelope)
+    try:
+        atomic.write(output, data)
+    except OSError as error:
+        raise ConfigError(f"The receipt cannot be written: {error}", got=str(output)) from error
+    return replace(receipt, sha256=_sha256(data), with_records=records, recomputed=None)
+
+
+def verify_receipt(path: Path, key: Path | None, *, recompute: bool) -> Receipt:
+    """Return a receipt that is what was exported; otherwise raise an error that says what is wrong."""
+    public = None if key is None else _key(key, private=False)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"The receipt cannot be read: {error.strerror}", got=str(path)) from error
+    return _checked(data, path, public, recompute=recompute)
+
+
+def _checked(data: bytes, path: Path, public: Ed25519PublicKey | None, *, recompute: bool) -> Receipt:
+    files = _unzipped(data, path)
+    try:
+        envelope = parse_json(written := files.pop(ENVELOPE), source=path)
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        statement = parse_json(payload, source=path)
+        signatures = [(one["keyid"], base64.b64decode(one["sig"], validate=True)) for one in envelope["signatures"]]
+        if written != _envelope(payload, signatures) or not KINDS.items() <= statement.items():
+            raise ValueError(f"not as {KINDS['predicateType']} is written")  # several texts decode to one signature
+        named = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
+        signed_by = _check_signature(public, payload, signatures)
+        if not all(map(_FILE.fullmatch, named)) or (
+            files and named != {name: _sha256(content) for name, content in files.items()}
+        ):
+            raise DataError("The records are not those that the statement names", got=str(path))
+        _check_claims(statement["predicate"])
+        recomputed = _recomputed(statement["predicate"], files) if recompute else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"This is no receipt: {error!r}", got=str(path)) from error
+    vouched: dict[str, Any] = {"signed_by": signed_by, "recomputed": recomputed, "with_records": bool(files)}
+    return Receipt(path=path, sha256=_sha256(data), statement=statement, **vouched)
+
+
+def _check_signature(
+    public: Ed25519PublicKey | None, payload: bytes, signatures: Sequence[tuple[str, bytes]]
+) -> str | None:
+    """Return the id of the key that has signed; None of an unsigned receipt of which no signature was asked."""
+    if not signatures and public is None:
+        return None
+    if public is None:
+        raise ConfigError(
+            "This receipt is signed, and nothing says by whom it must be",
+            allowed="--key with the public key's PEM file",
+            got=f"signed with the key {signatures[0][0]}",
+        )
+    for key_id, signature in signatures:
+        with suppress(InvalidSignature):
+            public.verify(signature, _signed(payload))
+            if key_id == _key_id(public):
+                return key_id
+    raise DataError("This receipt is not signed with that key", got=", ".join(k for k, _ in signatures) or "unsigned")
+
+
+def _gates(policy: Policy, results: Sequence[MetricResult], account: Account) -> dict[str, Any]:
+    """Return whether results keep a policy's gates, and what each gate has read."""
+    pooled, meant = headline(list(results)), gates_of(policy)
+    values = {name: one.value for name, one in pooled.items()} | gate_values(pooled)
+    values |= read_gates(results, meant.readings)
+    checks = [check for gate in meant.gates for check in gate.checks(values)]
+    wrong = lacking_shares(policy.require, account.values())
+    passed = not wrong and all(check.passed for check in checks)
+    return {"passed": passed, "reasons": [*(check.reason for check in checks), *wrong]}
+
+
+def _check_claims(stated: Mapping[str, Any]) -> None:
+    """Refuse a statement whose parts contradict each other: figures and gates, environment and evaluation id."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (file := Path(scratch, "policy.yaml")).write_text(stated["policy"], encoding="utf-8")
+        policy = read_policy(str(file))
+    account = Account.from_dict(stated["account"])
+    if _gates(policy, results_from_json(stated["figures"]), account) != stated["gates"]:
+        raise DataError("The gates do not follow from the figures", got=str(stated["gates"]))
+    asked = {name: value for name, value in stated["environment"].items() if name not in ("noise_items", "rounding")}
+    drawn = account.drawn_from is not None  # an evaluation of drawn items has another id
+    if not drawn and digest(asked)[:16] != stated["evaluation_id"]:
+        raise DataError("The evaluation id is not that of the environment", got=stated["evaluation_id"])
+
+
+def _recomputed(stated: Mapping[str, Any], files: Mapping[str, bytes]) -> int:
+    """Return the number of figures, after computing each again from the records."""
+    if not files:
+        raise ConfigError("This receipt has no records to compute from", fix="Export it without --no-records")
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, content in files.items():
+            (file := Path(scratch, name)).parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+        parts: dict[str, Any] = {folder.name: RunRecords.read(folder) for folder in Path(scratch).iterdir()}
+    seed = int(stated["environment"]["seed"])
+    inputs = MetricInputs(**parts, settings=MetricSettings(seed=seed, split_seed=seed))
+    figures = results_json(compute_all(inputs))
+    place = ("name", "task", "category")
+    if [[row[p] for p in place] for row in figures] != [[row[p] for p in place] for row in stated["figures"]]:
+        raise DataError("The records give other figures than the statement has")
+    for row, told in zip(figures, stated["figures"], strict=True):
+        if wrong := [name for name, value in row.items() if not _equal(value, told[name])]:
+            name = f"{wrong[0]} of {row['name']}"
+            raise DataError(f"The records give another {name}", allowed=str(row[wrong[0]]), got=str(told[wrong[0]]))
+    return len(figures)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, int | float):
+        return math.isclose(ours, theirs, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or (ours != ours and theirs != theirs)
+    return bool(ours == theirs)
+
+
+def _key(path: Path, *, private: bool) -> Any:
+    """Return the Ed25519 key of a PEM file."""
+    try:
+        content = path.read_bytes()
+        key = load_pem_private_key(content, password=None) if private else load_pem_public_key(content)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        kind = "private key without a password" if private else "public key"
+        raise ConfigError(f"This file holds no key: {error}", allowed=f"an Ed25519 {kind}", got=str(path)) from error
+    if not isinstance(key, Ed25519PrivateKey if private else Ed25519PublicKey):
+        raise ConfigError("This is another kind of key", allowed="Ed25519", got=type(key).__name__)
+    return key
+
+
+def _key_id(key: Any) -> str:
+    return _sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+def _signed(payload: bytes) -> bytes:
+    """Return what DSSE signs: its pre-authentication encoding of type and payload."""
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+
+
+def _envelope(payload: bytes, signatures: Sequence[tuple[str, bytes]]) -> bytes:
+    text, *signed = (base64.b64encode(data).decode() for data in (payload, *(sig for _, sig in signatures)))
+    named = [{"keyid": key_id, "sig": sig} for (key_id, _), sig in zip(signatures, signed, strict=True)]
+    return _json({"payloadType": PAYLOAD_TYPE, "payload": text, "signatures": named})
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip file that depends on nothing but its content: no times, no compression."""
+    with io.BytesIO() as sink:
+        with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+            for name in sorted(files):
+                (info := zipfile.ZipInfo(name)).create_system = 3  # the same on every system
+                archive.writestr(info, files[name])
+        return sink.getvalue()
+
+
+def _unzipped(data: bytes, path: Path) -> dict[str, bytes]:
+    """Return the files of a receipt. One that is not written as `_zipped` writes it was changed."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+    except Exception as error:  # a changed byte makes zipfile fail in many ways
+        raise DataError(f"The receipt is damaged, or is none: {error}", got=str(path)) from error
+    if _zipped(files) != data:
+        raise DataError("The receipt was changed after it was written", got=str(path))
+    return files
