@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from against_harness import choices, ours
 from setting import harness_requests, machine, parser
 
@@ -82,15 +83,28 @@ def time_harness(url: str, folder: Path, instances: Sequence[Any], at_once: int,
     return time.perf_counter() - began, [loglik for loglik, _ in answers]
 
 
-def time_ours(served: ServedModel, instances: Sequence[Any]) -> tuple[float, Any, int]:
-    """Return seconds, log-likelihoods, and how many requests that took."""
-    scorer = EndpointScorer(served)
+def time_ours(served: ServedModel, instances: Sequence[Any], listed: int) -> tuple[float, Any, int]:
+    """Return seconds, log-likelihoods, and how many requests that took; `listed` items a task are asked with lists."""
+    items = sorted({(i.task_name, str(i.doc_id)) for i in instances}, key=lambda key: (key[0], int(key[1])))
+    by_task = {task: [key for key in items if key[0] == task][:listed] for task, _ in items}
+    scorer = EndpointScorer(served, listed={key for keys in by_task.values() for key in keys})
     gc.collect()
     began = time.perf_counter()
     scores, _ = scorer.score(ours(instances))
     seconds = time.perf_counter() - began
     assert scorer.report is not None
     return seconds, scores.table["loglik"].to_pylist(), scorer.report.n_asked
+
+
+def processor_seconds(server: int | None) -> float:
+    """Return the processor seconds of this process so far, and of the server's with its children."""
+    seconds = time.process_time()
+    if server is not None:
+        root = psutil.Process(server)
+        for process in (root, *root.children(recursive=True)):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 def main() -> None:
@@ -101,6 +115,11 @@ def main() -> None:
     arguments.add_argument("--kind", choices=KINDS, default="lettered", help="of tasks (default: %(default)s)")
     arguments.add_argument("--limit", type=int, default=25, help="questions a subject (default: %(default)s)")
     arguments.add_argument("--at-once", type=int, default=16, help="requests at the same time (default: %(default)s)")
+    arguments.add_argument("--batch", type=int, default=1, help="prompts a request of the harness (its default: 1)")
+    arguments.add_argument(
+        "--listed", type=int, default=0, help="cloze questions a task asked with lists (default: %(default)s)"
+    )
+    arguments.add_argument("--server-pid", type=int, help="process of a server here, to count its processor seconds")
     given = arguments.parse_args()
     folder = given.work / NAME
     prepare(folder)
@@ -112,23 +131,32 @@ def main() -> None:
     served = open_served_model(endpoint, NAME, reader)
     print(machine())
     print(f"{served.can.server}; {len(plain)} requests of {', '.join(KINDS[given.kind])}, {given.at_once} at once")
-    ratios = []
+    ratios, cheaper = [], []
     for run in range(given.runs):
         instances = salted(plain, f"{run}")
-        theirs, _ = time_harness(given.url, folder, instances, given.at_once, 1)
+        began = processor_seconds(given.server_pid)
+        theirs, _ = time_harness(given.url, folder, instances, given.at_once, given.batch)
+        their_processor = processor_seconds(given.server_pid) - began
         instances = salted(plain, f"{run}-")
-        own, our_answers, n_asked = time_ours(served, instances)
+        began = processor_seconds(given.server_pid)
+        own, our_answers, n_asked = time_ours(served, instances, given.listed)
+        our_processor = processor_seconds(given.server_pid) - began
         _, same = time_harness(given.url, folder, instances[:40], given.at_once, 1)
         apart = max(abs(a - b) for a, b in zip(same, our_answers[:40], strict=True))
         alike = np.mean(np.equal(choices(instances[:40], same), choices(instances[:40], our_answers[:40])))
         ratios.append(theirs / own)
+        cheaper.append(their_processor / our_processor)
         print(
             f"run {run}: harness {len(plain) / theirs:.1f} requests/s ({theirs:.1f} s), ours {len(plain) / own:.1f} "
-            f"({own:.1f} s, {n_asked} sent), {ratios[-1]:.1f} times; largest difference {apart:.1e} nat, "
+            f"({own:.1f} s, {n_asked} sent), {ratios[-1]:.2f} times, "
+            f"processor seconds {their_processor:.1f} and {our_processor:.1f}; largest difference {apart:.1e} nat, "
             f"same choices {alike:.0%}",
             flush=True,
         )
-    print(f"median: {np.median(ratios):.1f} times the harness's requests a second")
+    print(
+        f"median: {np.median(ratios):.2f} times the harness's requests a second, "
+        f"{np.median(cheaper):.2f} times for the same processor seconds"
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,6 +15,7 @@ from mlflow_compress.files import read_json_object
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.models.light_model import LightModel, open_light
 from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.records import ItemKey
 from mlflow_compress.scoring.baseline_store import MANIFEST, StateStore, StateWriter
 from mlflow_compress.scoring.child_process import processes_per_pass
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
@@ -58,8 +60,10 @@ class FileModel(LightModel):
     def try_out(self) -> None:
         """Do nothing: what was compressed was loaded again by transformers."""
 
-    def scorer(self, loaded: Any, *, after: StateStore | None = None) -> Scorer:
-        """Return what scores with it; `after` a stored pass with batches of half the size."""
+    def scorer(
+        self, loaded: Any, *, after: StateStore | None = None, listed: Collection[ItemKey] | None = None
+    ) -> Scorer:
+        """Return what scores with it; `after` a stored pass with batches of half the size. No lists are read."""
         half = None if after is None else int(after.manifest.limits["batch_tokens"]) // 2
         return Scorer(loaded, ScoringConfig(batch_tokens=half, processes=processes_per_pass()))
 

@@ -7,7 +7,7 @@ a model in a folder needs, apart from how its passes run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from mlflow_compress.config import EngineConfig, InferenceConfig, ServedConfig, 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.records import (
+    ItemKey,
     OptionBounds,
     OptionDistances,
     OptionScores,
@@ -129,8 +130,10 @@ class EngineModel(IdentifiedModel, Protocol):
     def try_out(self) -> None:
         """Refuse a model that its engine cannot run on this machine, before hours go into another one."""
 
-    def scorer(self, loaded: Any, *, after: Any = None) -> ModelScorer:
+    def scorer(self, loaded: Any, *, after: Any = None, listed: Collection[ItemKey] | None = None) -> ModelScorer:
         """Return what scores with the loaded model.
+
+        `listed` are the items whose lists of most probable tokens a server is asked for, None: of all.
 
         With `after`, the stored pass of the same model, it scores a second time under other conditions (other batches,
         or the server is asked again). The distance between the two is the noise floor.

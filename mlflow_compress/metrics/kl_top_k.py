@@ -58,7 +58,8 @@ CLIPPED_RESTS = MetricKey(
 def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
     """Mean over items of the mean over options of the mean over tokens, of the KL after merging what is not in both.
 
-    The tokens in both lists keep their mass; all others are one token. Merging never raises a divergence. The
+    The tokens in both lists keep their mass; all others are one token. Merging never raises a divergence. Items are
+    those that were asked with lists: of long options a sample, because lists cost a server more than the answers. The
     interval is the studentised bootstrap's, where `mean_is_trusted`.
     """
     bounds = inputs.variant.option_bounds if inputs.variant is not None else None
@@ -71,8 +72,11 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
         raise DataError("Bounds from lists of several lengths cannot be averaged", got=sorted(lengths))
     key = BOUNDS[lengths.pop()]
     kl, kept, clipped = (option_means(inputs.view, bounds, name) for name in ("kl", "kept_baseline", "clipped"))
+    asked = np.zeros(len(kl), dtype=bool)
+    asked[inputs.view.locate(bounds)] = True  # with lists: other items are not in the sample, and not unscored
 
     def means(rows: Int) -> Estimates:
+        rows = rows[asked[rows]]
         scored = np.isfinite(kl[rows])
         left, groups = int((~scored).sum()), inputs.view.group[rows]
         return {

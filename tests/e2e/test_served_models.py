@@ -66,7 +66,11 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     assert times == {1, 2}
     assert found["served/flips_pct"].value == 0.0 and found["served/kl_top20"].value == 0.0
     assert found["served/flips_pct"].n == 4 < found["distance/flips_pct"].n  # two items a task
+    # Cloze items have lists in that sample only; the letters of all six lettered items are read from lists.
+    bound = found["distance/kl_top20"]
+    assert (bound.n, bound.n_unscored, found["served/kl_top20"].n) == (2 + 6, 0, 4)
     assert "asked twice 6 items (noise floor)" in found.account.sentence
+    assert "lists of most probable tokens of 14 items" in found.account.sentence  # with E and F another six
     assert again["served/kl_top20"] == found["served/kl_top20"]
     assert "distance/kl_mean" not in found.metrics and "KL at least" in found.verdict
     assert "no option_distances records" in found.not_computed["divergence"]
@@ -84,7 +88,7 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
 
 QUESTION = {
     "lettered": "a lettered question: its own",
-    "listed": "a cloze question, where",
+    "listed": "16 options of cloze questions",
     "alone": "a cloze question with",
 }
 
@@ -105,7 +109,9 @@ def test_the_page_counts_the_requests_that_a_server_sees(
         mc.evaluate(f"endpoint:{server.base_url}", served_model=NAME, noise_items=2, store=tmp_path / "runs", **asked)
         seen = len(server.bodies)
     each = on_page(QUESTION[kind]) + num_shuffles * on_page("each shuffle")
-    assert seen == on_page("what the server can") + (6 + 2) * each  # six questions, and two of them again
+    # Six questions, and two of them again. Echoes share requests: of four questions (8 options), of two with lists (4),
+    # and of these again.
+    assert seen == on_page("what the server can") + (3 if kind == "listed" else 6 + 2) * each
 
 
 def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_path: Path) -> None:

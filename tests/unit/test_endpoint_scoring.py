@@ -10,9 +10,10 @@ import pytest
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model
+from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.loading import LoadedModel
-from mlflow_compress.records import Request
+from mlflow_compress.records import OptionBounds, Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -78,6 +79,39 @@ def test_every_kind_of_server_gives_the_log_likelihoods_of_the_model_in_this_pro
     assert len(server.bodies) - n_probed == scorer.report.n_asked
     if kind == "vllm":  # four letters of a prompt are one request, and at most one each for what no list shows
         assert scorer.report.n_asked < len(requests)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_lists_are_asked_for_listed_items_alone_and_compared_where_both_sides_have_them(
+    kind: str, loaded: LoadedModel, tmp_path: Any
+) -> None:
+    requests = requests_()
+    cheap = {("letters", f"q{n}") for n in range(3)}  # one question shows the list and all options
+    if kind == "llama.cpp":  # every question does
+        cheap |= {("long", "l0"), ("long", "l1"), ("bare", "b")}
+    with served_demo(loaded, kind=kind) as server:
+        served = open_demo(server, loaded)
+        whole, _ = EndpointScorer(served).score(requests, capture=ListWriter(tmp_path / "all"))
+        begin = len(server.bodies)
+        listed = {("long", "l0"), ("letters", "q1")}
+        scorer = EndpointScorer(served, listed=listed)
+        scores, _ = scorer.score(requests, capture=ListWriter(tmp_path / "listed"))
+        echoes = [body for body in server.bodies[begin:] if body.get("echo") and len(body["prompt"]) > 1]
+        of = {name: ShownLists(tmp_path / name) for name in ("all", "listed")}
+        other = {("long", "l1"), ("long", "l0")}
+        _, same = EndpointScorer(served, listed=listed).score(requests, baseline=of["all"])
+        _, fewer = EndpointScorer(served, listed=other).score(requests, baseline=of["listed"])
+    assert scores.column("loglik").tolist() == whole.column("loglik").tolist()
+    assert scores.column("greedy").tolist() == whole.column("greedy").tolist()
+    if kind == "vllm":  # 3 options with lists, and 3 + 1 without, in a request each
+        assert sorted((body["logprobs"], len(body["prompt"])) for body in echoes) == [(1, 4), (20, 3)]
+
+    def items(bounds: OptionBounds | None) -> set[tuple[str, str]]:
+        assert bounds is not None and None not in bounds.column("kl").tolist()
+        return {(task, item) for task, item, *_ in bounds.key_rows()}
+
+    assert items(same) == listed | cheap
+    assert items(fewer) == {("long", "l0")} | cheap  # the baseline has no lists of l1
 
 
 def test_a_server_that_ignores_echo_without_a_word_is_refused(loaded: LoadedModel) -> None:

@@ -90,6 +90,16 @@ def test_the_metric_has_the_name_of_its_lists_and_leaves_the_exact_keys_out() ->
     assert "distance/flips_pct" in results
 
 
+def test_items_that_were_asked_without_lists_are_not_unscored() -> None:
+    inputs = metric_records.inputs(12)
+    whole = bounds_of(20, 0.25)
+    task, first = whole.column("task")[0], whole.column("item_id")[0]
+    sample = replace(inputs, variant=replace(inputs.variant, option_bounds=whole.where(task=[task], item_id=[first])))
+    result = headline(compute_all(sample))["distance/kl_top20"]
+    assert (result.value, result.n, result.n_unscored) == (0.25, 1, 0)
+    assert headline(compute_all(sample))["distance/flips_pct"].n > 1
+
+
 def test_bounds_from_lists_of_two_lengths_are_refused() -> None:
     inputs = metric_records.inputs(12)
     mixed = bounds_of(20, 0.25)

@@ -131,7 +131,7 @@ def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
         # It does not pass: an error names the kind, and what is kept; nothing with a fault is.
         injected.clear()
         begin = len(server.bodies)
-        due = list(range(2, 12))
+        due = list(range(0 if echoes_alone else 2, 12))  # the first request is the only one with echoes
         with pytest.raises(EndpointError) as error:
             EndpointScorer(served).score(requests_(), resume=tmp_path / "persisting")
         n_kept = len(server.bodies) - begin - (RETRIES + 1)
@@ -210,7 +210,8 @@ def test_an_interruption_asks_nothing_again_that_was_under_way(
     opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path
 ) -> None:
     server, served, exact = opened
-    served = replace(served, endpoint=replace(served.endpoint, concurrency=4))
+    # A prompt a request, so that many are left when it is interrupted.
+    served = replace(served, endpoint=replace(served.endpoint, concurrency=4), can=replace(served.can, lists=False))
     begin, enough = len(server.bodies), threading.Event()
 
     def slow(number: int, body: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
-from mlflow_compress.records import RunRecords, Traces, align
+from mlflow_compress.records import ItemKey, RunRecords, Traces, align
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder
@@ -58,6 +58,11 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
         return suite
     tasks = tuple(_sampled_task(task, n, seed) for task in suite.tasks)
     return replace(suite, tasks=tasks, corpora=tuple(_sampled_corpus(corpus, n) for corpus in suite.corpora))
+
+
+def item_keys(suite: Suite) -> set[ItemKey]:
+    """Return the items of a suite; of the noise run's sample, those whose lists a served model is asked for."""
+    return set(zip(suite.items.column("task").tolist(), suite.items.column("item_id").tolist(), strict=True))
 
 
 def _sampled_task(task: Task, n: int, seed: int) -> Task:
@@ -120,7 +125,8 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
     recognised_in(resume, model)
     states = resume / STATES
     with model.capture(states, loaded) as capture:
-        outputs = run_model(model.scorer(loaded), suite, capture=capture, resume=resume / RECORDS)
+        first = model.scorer(loaded, listed=item_keys(sample))
+        outputs = run_model(first, suite, capture=capture, resume=resume / RECORDS)
     stored = model.stored(states)
     own = model.comparable_with(stored)
     second = model.scorer(loaded, after=stored)

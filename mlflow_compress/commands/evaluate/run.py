@@ -13,6 +13,7 @@ from mlflow_compress.commands.evaluate.baseline import (
     Baseline,
     evaluation_of_sample,
     find_or_evaluate,
+    item_keys,
     noise_sample,
     with_traces,
 )
@@ -148,17 +149,18 @@ def evaluate_variant(
     else:
         recognised_in(resume, variant)
         states, loaded = states_for(baseline, base, variant), variant.load()
+        sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
         with ExitStack() as stack:
             own = resume / _SHOWN
             capture = None
             if asked_twice and suite.is_scored:
                 capture = stack.enter_context(variant.capture(own, loaded))
             if config.sampling.size is None:
-                outputs = run_model(variant.scorer(loaded), suite, capture=capture, baseline=states, resume=resume)
+                scorer = variant.scorer(loaded, listed=item_keys(sample))
+                outputs = run_model(scorer, suite, capture=capture, baseline=states, resume=resume)
             else:
                 outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume)
         if capture is not None:
-            sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
             stored = variant.stored(own)
             second, first = variant.scorer(loaded, after=stored), variant.comparable_with(stored)
             again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
@@ -180,6 +182,8 @@ def evaluate_variant(
         setting = conditions(config, variant)
         if again is not None and again.items is not None:
             setting["asked twice"] = f"{len(again.items):,} items (noise floor)"
+        if (bounds := outputs.records.option_bounds) is not None:
+            setting["lists of most probable tokens of"] = f"{len({(t, i) for t, i, *_ in bounds.key_rows()}):,} items"
         account = take_account(
             inputs,
             cut=outputs.shortened.cut,

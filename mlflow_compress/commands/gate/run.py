@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
-from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate
+from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, item_keys, noise_sample
 from mlflow_compress.commands.evaluate.blocks import BlockScorer, Keys, joined_records
 from mlflow_compress.commands.evaluate.models import (
     as_baseline,
@@ -485,7 +485,8 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
         with resumable_workdir(store.uri, fingerprint) as folder:
             recognised_in(folder, variant)
             # The model is loaded for the first block that must be scored.
-            load_once = cache(lambda: variant.scorer(variant.load()))
+            listed = item_keys(noise_sample(suite, evaluation.evaluation.noise_items, seed=config.source.seed))
+            load_once = cache(lambda: variant.scorer(variant.load(), listed=listed))
             scorer = BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
             so_far = _look(work, scorer, progress)
             found = verdict_of_gate(work, so_far, label, store.link(run.run_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,15 +22,15 @@ from mlflow_compress.engines.endpoint.routes import (
     Wanted,
     wanted,
 )
-from mlflow_compress.engines.endpoint.top_lists import ListWriter, TopLists
+from mlflow_compress.engines.endpoint.top_lists import NO_LIST, ListWriter, TopLists
 from mlflow_compress.errors import EndpointError, UnsupportedError
-from mlflow_compress.records import TOP_LADDER, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
+from mlflow_compress.records import TOP_LADDER, ItemKey, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
 from mlflow_compress.scoring.baseline_store import Keys
 from mlflow_compress.scoring.engine import option_scores, token_scores
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
-from mlflow_compress.scoring.plan.packing import Ids, plan_batches, sequence_key
+from mlflow_compress.scoring.plan.packing import Ids, plan_batches
 from mlflow_compress.scoring.scoring_pass import Targets
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -53,15 +53,18 @@ class TopBound:
 
 @dataclass
 class Rows:
-    """What a server has shown at every row: the log-probability of tokens, and the most probable ones."""
+    """What a server has shown at every row: the log-probability of tokens, the most probable one, and whole lists."""
 
     logprob: dict[tuple[int, int], float] = field(default_factory=dict)
-    top: dict[int, TopList] = field(default_factory=dict)
+    best: dict[int, tuple[int, float]] = field(default_factory=dict)
+    top: dict[int, TopList] = field(default_factory=dict)  # Where a whole list was asked for
 
-    def add(self, row: int, token: int | None, position: Position) -> None:
+    def add(self, row: int, token: int | None, position: Position, *, whole: bool) -> None:
         """Take over an answer; every token of its list is known with it."""
         if len(position.top[0]):
-            self.top[row] = position.top
+            self.best[row] = int(position.top[0][0]), float(position.top[1][0])
+            if whole:
+                self.top[row] = position.top
             for known, value in zip(position.top[0].tolist(), position.top[1].tolist(), strict=True):
                 self.logprob.setdefault((row, known), value)
         if token is not None and position.logprob is not None:
@@ -161,19 +164,20 @@ class ServedAnswers:
         return [_positions(rows[key]) for key in keys]
 
     def _requests(self, by_key: Mapping[str, TokenQuestion]) -> list[list[str]]:
-        """Return the keys of the questions of each request: one, or several options after the same prompt."""
+        """Return the keys of the questions of each request: one, or several echoes with lists of one length."""
         requests: list[list[str]] = []
-        last: dict[bytes, list[str]] = {}  # By the prompt, the request to which further options are added
+        open_: dict[int | None, tuple[list[str], int]] = {}  # By that length: what echoes are added to, and its tokens
         for key, question in by_key.items():
             if not self.lists or not question.scored:
                 requests.append([key])
                 continue
-            prompt = sequence_key(question.tokens[: -question.scored])
-            room = _MOST_TOKENS // len(question.tokens)
-            if prompt not in last or len(last[prompt]) >= min(room, _MOST_PROMPTS):
-                last[prompt] = []
-                requests.append(last[prompt])
-            last[prompt].append(key)
+            request, n_tokens = open_.get(question.top, ([], 0))
+            n_tokens += len(question.tokens)
+            if not request or n_tokens > _MOST_TOKENS or len(request) == _MOST_PROMPTS:
+                request, n_tokens = [], len(question.tokens)
+                requests.append(request)
+            request.append(key)
+            open_[question.top] = request, n_tokens
         return requests
 
     def _kept(self, cache: ReplyCache, requests: Sequence[Sequence[str]]) -> str | None:
@@ -210,14 +214,17 @@ class AskedModel(Protocol):
 class EndpointScorer:
     """Scores requests and corpora with a served model.
 
-    `repeat` 1 asks again what was asked before, for the noise floor. `report` describes the last pass over requests.
+    `repeat` 1 asks again what was asked before, for the noise floor. `listed` are the items whose lists of most
+    probable tokens are wanted, None: of all; other items have no bounds, unless their lists cost nothing. `report`
+    describes the last pass over requests.
     """
 
-    def __init__(self, loaded: AskedModel, *, repeat: int = 0) -> None:
+    def __init__(self, loaded: AskedModel, *, repeat: int = 0, listed: Collection[ItemKey] | None = None) -> None:
         self.loaded = loaded
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ServedReport | None = None
         self._repeat = repeat
+        self._listed = listed
 
     def score(
         self,
@@ -229,31 +236,51 @@ class EndpointScorer:
     ) -> tuple[OptionScores, OptionBounds | None]:
         """Score continuations, and bound their distance from a baseline.
 
-        One row per request, in order; what could not be asked is null. Answers are kept in the folder `resume`, so that
-        a killed run asks for none of them again.
+        One row per request, in order; what could not be asked is null. The bounds are those of items whose lists were
+        wanted, of the baseline too. Answers are kept in the folder `resume`, so that a killed run asks for none of them
+        again.
         """
         began = time.monotonic()
         encoded = self.encoder.encode(requests)
         fits = [i for i, e in enumerate(encoded) if e.fits]
+        unlisted = self._unlisted(requests, encoded)
+        tops = [1 if (requests[i].task, requests[i].item_id) in unlisted else None for i in fits]
         inputs, predicted = [encoded[i].inputs for i in fits], [encoded[i].targets for i in fits]
         plan = plan_batches(inputs, [len(t) for t in predicted], batch_tokens=_BATCH)
         rows = np.concatenate(plan.sequence_rows) if fits else np.zeros(0, np.int64)
         tokens = np.concatenate(predicted) if fits else np.zeros(0, np.int32)
         targets, place = Targets.of(rows, tokens.astype(np.int64))
         answers = self.loaded.answers(resume)
-        found = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows), label="options")
+        found = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows, tops), label="options")
         scores = option_scores(requests, encoded, targets, place, _arrays(targets, found))
-        shown = {plan.keys[row].tobytes(): top for row, top in sorted(found.top.items())}
         if capture is not None:
-            capture.write(shown)
+            capture.write({plan.keys[row].tobytes(): found.top.get(row, NO_LIST) for row in sorted(found.best)})
         n_unscored = sum(value is None for value in scores.column("loglik").tolist())
         self._record_report("options", answers, began, requests, encoded, n_unscored)
         if baseline is None:
             return scores, None
-        bounds, k = self._bounds(found, plan.keys, baseline)
+        bounds, unlisted_rows, k = self._bounds(found, plan.keys, baseline)
         split = np.split(rows, np.cumsum([len(t) for t in predicted])[:-1]) if fits else []
         of_request = dict(zip(fits, split, strict=True))
-        return scores, _option_bounds(requests, of_request, bounds, k)
+        for i, places in of_request.items():
+            if not unlisted_rows.isdisjoint(places.tolist()):
+                unlisted.add((requests[i].task, requests[i].item_id))
+        kept = [i for i, r in enumerate(requests) if (r.task, r.item_id) not in unlisted]
+        return scores, _option_bounds(
+            [requests[i] for i in kept], [of_request.get(i, _NO_ROWS) for i in kept], bounds, k
+        )
+
+    def _unlisted(self, requests: Sequence[Request], encoded: Sequence[Encoded]) -> set[ItemKey]:
+        """Return the items that are asked without lists: not wanted, and not those of options of one token."""
+        can = self.loaded.can
+        if self._listed is None or not can.echo:
+            return set()
+        costly = {
+            (r.task, r.item_id)
+            for r, e in zip(requests, encoded, strict=True)
+            if not (can.steps and len(e.targets) == 1)
+        }
+        return costly - set(self._listed)
 
     def score_corpus(
         self,
@@ -278,7 +305,8 @@ class EndpointScorer:
         inputs = [ids[:-1] for ids in windows.ids]
         predicted = [ids[places] for ids, places in zip(windows.ids, windows.scored, strict=True)]
         answers = self.loaded.answers(resume)
-        found = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows), label=task)
+        asked = self._wanted(inputs, predicted, plan.sequence_rows, [1] * len(inputs))
+        found = self._ask(answers, asked, label=task)
         result = _arrays(targets, found)
         missing = int(np.isnan(result["logprob"]).sum())
         if missing:
@@ -314,9 +342,15 @@ class EndpointScorer:
         )
         logger.info("scored %s%s: %s", label, " again, for the noise floor" if self._repeat else "", self.report)
 
-    def _wanted(self, inputs: Sequence[Ids], predicted: Sequence[Ids], rows: Sequence[npt.NDArray[np.int64]]) -> Wanted:
+    def _wanted(
+        self,
+        inputs: Sequence[Ids],
+        predicted: Sequence[Ids],
+        rows: Sequence[npt.NDArray[np.int64]],
+        tops: Sequence[int | None],
+    ) -> Wanted:
         can = self.loaded.can
-        return wanted(inputs, predicted, rows, echo=can.echo, steps=can.steps)
+        return wanted(inputs, predicted, rows, tops, echo=can.echo, steps=can.steps)
 
     def _ask(self, answers: ServedAnswers, asked: Wanted, *, label: str) -> Rows:
         """Return what the server shows: first its lists, then the wanted tokens that no list holds."""
@@ -336,10 +370,10 @@ class EndpointScorer:
         for (question, rows), positions in zip(fitting, replies, strict=False):
             tokens = question.tokens[-question.scored :].tolist()
             for row, token, position in zip(rows.tolist(), tokens, positions or [], strict=False):
-                found.add(row, token, position)
+                found.add(row, token, position, whole=question.top is None)
         for (row, question), positions in zip(steps.items(), replies[len(fitting) :], strict=True):
             for position in positions or []:
-                found.add(row, question.forced, position)
+                found.add(row, question.forced, position, whole=True)
         left = [
             (row, token, self._alone(asked.prefix[row], token))
             for row, wanted_tokens in asked.tokens.items()
@@ -349,13 +383,13 @@ class EndpointScorer:
         left = [(row, token, question) for row, token, question in left if self._fits(question)]
         for (row, token, _), positions in zip(left, ask([q for *_, q in left]), strict=True):
             for position in positions or []:
-                found.add(row, token, position)
+                found.add(row, token, position, whole=False)
         return found
 
     def _alone(self, prefix: Ids, token: int) -> TokenQuestion:
         """Return the question for one token after a prefix."""
         if self.loaded.can.echo:
-            return TokenQuestion(np.append(prefix, token).astype(np.int32), scored=1)
+            return TokenQuestion(np.append(prefix, token).astype(np.int32), scored=1, top=1)
         return TokenQuestion(prefix, forced=token)
 
     def _fits(self, question: TokenQuestion) -> bool:
@@ -364,17 +398,18 @@ class EndpointScorer:
         written = 0 if question.scored and can.echo_alone else 1
         return can.max_length is None or len(question.tokens) + written <= can.max_length
 
-    def _bounds(self, found: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, TopBound], int]:
-        """Return the bound at every row where both lists are long enough, and the length of the lists."""
+    def _bounds(self, found: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, TopBound], set[int], int]:
+        """Return the bound at every row, the rows whose list the baseline lacks, and the length of the lists."""
         longest = min(self.loaded.can.n_top, baseline.most)
         k = next((rung for rung in TOP_LADDER if rung <= longest), 0)
         rows = sorted(row for row, top in found.top.items() if k and len(top[0]) >= k)
-        lists = baseline.lists(keys[rows], k) if rows else []
+        lists = dict(zip(rows, baseline.lists(keys[rows], k) if rows else [], strict=True))
         bounds = {
             row: top_k_bound(theirs, (found.top[row][0][:k], found.top[row][1][:k]))
-            for row, theirs in zip(rows, lists, strict=True)
+            for row, theirs in lists.items()
+            if theirs is not None
         }
-        return bounds, k
+        return bounds, lists.keys() - bounds.keys(), k
 
 
 def top_k_bound(baseline: TopList, variant: TopList) -> TopBound:
@@ -403,22 +438,28 @@ def _arrays(targets: Targets, found: Rows) -> Arrays:
     """Return the results of a pass as `record_assembly` reads them; NaN where the server has said nothing."""
     rows, tokens = targets.row.tolist(), targets.token.tolist()
     logprob = np.asarray([found.logprob.get(pair, np.nan) for pair in zip(rows, tokens, strict=True)], np.float64)
-    best = np.asarray([found.top[row][1][0] if row in found.top else np.nan for row in rows], np.float64)
-    argmax = np.asarray([found.top[row][0][0] if row in found.top else None for row in rows], object)
+    tops = [found.best.get(row, (None, np.nan)) for row in rows]
+    argmax, best = (
+        np.asarray([token for token, _ in tops], object),
+        np.asarray([value for _, value in tops], np.float64),
+    )
     # Of equally probable tokens a server may write any; each of them is what greedy decoding can give.
     return {"logprob": logprob, "is_argmax": logprob >= best, "argmax": argmax}
 
 
+_NO_ROWS = np.zeros(0, np.int64)  # of a request that does not fit
+
+
 def _option_bounds(
-    requests: Sequence[Request], rows: Mapping[int, npt.NDArray[np.int64]], bounds: Mapping[int, TopBound], k: int
+    requests: Sequence[Request], rows: Sequence[npt.NDArray[np.int64]], bounds: Mapping[int, TopBound], k: int
 ) -> OptionBounds:
     """Return one row per request: means over its tokens; null where a token has no bound."""
     columns: dict[str, list[object]] = {
         name: [getattr(r, name) for r in requests] for name in ("task", "item_id", "permutation", "option")
     }
     own: list[list[TopBound] | None] = []
-    for number in range(len(requests)):
-        found = [bounds.get(row) for row in rows.get(number, np.zeros(0, np.int64)).tolist()]
+    for places in rows:
+        found = [bounds.get(row) for row in places.tolist()]
         there = [bound for bound in found if bound is not None]
         own.append(there if there and len(there) == len(found) else None)
     columns["k"] = [k] * len(requests)

@@ -44,8 +44,8 @@ class Capabilities:
     def lines(self, name: str) -> list[str]:
         """Return what a person should know before numbers come."""
         if self.echo:
-            each = "a request for the longer options of a question" if self.lists else "a request per option"
-            echo = f"yes: {each}" + (", and one for all options of one token" if self.steps else "")
+            each = "a request for 16 longer options" if self.lists else "a request per option"
+            echo = f"yes: {each}" + (", and one for all options of one token of a question" if self.steps else "")
         elif self.shifted:
             echo = "shifted by one position, not used: every scored token is a request of its own"
         else:
@@ -76,6 +76,7 @@ class TokenQuestion:
     # Where the next token is wanted: a token that the server is made to write, so that it says its log-probability.
     # None: the most probable one.
     forced: int | None = None
+    top: int | None = None  # Most probable tokens that are wanted at a position; None: as many as the server shows
 
     @property
     def order(self) -> bytes:
@@ -85,7 +86,7 @@ class TokenQuestion:
     @property
     def content(self) -> dict[str, Any]:
         """Everything that decides the answer of one server."""
-        return {"tokens": self.tokens.tolist(), "scored": self.scored, "forced": self.forced}
+        return {"tokens": self.tokens.tolist(), "scored": self.scored, "forced": self.forced, "top": self.top}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,13 @@ class Wanted:
 
 
 def wanted(
-    inputs: Sequence[Ids], targets: Sequence[Ids], rows: Sequence[npt.NDArray[np.int64]], *, echo: bool, steps: bool
+    inputs: Sequence[Ids],
+    targets: Sequence[Ids],
+    rows: Sequence[npt.NDArray[np.int64]],
+    tops: Sequence[int | None],
+    *,
+    echo: bool,
+    steps: bool,
 ) -> Wanted:
     """Return what has to be asked.
 
@@ -134,16 +141,18 @@ def wanted(
     request.
 
     Of each sequence, `inputs` are read, the last `len(targets)` tokens are predicted, and `rows` has the row of each.
-    `echo` and `steps` are the server's `Capabilities`.
+    `tops` are the lists wanted with an echo, which costs the server as much at every token of the prompt; another
+    question shows a whole list always. `echo` and `steps` are the server's `Capabilities`.
     """
     longer = {int(places[0]) for predicted, places in zip(targets, rows, strict=True) if len(predicted) > 1}
     prefix: dict[int, Ids] = {}
     tokens: dict[int, list[int]] = {}
     whole: list[TokenQuestion] = []
     whole_rows: list[npt.NDArray[np.int64]] = []
-    for read, predicted, places in zip(inputs, targets, rows, strict=True):
+    for read, predicted, places, top in zip(inputs, targets, rows, tops, strict=True):
         if echo and not (steps and len(predicted) == 1 and int(places[0]) not in longer):
-            whole.append(TokenQuestion(np.append(read, predicted[-1]).astype(np.int32), scored=len(predicted)))
+            tokens_read = np.append(read, predicted[-1]).astype(np.int32)
+            whole.append(TokenQuestion(tokens_read, scored=len(predicted), top=top))
             whole_rows.append(places)
             continue
         start = len(read) - len(predicted) + 1
@@ -199,7 +208,7 @@ class Route(Protocol):
     def request(self, *questions: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
         """Return path and body of the request; None where a question cannot be asked in the server's terms.
 
-        Several questions must be echoes, of a server that takes `Capabilities.lists`.
+        Several questions must be echoes with one `top`, of a server that takes `Capabilities.lists`.
         """
 
     def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
@@ -258,7 +267,7 @@ class CompletionsRoute:
             "prompt": prompts if len(prompts) > 1 else prompts[0],
             "max_tokens": 0 if first.scored and self.can.echo_alone else 1,
             "temperature": 0,
-            "logprobs": self.can.n_top,
+            "logprobs": self._n_top(first),
         }
         if first.scored:
             body["echo"] = True
@@ -282,13 +291,17 @@ class CompletionsRoute:
             return fault.no_reply
         return Positions(answers, usage)
 
+    def _n_top(self, question: TokenQuestion) -> int:
+        return self.can.n_top if question.top is None else min(question.top, self.can.n_top)
+
     def _answer(self, told: EchoedTokens, question: TokenQuestion) -> list[Position]:
+        n_top = self._n_top(question)
         if not question.scored:
             if not told.tokens:
                 if told.finish != "stop":  # an answer that ends at once is told without a token
                     raise WrongReplyError(NO_TOKEN, "wrote no token where one was asked for")
                 return [Position(None, top_list({}, 0))]
-            written = self._position(told, 0)
+            written = self._position(told, 0, n_top)
             said = question.forced is not None and self.vocabulary.id_of(told.tokens[0]) == question.forced
             return [written if said else Position(None, written.top)]
         n = len(question.tokens) - self.can.drops_first
@@ -299,17 +312,15 @@ class CompletionsRoute:
             there = self.vocabulary.id_of(name)
             if there is not None and there != token:
                 raise WrongReplyError(OTHER_TOKENS, f"echoed {name!r} as token {place}, where {token} was sent")
-        return [self._position(told, place) for place in range(n - question.scored, n)]
+        return [self._position(told, place, n_top) for place in range(n - question.scored, n)]
 
-    def _position(self, told: EchoedTokens, place: int) -> Position:
+    def _position(self, told: EchoedTokens, place: int, n_top: int) -> Position:
         shown = {self.vocabulary.id_of(name): log_probability(value) for name, value in told.tops[place].items()}
         # Tokens with one text between them have one entry: only such a text explains a shorter list.
-        if len(shown) < min(self.can.n_top, self.vocabulary.size) and None not in shown:
-            raise WrongReplyError(
-                SHORT_LIST, f"showed {len(shown)} top log-probabilities of {self.can.n_top} asked for"
-            )
+        if len(shown) < min(n_top, self.vocabulary.size) and None not in shown:
+            raise WrongReplyError(SHORT_LIST, f"showed {len(shown)} top log-probabilities of {n_top} asked for")
         known = {token: value for token, value in shown.items() if token is not None and value is not None}
-        return Position(log_probability(told.logprobs[place]), top_list(known, self.can.n_top))
+        return Position(log_probability(told.logprobs[place]), top_list(known, n_top))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists, S
 from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.models.identity import tokenizer_hash
+from mlflow_compress.records import ItemKey
 from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.scoring.generation.decoding import shards
@@ -159,9 +160,11 @@ class ServedModel:
         """Return itself: its server has loaded it."""
         return self
 
-    def scorer(self, loaded: ServedModel, *, after: TopLists | None = None) -> EndpointScorer:
+    def scorer(
+        self, loaded: ServedModel, *, after: TopLists | None = None, listed: Collection[ItemKey] | None = None
+    ) -> EndpointScorer:
         """Return what asks it; `after` a stored pass it is asked everything again."""
-        return EndpointScorer(loaded, repeat=0 if after is None else 1)
+        return EndpointScorer(loaded, repeat=0 if after is None else 1, listed=listed)
 
     def capture(self, folder: Path, loaded: ServedModel) -> ListWriter:
         """Return what stores the lists that its server shows."""

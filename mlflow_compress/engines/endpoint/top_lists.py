@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -16,6 +16,8 @@ from mlflow_compress.errors import AlignmentError, StoreError
 from mlflow_compress.scoring.baseline_store import Keys, StateStore
 
 FILE = "top_lists.parquet"
+NO_LIST: TopList = np.zeros(0, np.int64), np.zeros(0)
+"""Of a position that was asked without a list."""
 _ROWS = 256  # whose logits are in memory at once
 
 
@@ -26,8 +28,8 @@ class TopLists(Protocol):
     def most(self) -> int:
         """Length of the longest list."""
 
-    def lists(self, keys: Keys, k: int) -> list[TopList]:
-        """Return the k most probable tokens at each position; fewer where there are fewer."""
+    def lists(self, keys: Keys, k: int) -> Sequence[TopList | None]:
+        """Return the k most probable tokens at each position, fewer where there are fewer; None without a list."""
 
 
 class StoredStates:
@@ -69,8 +71,11 @@ class ShownLists:
         """Length of the longest list."""
         return max(map(len, self._ids), default=0)
 
-    def lists(self, keys: Keys, k: int) -> list[TopList]:
-        """Return the k most probable tokens at each position; fewer where the server has shown fewer."""
+    def lists(self, keys: Keys, k: int) -> list[TopList | None]:
+        """Return the k most probable tokens at each position, fewer where the server has shown fewer.
+
+        None where it was asked without a list.
+        """
         names = [key.tobytes() for key in keys]
         missing = sum(name not in self._row for name in names)
         if missing:
@@ -79,7 +84,12 @@ class ShownLists:
                 fix="Evaluate baseline and variant on the same tasks, limit and seed, with the same tokenizer",
             )
         rows = [self._row[name] for name in names]
-        return [(np.asarray(self._ids[r][:k], np.int64), np.asarray(self._logprobs[r][:k], np.float64)) for r in rows]
+        return [
+            (np.asarray(self._ids[r][:k], np.int64), np.asarray(self._logprobs[r][:k], np.float64))
+            if self._ids[r]
+            else None
+            for r in rows
+        ]
 
 
 class ListWriter:
