@@ -61,13 +61,13 @@ def make(folder: Path, layers: int, hidden: int) -> Path:
 def measure(model: Path, method: str, *, from_disk: bool) -> dict[str, Any]:
     """Compress the model in this process, and return bytes and seconds."""
     from mlflow_compress import demo
-    from mlflow_compress.compression import compress_model, method_config
+    from mlflow_compress.compression import METHODS, compress_model, method_config
     from mlflow_compress.compression.backends import llmcompressor_backend
     from mlflow_compress.models.placement import Offload
 
     llmcompressor_backend.load_for_llmcompressor()
     texts = [(demo.DATA_DIR / "calibration.txt").read_text()]
-    config = method_config(method, **(FEW if method == "gptq" else {}))
+    config = method_config(method, **(FEW if METHODS.get(method).needs_calibration else {}))
     with tempfile.TemporaryDirectory(dir=model.parent) as folder, anonymous_peak() as peak:
         offload = Offload(max_memory=FROM_DISK, folder=folder)
         device = "balanced" if from_disk else "cpu"

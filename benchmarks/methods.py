@@ -1,7 +1,8 @@
 """Every compression method on the demonstration model: seconds, peak memory, bytes and KL in one table.
 
 Each variant is made in a process of its own, so that its peak memory is not that of the ones before. The KL is the mean
-over 4,096 held-out tokens of the demo's corpus, in nats, both models in float32.
+over 4,096 held-out tokens of the demo's corpus, in nats, both models in float32. Where a method rounds weights and
+activations, a second table has the KL of each alone, and their interaction: what both cost beyond the sum.
 
 Example
 -------
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROWS, LENGTH = 16, 256
+SCHEMES = ("nvfp4", "mxfp4", "mxfp8", "w4a8", "w4afp8", "fp8-block")
 
 VARIANTS: list[tuple[str, dict[str, str]]] = [
     ("none", {}),
@@ -37,6 +39,8 @@ VARIANTS: list[tuple[str, dict[str, str]]] = [
     ("w8a8", {}),
     ("smoothquant", {}),
     ("fp8", {}),
+    *((method, {"activations": on}) for method in SCHEMES for on in ("true", "false")),
+    *((method, {"scheme": scheme}) for method in ("gptq", "awq") for scheme in ("nvfp4", "mxfp4", "w4a8")),
     *(
         (method, settings)
         for method in ("magnitude", "wanda", "sparsegpt")
@@ -67,10 +71,11 @@ def missing(method: str, settings: dict[str, str]) -> str | None:
 def measure(method: str, settings: dict[str, str]) -> dict[str, Any]:
     """Compress the demonstration model and return one row of the table."""
     import torch
+    from compressed_tensors.quantization import disable_quantization, enable_quantization
     from transformers import AutoTokenizer
 
     from mlflow_compress import demo
-    from mlflow_compress.compression import compress_model, method_config
+    from mlflow_compress.compression import METHODS, compress_model, method_config
     from mlflow_compress.models.loading import LoadConfig, load_model
 
     calibration = [(demo.DATA_DIR / "calibration.txt").read_text()]
@@ -78,16 +83,30 @@ def measure(method: str, settings: dict[str, str]) -> dict[str, Any]:
     ids = tokenizer((demo.DATA_DIR / "corpus.txt").read_text())["input_ids"][: ROWS * LENGTH]
     batch = torch.tensor(ids).reshape(ROWS, LENGTH)
 
-    def log_probs(folder: Path) -> torch.Tensor:
-        model = load_model(LoadConfig(path=str(folder), device="cpu")).model
+    def log_probs(model: Any) -> torch.Tensor:
         with torch.inference_mode():
             return torch.log_softmax(model(input_ids=batch).logits.double(), dim=-1)
 
+    def kl(model: Any) -> float:
+        return float((p.exp() * (p - log_probs(model))).sum(-1).mean())
+
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        manifest = compress_model(str(demo.MODEL_DIR), method, method_config(method, **settings), calibration, out)
-        p, q = log_probs(demo.MODEL_DIR), log_probs(out)
+        config = method_config(method, **settings)
+        manifest = compress_model(str(demo.MODEL_DIR), method, config, calibration, out)
+        base, variant = (load_model(LoadConfig(path=str(path), device="cpu")).model for path in (demo.MODEL_DIR, out))
+    p, alone = log_probs(base), {}
+    both = kl(variant)
+    if METHODS.get(method).rounds(config) and method in (*SCHEMES, "w8a8", "fp8"):  # others move scales or layers too
+        layers = {n: m for n, m in variant.named_modules() if hasattr(m, "quantization_scheme")}
+        variant.apply(disable_quantization)  # the weights stay as they were loaded
+        alone["kl_weights"] = kl(variant)
+        variant.apply(enable_quantization)
+        for name, layer in layers.items():
+            layer.weight.data = base.get_submodule(name).weight.data
+        alone["kl_activations"] = kl(variant)
     return {
+        **alone,
         "variant": manifest.label,
         "seconds": manifest.seconds,
         "peak_memory_bytes": manifest.peak_memory_bytes,
@@ -95,7 +114,7 @@ def measure(method: str, settings: dict[str, str]) -> dict[str, Any]:
         "size_ratio": manifest.size_ratio,
         "bits_per_weight": manifest.bits_per_weight,
         "sparsity": manifest.sparsity,
-        "kl_nats": float((p.exp() * (p - q)).sum(-1).mean()),
+        "kl_nats": both,
     }
 
 
@@ -133,16 +152,25 @@ def main() -> None:
     only = {name for name in arguments.only.split(",") if name}
     print("| variant | seconds | peak memory (MiB) | size (MiB) | smaller | bits per weight | zeros | KL (nats) |")
     print("|---|---|---|---|---|---|---|---|")
+    rows = []
     for method, settings in VARIANTS:
         if only and method not in only:
             continue
         extra = missing(method, settings)
         if extra is None:
-            print(as_markdown(in_child(method, settings)), flush=True)
+            rows.append(in_child(method, settings))
+            print(as_markdown(rows[-1]), flush=True)
         else:
             print(
                 f"| `{method}` {settings} | needs the extra `{extra}`, which is not installed | | | | | | |", flush=True
             )
+    apart = [row for row in rows if "kl_weights" in row]
+    if apart:
+        print("\n| variant | KL of weights | KL of activations | KL of both | interaction |\n|---|---|---|---|---|")
+    for row in apart:
+        weights, activations, both = row["kl_weights"], row["kl_activations"], row["kl_nats"]
+        more = both - weights - activations
+        print(f"| `{row['variant']}` | {weights:.2g} | {activations:.2g} | {both:.2g} | {more:+.2g} |")
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     """
     options = architectures.loading_options(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    packed_layers.decompress(model)  # plain transformers runs packed floats in bfloat16 only
     packed_layers.expand(model)
     with torch.inference_mode():
         return model(input_ids=ids).logits

@@ -16,10 +16,15 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
 PACKED = "compressed-tensors (pack-quantized)"
+# Its loader has a scheme for these; kernels are on GPUs alone (benchmarks/vllm_formats.py).
+NOT_ON_CPUS = tuple(
+    f"compressed-tensors ({name})" for name in ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
+)
 FORMATS = (
     PACKED,
     "compressed-tensors (float-quantized)",
     "compressed-tensors (int-quantized)",
+    *NOT_ON_CPUS,
     "safetensors",
     "safetensors (dense)",
 )
@@ -57,6 +62,8 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
         return
     if written not in FORMATS:
         raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
+    if target == "vllm-cpu" and (written in NOT_ON_CPUS or _rounds_to_fp8(method.name, settings)):
+        raise UnsupportedError(f"vLLM's CPU build has no kernel for {label}", got=written, fix=fix)
     if written != PACKED:
         return
     for bits, group, layers in method.packed(settings, source.linear):
@@ -65,6 +72,13 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
             reasons.append(_reason_of_marlin(bits, group, layers))
         if all(reasons):
             raise UnsupportedError(f"vLLM has no kernel for {label}: {'; '.join(map(str, reasons))}", fix=fix)
+
+
+def _rounds_to_fp8(method: str, settings: Any) -> bool:
+    """Return whether the inputs of packed integer weights are rounded to 8-bit floats."""
+    if formats := getattr(settings, "formats", None):  # of `mixed`
+        return any(_rounds_to_fp8(one.method, one.config) for one in formats.values())
+    return getattr(settings, "scheme", method) == "w4afp8" and getattr(settings, "activations", True)
 
 
 def _reason_of_cpu(bits: int, group: int | str, layers: Mapping[str, tuple[int, int]]) -> str | None:

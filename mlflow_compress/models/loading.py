@@ -187,14 +187,11 @@ def _decompress(model: Any) -> None:
     compressed-tensors would do it in a hook of the model's forward, but scoring calls body and head separately. The
     kernels of gptqmodel and bitsandbytes would round activations.
     """
-    compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
-    if compressor is not None:
-        with_hooks = offloading.is_offloaded(model)
-        compressor.decompress_model(model=model)
-        if with_hooks:
-            from compressed_tensors.offload import to_accelerate
+    with_hooks = offloading.is_offloaded(model)
+    if packed_layers.decompress(model) and with_hooks:
+        from compressed_tensors.offload import to_accelerate
 
-            to_accelerate(model)
+        to_accelerate(model)
     packed_layers.expand(model)
 
 

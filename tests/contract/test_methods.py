@@ -39,8 +39,10 @@ CASTS = ("bf16", "fp16")
 DENSE = ("none", *CASTS, "magnitude", "wanda", "sparsegpt", "gaussian-noise", "kv-cache")
 """Methods whose checkpoints are as large as a 16-bit base."""
 
-NEED_WIDE, WIDE = ("gguf-k", "gguf-imatrix"), {"hidden_size": 256, "intermediate_size": 256}
-"""Methods with blocks of 256, and a base for them."""
+NEED_WIDE = ("gguf-k", "gguf-imatrix", "w4a8", "w4afp8", "fp8-block")
+"""Methods with blocks or groups of 128 or 256 that no setting makes smaller."""
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256}
 
 Compress = Callable[..., tuple[CheckpointManifest, Path]]
 

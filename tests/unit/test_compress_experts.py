@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backen
 
 MAKERS = {"mixtral": make_mixtral, "qwen3moe": make_mixture}
 STORED = {"mixtral": "block_sparse_moe.experts.{}.w1", "qwen3moe": "mlp.experts.{}.gate_proj"}
-QUANTIZING = ("rtn", "gptq", "awq", "w8a8", "fp8", "autoround")
+QUANTIZING = ("rtn", "gptq", "awq", "w8a8", "fp8", "nvfp4", "mxfp4", "mxfp8", "autoround")
 PRUNING = ("wanda", "sparsegpt")
 GROUP = 32
 SMALL = {"group_size": GROUP, "calibration_samples": 4, "calibration_length": 64, "iters": 4}
@@ -78,9 +78,8 @@ def test_every_expert_is_quantized(method: str, architecture: str, bases: Bases,
             assert tensors.get(f"{name}.weight_packed", tensors.get(f"{name}.weight")).dtype != torch.bfloat16
     assert not any("gate_up_proj" in name for name in tensors)
     # w8a8 and fp8 have one scale per row; awq's default has a zero point of 4 bits per group.
-    low, high = {"rtn": (4.5, 4.6), "gptq": (4.5, 4.6), "autoround": (4.5, 4.6), "awq": (4.6, 4.8)}.get(
-        method, (8.1, 8.5)
-    )
+    four = {"rtn": (4.5, 4.6), "gptq": (4.5, 4.6), "autoround": (4.5, 4.6), "awq": (4.6, 4.8), "nvfp4": (4.5, 4.6)}
+    low, high = {**four, "mxfp4": (4.24, 4.3)}.get(method, (8.1, 8.5))
     assert low < manifest.bits_per_weight < high
     ids = token_rows(base, TEXT[0], rows=2, length=64)
     assert 0 < mean_kl(logits_of(base, ids), logits_of(out, ids)) < 0.1

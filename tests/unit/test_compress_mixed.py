@@ -62,7 +62,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {n: m.weight.data for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
 
 
-@pytest.mark.parametrize("formats", [["rtn:3", "rtn:8", "none"], ["gguf:4", "gguf:8"], ["rtn:2", "fp8"]], ids=str)
+@pytest.mark.parametrize(
+    "formats", [["rtn:3", "rtn:8", "none"], ["gguf:4", "gguf:8"], ["rtn:2", "fp8"], ["mxfp4", "mxfp8", "none"]], ids=str
+)
 def test_a_layer_is_what_its_format_alone_makes_of_it(base: Path, tmp_path: Path, formats: list[str]) -> None:
     """Methods without data look at one layer at a time: values and bytes are those of the uniform checkpoints."""
     recipe = written(base, tmp_path, formats)

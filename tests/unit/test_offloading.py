@@ -230,5 +230,5 @@ def test_compressing_from_the_disk_writes_the_same_weights(base: Path, tmp_path:
 
 
 def test_a_method_that_needs_the_whole_model_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="Allowed: gptq, rtn"):
+    with pytest.raises(UnsupportedError, match=r"Allowed: .*gptq, .*rtn, "):
         compress_model(str(base), "hqq", None, [], tmp_path / "out", device="balanced")

@@ -57,6 +57,18 @@ def test_shapes_and_group_sizes_are_named(source: SourceModel) -> None:
     assert "not 16" in str(reason("vllm", source, "rtn", bits=8, group_size=16))
 
 
+@pytest.mark.parametrize("method", ["nvfp4", "mxfp4", "mxfp8", "w4afp8"])
+def test_what_has_kernels_on_gpus_alone_is_refused_for_cpus(method: str, source: SourceModel) -> None:
+    assert reason("vllm", source, method) is None
+    assert "vLLM's CPU build has no kernel for" in str(reason("vllm-cpu", source, method))
+
+
+def test_packed_integers_have_one_with_integer_inputs_or_none(source: SourceModel) -> None:
+    assert reason("vllm-cpu", source, "w4a8") is None and reason("vllm-cpu", source, "gptq", scheme="w4a8") is None
+    assert reason("vllm-cpu", source, "w4afp8", activations=False) is None
+    assert reason("vllm-cpu", source, "gptq", scheme="w4afp8") is not None
+
+
 @pytest.mark.parametrize("method", ["hqq", "gguf", "bnb-nf4", "slicegpt", "kv-cache"])
 def test_formats_that_vllm_does_not_read_are_named(method: str, source: SourceModel) -> None:
     assert "vLLM does not read the format of" in str(reason("vllm", source, method))
@@ -69,6 +81,8 @@ def test_formats_that_vllm_does_not_read_are_named(method: str, source: SourceMo
         ("rtn", {"bits": 4}, ["vllm", "vllm-cpu", "transformers"]),
         ("rtn", {"bits": 8}, ["vllm", "transformers"]),
         ("rtn", {"bits": 3}, ["transformers"]),
+        ("nvfp4", {}, ["vllm", "transformers"]),
+        ("gptq", {"scheme": "w4afp8"}, ["vllm", "transformers"]),
         ("gguf", {}, ["llama.cpp", "transformers"]),
         ("wanda", {}, ["vllm", "vllm-cpu", "llama.cpp", "transformers"]),
         ("bnb-nf4", {}, ["transformers"]),

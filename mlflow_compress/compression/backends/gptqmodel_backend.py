@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from unittest.mock import patch
+
+from pydantic import model_validator
 
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, MethodConfig
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.compression.schemes import SCHEMES
+from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.architectures import packed_layers
 
 if TYPE_CHECKING:
@@ -41,6 +44,31 @@ class TwoBackendConfig(CalibratedConfig):
     group_size: GroupSize = 128
     backend: Literal["llmcompressor", "gptqmodel"] = "llmcompressor"
     """Library that compresses. gptqmodel writes the formats of AutoGPTQ and AutoAWQ (GEMM); its AWQ also clips."""
+    scheme: Literal["int", "nvfp4", "mxfp4", "mxfp8", "w4a8", "w4afp8", "fp8-block"] = "int"
+    """"int": integers of `bits`, weights alone. Others: the format of the method of that name, which has its own bits
+    and group size, and rounds activations."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_scheme(cls, values: Any) -> Any:
+        """Give the scheme's own bits and groups where they are not set."""
+        scheme = SCHEMES.get(values.get("scheme", ""))
+        return values if scheme is None else {**scheme.as_settings(), **values}
+
+    @model_validator(mode="after")
+    def _require_scheme(self) -> Self:
+        if self.scheme == "int":
+            return self
+        for name, value in SCHEMES[self.scheme].as_settings().items():
+            if getattr(self, name) != value:
+                raise ConfigError(
+                    f"The scheme {self.scheme} has a {name} of its own", allowed=str(value), got=getattr(self, name)
+                )
+        if self.backend == NAME:
+            raise UnsupportedError(
+                "gptqmodel writes integers only", got=f"scheme={self.scheme}", fix="Use backend=llmcompressor"
+            )
+        return self
 
 
 B = TypeVar("B", bound=TwoBackendConfig)
@@ -52,11 +80,26 @@ class TwoBackendMethod(ForLayers[B]):
     other_format: ClassVar[str]  # Format of gptqmodel's checkpoints
 
     def label(self, config: B) -> str:
-        """Return ``gptq-4bit-g128``, or ``gptq-4bit-g128-gptqmodel``."""
+        """Return ``gptq-4bit-g128``, ``gptq-4bit-g128-gptqmodel`` or ``gptq-nvfp4``."""
+        if config.scheme != "int":
+            return f"{self.name}-{config.scheme}"
         name = super().label(config)
         return f"{name}-{NAME}" if config.backend == NAME else name
 
+    def stored_bits(self, config: B) -> float | None:
+        return super().stored_bits(config) if config.scheme == "int" else SCHEMES[config.scheme].stored_bits
+
+    def rounds(self, config: B) -> bool:
+        return config.scheme != "int"
+
+    def scheme(self, config: Any, targets: Sequence[str]) -> dict[str, Any]:
+        return (
+            super().scheme(config, targets) if config.scheme == "int" else SCHEMES[config.scheme].config_group(targets)
+        )
+
     def format_of(self, config: B) -> str:
+        if config.scheme != "int":
+            return f"compressed-tensors ({SCHEMES[config.scheme].format})"
         return self.other_format if config.backend == NAME else self.format
 
     def packages(self, config: B) -> tuple[tuple[str, ...], str | None]:

@@ -60,6 +60,8 @@ def token_counter(unused: list[str]) -> Any:
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
 SHARD = "500MB"
+IN_FLOAT32 = "_global_scale"
+"""End of the names of what the format itself stores in float32: NVFP4's scale of a tensor."""
 
 
 def weight_scheme(bits: int, *, group_size: int | str, symmetric: bool, targets: Sequence[str]) -> dict[str, Any]:
@@ -206,8 +208,8 @@ def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:
     The weights of quantized layers are not rounded: only their integers are stored.
     """
     quantized = {id(m.weight) for m in model.modules() if hasattr(m, "quantization_scheme") and hasattr(m, "weight")}
-    for tensor in model.parameters():
-        if tensor.is_floating_point() and id(tensor) not in quantized:
+    for name, tensor in model.named_parameters():
+        if tensor.is_floating_point() and id(tensor) not in quantized and not name.endswith(IN_FLOAT32):
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
 
 
@@ -264,6 +266,8 @@ def _round_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
             tensor = module._parameters[name]
             if tensor is None or not tensor.is_floating_point() or (is_quantized and name == "weight"):
                 continue
+            if name.endswith(IN_FLOAT32):
+                continue
             rounded = tensor.data.to(dtype).to(tensor.dtype)
             if not rounded.equal(tensor.data):
                 update_offload_parameter(module, name, rounded)
@@ -278,6 +282,8 @@ def _cast_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
             tensors = getattr(module, kind)
             for name in list(tensors):
                 tensor = tensors[name]
+                if name.endswith(IN_FLOAT32):
+                    continue
                 if tensor is not None and tensor.is_floating_point() and tensor.itemsize > 1 and tensor.dtype != dtype:
                     cast = tensor.data.to(dtype)
                     del tensors[name]
@@ -294,8 +300,9 @@ def _save(model: Any, tokenizer: Any, job: CompressionJob[MethodConfig]) -> None
     if job.offload is not None:
         _cast_offloaded(model, job.source.torch_dtype)
     else:
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_floating_point() and tensor.itemsize > 1:  # 8-bit floats are quantized weights
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            # 8-bit floats are quantized weights
+            if tensor.is_floating_point() and tensor.itemsize > 1 and not name.endswith(IN_FLOAT32):
                 tensor.data = tensor.data.to(job.source.torch_dtype)
     model.config.dtype = job.source.torch_dtype
     size = {} if job.offload is None else {"max_shard_size": SHARD}  # a shard is in memory when it is written

@@ -129,7 +129,7 @@ class Mixed(Method[MixedConfig]):
                 got=", ".join(sorted(methods)),
                 fix="Give formats of one method, such as awq:3,awq:4, or of GGUF only",
             )
-        per_format = ("bits", "group_size", "symmetric")
+        per_format = ("bits", "group_size", "symmetric", "scheme", "activations")
         seen: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, one in config.formats.items():
             shared = {key: value for key, value in one.config.settings().items() if key not in per_format}

@@ -14,6 +14,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,33 @@ def cast_floats(model: Any, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if type(parameter.data) is torch.Tensor and parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
+
+
+def decompress(model: Any) -> bool:
+    """Replace the packed weights of compressed-tensors by plain ones in the model's dtype; return if it has any.
+
+    4-bit floats times their scales are computed in float32. The library rounds them to bfloat16, also in a model of
+    another dtype, which then cannot multiply them.
+    """
+    compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
+    if compressor is None:
+        return False
+    import torch
+
+    # The package has other modules under the name `base`.
+    base, fp4 = (importlib.import_module(f"compressed_tensors.compressors.{name}") for name in ("base", "nvfp4.base"))
+    store, dtype = base.replace_direct_state_dict, model.dtype
+
+    def store_in_dtype(module: Any, tensors: dict[str, Any]) -> None:
+        store(module, {**tensors, "weight": tensors["weight"].to(dtype)})
+
+    unpack = partial(fp4.unpack_fp4_from_uint8, dtype=torch.float32)
+    with (
+        patch.object(fp4, "unpack_fp4_from_uint8", unpack),
+        patch.object(base, "replace_direct_state_dict", store_in_dtype),
+    ):
+        compressor.decompress_model(model=model)
+    return True
 
 
 def expand(model: Any) -> None:
