@@ -113,3 +113,12 @@ def test_the_stage_refuses_before_it_compresses(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no kernel for rtn-2bit"):
         mc.compress("demo", "rtn", bits=2, target="vllm", store=tmp_path / "store", output_dir=str(tmp_path / "out"))
     assert not list((tmp_path / "out").glob("*rtn*"))
+
+
+def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> None:
+    made = {
+        method: mc.compress("demo", method, store=tmp_path / "store", output_dir=str(tmp_path / "out")).summary
+        for method in ("kv-cache", "none")
+    }
+    assert made["kv-cache"].endswith("Only this package reads its format: no server does")
+    assert "Only this package" not in made["none"]

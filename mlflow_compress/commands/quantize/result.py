@@ -36,10 +36,11 @@ class CompressedModel(Tabular):
         made = self.manifest
         zeros, before = 100 * (made.sparsity or 0.0), 100 * (made.base_sparsity or 0.0)
         pruned = f", {zeros:.1f} % of them zero ({before:.1f} % in the baseline)" if zeros - before >= 0.05 else ""
+        alone = ". Only this package reads its format: no server does" if made.served_by == [] else ""
         warning = f". {self.warning}" if self.warning else ""
         return (
             f"{self.name}: {made.size_ratio:.2f}x smaller, {made.bits_per_weight:.2f} bits per linear weight{pruned} "
-            f"({made.bits_per_weight_model:.2f} over the whole model), made in {made.seconds:.0f} s{warning}"
+            f"({made.bits_per_weight_model:.2f} over the whole model), made in {made.seconds:.0f} s{alone}{warning}"
         )
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
