@@ -35,27 +35,31 @@ def terms_of_one_sum(vocab: int) -> int:
     return min(vocab, RUN)
 
 
-def normalised(x: Array) -> tuple[Array, Array, Array, Array]:
+def normalised(x: Array, n: int | None = None) -> tuple[Array, Array, Array, Array]:
     """Return z = x - max and p = softmax of float64 rows, ln sum e^z, and a bound of its error in the loops.
 
     z is rounded, which changes e^z by |z| U. exp adds its own error. A sum of n positive terms, in any order, has a
-    relative error of at most (n - 1) U. The relative error of the sum is the absolute error of its logarithm.
+    relative error of at most (n - 1) U; `n` is the loops' where none is given. The relative error of the sum is the absolute error of its logarithm.
     """
     z = x - x.max(axis=1, keepdims=True)
     total = np.exp(z).sum(axis=1, keepdims=True)
     p = np.exp(z) / total
-    error = (p * np.abs(z)).sum(axis=1) * U + POLYNOMIAL + (terms_of_one_sum(x.shape[1]) - 1) * U
+    error = (p * np.abs(z)).sum(axis=1) * U + POLYNOMIAL + ((n or terms_of_one_sum(x.shape[1])) - 1) * U
     return z, p, np.log(total), error
 
 
-def distances_with_bounds(base: torch.Tensor, variant: torch.Tensor) -> dict[str, tuple[Array, Array]]:
-    """Return the distances in float64, and bounds of their errors in the loops.
+def distances_with_bounds(
+    base: torch.Tensor, variant: torch.Tensor, *, by_torch: bool = False
+) -> dict[str, tuple[Array, Array]]:
+    """Return the distances in float64, and bounds of their errors in the loops, or in torch's operations.
 
-    A distance is sum p f(d, e, l) with d = ln q - ln p, e = e^d - 1 and l = ln(1 + e/2); see `divergence_sums`.
+    A distance is sum p f(d, e, l) with d = ln q - ln p, e = e^d - 1 and l = ln(1 + e/2); see `divergence_sums`. Torch
+    adds a row in one sum, and takes d as the difference of ln q and ln p, which are rounded before.
     """
+    n = base.shape[1] if by_torch else terms_of_one_sum(base.shape[1])
     x, y = base.double().numpy(), variant.double().numpy()
-    z, p, ln_total, p_error = normalised(x)
-    y_z, _, y_ln_total, q_error = normalised(y)
+    z, p, ln_total, p_error = normalised(x, n)
+    y_z, _, y_ln_total, q_error = normalised(y, n)
     d = (y_z - y_ln_total) - (z - ln_total)
     shift = np.abs(d - (y - x)).max(axis=1)
     e = np.expm1(d)
@@ -67,6 +71,8 @@ def distances_with_bounds(base: torch.Tensor, variant: torch.Tensor) -> dict[str
     # p = e^z share: the rounding of z, exp, share, the product, and the error of the normaliser.
     s = p_error + q_error + shift * U
     d_error = (np.abs(y - x) + np.abs(d)) * U
+    if by_torch:  # the maximum is subtracted from both logits, then the normaliser, then one from the other
+        d_error = sum(np.abs(part) for part in (z, z - ln_total, y_z, y_z - y_ln_total, d)) * U
     p_relative = (np.abs(z) + 2) * U + POLYNOMIAL
     e_error, ln_m_error = POLYNOMIAL * np.abs(e), POLYNOMIAL * np.abs(ln_m)
 
@@ -88,7 +94,7 @@ def distances_with_bounds(base: torch.Tensor, variant: torch.Tensor) -> dict[str
     for name, (f, slope, f_error) in cases.items():
         value = (p * f).sum(axis=1)
         # Relative errors of a term: p's, and the product p f. Of the sum: p's normaliser, n - 1 additions, the result.
-        bound = (p * f * (p_relative + U)).sum(axis=1) + value * (p_error + terms_of_one_sum(x.shape[1]) * U)
+        bound = (p * f * (p_relative + U)).sum(axis=1) + value * (p_error + n * U)
         bound += (p * (f_error + np.abs(slope) * d_error)).sum(axis=1)
         # The shared error s moves the distance by s sum p df/d(d). That is 0 for kl, whose next term is s²/2 sum q.
         bound += s * np.abs((p * slope).sum(axis=1)) + s**2 / 2
