@@ -37,7 +37,6 @@ class Abilities:
 
     # Has the head's inputs, and so all probabilities; if not, the most probable tokens alone
     whole_distributions: bool = True
-    generates: bool = True  # Writes answers
     served: bool = False  # Reaches models by an address; the others read a folder or a hub id
     places_itself: bool = False  # Chooses devices itself, so that device=balanced means nothing
     own_kernels: bool = False  # A baseline is also scored under transformers: the engine's own distance

@@ -107,7 +107,7 @@ class ServedModel:
     can: Capabilities  # What the server can
 
     abilities: ClassVar[Abilities] = Abilities(
-        whole_distributions=False, generates=True, served=True, places_itself=True, own_kernels=False, repeats=False
+        whole_distributions=False, served=True, places_itself=True, own_kernels=False, repeats=False
     )
 
     @property
