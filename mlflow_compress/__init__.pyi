@@ -1759,6 +1759,7 @@ def sweep(
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
     noise_items: int = 200,
+    items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
     trace_samples: int = 1,
@@ -1886,6 +1887,10 @@ def sweep(
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
+    items
+        items that the variant is scored on: 'all'; or drawn by the baseline's margin, more where answers can
+        change: a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is
+        width:1 [all]
     trace_instructions
         tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
         the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated

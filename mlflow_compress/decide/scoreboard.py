@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
@@ -19,10 +20,11 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
 from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT, shows_clipped
-from mlflow_compress.metrics.stats.arrays import Float, Int, Objects, same_length
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects, same_length
 from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, are_grouped, group_sums
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
 from mlflow_compress.metrics.stats.significance import holm, paired_mean
+from mlflow_compress.metrics.stats.stratified import Design, Units, as_if_independent, weighted_mean
 from mlflow_compress.metrics.stats.variance_components import MakeSpread, closer_probability, make_spread
 from mlflow_compress.records import MetricResult
 
@@ -44,9 +46,17 @@ class ItemScores:
     # 1 where the baseline's answer is right and the variant's wrong, or the reverse, else 0; NaN like `correct`
     flipped: Float
     group: Int  # Code of the group that the item shares a text or source with; shape (n,)
+    design: Design | None = None  # How the items were drawn; None where they are all items
 
     def __post_init__(self) -> None:
-        same_length(**{one.name: getattr(self, one.name) for one in fields(self)})
+        same_length(**self._arrays())
+
+    def __getitem__(self, rows: Bool | Int) -> ItemScores:
+        """Return the scores of some items."""
+        return ItemScores(**{name: array[rows] for name, array in self._arrays().items()})
+
+    def _arrays(self) -> dict[str, Any]:
+        return {one.name: array for one in fields(self) if (array := getattr(self, one.name)) is not None}
 
     def in_order_of(self, other: ItemScores) -> ItemScores:
         """Return the same scores, with the items in the order of `other`; other items are an `AlignmentError`."""
@@ -58,8 +68,35 @@ class ItemScores:
             raise AlignmentError(
                 "Two variants were not evaluated on the same items", fix="Compare variants of one evaluation"
             )
-        order = np.array([rows[key] for key in theirs])
-        return ItemScores(*(getattr(self, one.name)[order] for one in fields(self)))
+        return self[np.array([rows[key] for key in theirs])]
+
+    def in_common(self, other: ItemScores) -> tuple[ItemScores, ItemScores]:
+        """Return the scores of both on the items that both have.
+
+        The order in which the items of a stratum are drawn is the same for all variants of an evaluation. So the items
+        in common are the first of each stratum, as many as the variant with fewer of them has: a sample with known
+        probabilities. Two variants differ on an item only if one of them differs from the baseline, so that the
+        probability of it is at most the sum of theirs.
+        """
+        if self.design is None and other.design is None:
+            return self, other.in_order_of(self)
+        theirs = {key: row for row, key in enumerate(other._keys())}
+        pairs = [(row, theirs[key]) for row, key in enumerate(self._keys()) if key in theirs]
+        mine, yours = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        first, second = self[mine], other[yours]
+        a = second.design if first.design is None else first.design
+        b = first.design if second.design is None else second.design
+        assert a is not None and b is not None
+        known = [one.changes for one in (first.design, second.design) if one is not None and one.changes is not None]
+        changes = np.minimum(np.sum(known, axis=0), 0.5) if known else None
+        design = Design(a.stratum, a.size, np.minimum(a.drawn, b.drawn), changes)
+        drawn = [Counter(one.design.stratum.tolist()) for one in (self, other) if one.design is not None]
+        fewest = (drawn[0] & drawn[-1]).total()
+        if len(pairs) != fewest or (a.stratum != b.stratum).any() or (a.size != b.size).any():
+            raise AlignmentError(
+                "The items of two variants were not drawn in the same order", fix="Compare variants of one evaluation"
+            )
+        return replace(first, design=design), replace(second, design=design)
 
     def _keys(self) -> list[tuple[str, str]]:
         return list(zip(self.task.tolist(), self.item_id.tolist(), strict=True))
@@ -83,6 +120,7 @@ def item_scores(inputs: MetricInputs) -> ItemScores:
         kl=inputs.distance("kl")[rows] if measured else np.full(len(rows), np.nan),
         flipped=np.where(scored, right != inputs.baseline_predictions.correct[rows, 0], np.nan),
         group=view.group[rows],
+        design=inputs.units(rows).design,
     )
 
 
@@ -251,7 +289,7 @@ class Separation:
 
 
 def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
-    """Return Student's paired test; of items in groups, of the groups' sums.
+    """Return Student's paired test; of items in groups, of the groups' sums; of drawn items, of the weighted mean.
 
     The p-value is the larger one of the sample's, and of the sample in which the unit that speaks most against the
     difference stands twice: what the heaviest item is, a sample may not have seen (`benchmarks/kl_against_harm.py`).
@@ -260,7 +298,13 @@ def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | Non
     there = np.isfinite(difference)
     difference, groups = difference[there], groups[there]
     n, units = len(difference), difference
-    if n and are_grouped(groups):
+    if n and first.design is not None:
+        design = first.design[there]
+        mean_of_all = weighted_mean(difference, design, groups)
+        if mean_of_all.n_groups < FEWEST_GROUPS:
+            return None
+        units = as_if_independent(difference, design, mean_of_all.population)
+    elif n and are_grouped(groups):
         sums = group_sums(difference, groups)[0]
         units = sums * len(sums) / n  # whose mean is that of the items
         if len(sums) < FEWEST_GROUPS:
@@ -280,7 +324,8 @@ def _correctness(first: ItemScores, second: ItemScores, level: float) -> Differe
     both = np.isfinite(first.correct) & np.isfinite(second.correct)
     if not both.any():
         return None
-    change = PairedDifference.of(first.correct[both] == 1, second.correct[both] == 1, first.group[both])
+    units = Units(first.group, first.design)[both]
+    change = PairedDifference.of(first.correct[both] == 1, second.correct[both] == 1, units)
     value, ends = change.at(MetricSettings(level=level), 1.0)
     if ends is None:
         return None
@@ -294,10 +339,12 @@ def separate(variants: Sequence[ScoredVariant], *, level: float = 0.95) -> tuple
     Raises `AlignmentError`: two variants were not evaluated on the same items.
     """
     named = [(variant.name, variant.items) for variant in variants if variant.items is not None]
-    aligned = [(name, items.in_order_of(named[0][1])) for name, items in named]
+    if all(items.design is None for _, items in named):  # aligned once, not in every pair
+        named = [(name, items.in_order_of(named[0][1])) for name, items in named]
     pairs = tuple(
         Separation(first=a, second=b, kl=_kl(x, y, level), correctness=_correctness(x, y, level))
-        for (a, x), (b, y) in itertools.combinations(aligned, 2)
+        for (a, one), (b, other) in itertools.combinations(named, 2)
+        for x, y in [one.in_common(other)]
     )
     tests = [test for pair in pairs for test in (pair.kl, pair.correctness) if test is not None]
     corrected = iter(holm([test.p for test in tests]).tolist() if tests else [])
@@ -353,11 +400,16 @@ class Closer:
 
 
 def _luck(variants: Sequence[ScoredVariant]) -> tuple[dict[str, Luck], tuple[Closer, ...]]:
-    """Return the spread of every variant with several makes, and every pair of which a fresh make can be predicted."""
+    """Return the spread of every variant with several makes, and every pair of which a fresh make can be predicted.
+
+    Nothing is said of makes that were scored on drawn items.
+    """
     first = next((v.items for v in variants if v.items is not None), None)
     makes: dict[str, tuple[Float, Float]] = {}  # KL and flips in percent, both of shape (makes, items)
     for v in variants:
         every = [v.items, *v.again.values()]
+        if any(one is not None and one.design is not None for one in every):
+            continue
         aligned = [one.in_order_of(first) for one in every if one is not None and first is not None]
         if (v.again or v.made_once) and len(aligned) == len(every):
             makes[v.name] = np.array([one.kl for one in aligned]), 100 * np.array([one.flipped for one in aligned])
@@ -579,6 +631,7 @@ class Scoreboard:
     warnings: tuple[ScoreWarning, ...]  # What a reader must know before a decision
     # Pairs of which at least one was made several times, and the other too, or it is made once and for all
     closer: tuple[Closer, ...] = ()
+    drawn_from: int | None = None  # Items of which those of some variant were drawn; None where all were scored
 
     @property
     def finished(self) -> tuple[ScoreRow, ...]:
@@ -655,6 +708,10 @@ def scoreboard(
         groups=groups,
         warnings=tuple(_warnings(ordered, separations, groups[KL])),
         closer=closer,
+        drawn_from=max(
+            (v.items.design.n_items for v in variants if v.items is not None and v.items.design is not None),
+            default=None,
+        ),
     )
 
 

@@ -133,7 +133,9 @@ def finding(board: Scoreboard) -> str:
     if not done:
         return f"None of {n} variants has results"
     counted = f"{len(done)} of {n} variants" if len(done) < n else f"{n} {'variant' if n == 1 else 'variants'}"
-    parts = [f"{counted} against {board.baseline}" + (f" on {board.n_items:,} items" if board.n_items else "")]
+    some = f"up to {board.n_items:,} items, drawn from {board.drawn_from:,}" if board.drawn_from else None
+    on = some or (f"{board.n_items:,} items" if board.n_items else "")
+    parts = [f"{counted} against {board.baseline}{on and f' on {on}'}"]
     lacking = [warning for warning in board.warnings if warning.kind == "no_verdict"]
     parts = [*(warning.text for warning in lacking), *parts]
     judged = [row for row in done if all(row.name not in warning.variants for warning in lacking)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from mlflow_compress.decide.scoreboard import groups_not_told_apart, separate
+from mlflow_compress.decide.scoreboard import ItemScores, groups_not_told_apart, separate
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.stats.significance import paired_mean
+from mlflow_compress.metrics.stats.stratified import Design
 from tests.metric_records import QUICK
 from tests.scored_variants import scores, variant
 
@@ -132,7 +134,7 @@ def test_what_was_not_measured_is_no_difference() -> None:
 def test_items_are_aligned_by_their_ids() -> None:
     a = scores([1, 0, 1], [0.1, 0.2, 0.3])
     order = np.array([2, 0, 1])
-    shuffled = type(a)(*(getattr(a, field.name)[order] for field in fields(a)))
+    shuffled = a[order]
     pair = two(a, shuffled)
     assert pair.kl is not None and pair.kl.value == 0 and pair.kl.p == 1
     with pytest.raises(AlignmentError, match="not evaluated on the same items"):
@@ -186,3 +188,52 @@ def test_on_real_divergences_errors_are_as_rare_as_promised() -> None:
     assert draws == 28 * 100
     assert false / draws <= 0.055
     assert missed / draws <= 0.08
+
+
+def drawn(items: ItemScores, strata: np.ndarray, counts: Sequence[int]) -> ItemScores:
+    """The first items of each stratum, as many as were drawn from it."""
+    place = np.array([(strata[:i] == code).sum() for i, code in enumerate(strata)])
+    rows = np.flatnonzero(place < np.array(counts)[strata])
+    n_drawn = np.minimum(counts, np.bincount(strata))
+    design = Design(strata[rows], np.bincount(strata)[strata[rows]], n_drawn[strata[rows]])
+    return replace(items[rows], design=design)
+
+
+def test_drawn_variants_are_compared_on_the_items_that_both_have_each_by_what_it_stands_for() -> None:
+    rng = np.random.default_rng(0)
+    strata = np.repeat([0, 1], [100, 300])
+    order = rng.permutation(400)
+    strata, kl = strata[order], np.where(strata[order] == 0, 0.5, 0.1) * rng.random((2, 400))
+    a, b = scores([1] * 400, kl[0]), scores((strata == 1).astype(float).tolist(), kl[1] + (strata == 0))
+    first, second = drawn(a, strata, [60, 30]), drawn(b, strata, [40, 50])
+    x, y = first.in_common(second)
+    assert x.design is not None and len(x.task) == 70 and x.item_id.tolist() == y.item_id.tolist()
+    weight = np.where(x.design.stratum == 0, 100 / 40, 300 / 30)
+    pair = two(first, second)
+    assert pair.kl is not None and pair.kl.n == 70 and pair.told_apart
+    assert pair.kl.value == pytest.approx((weight @ (y.kl - x.kl)) / 400)
+    # A quarter of the items differ, but 40 of the 70 in common.
+    assert pair.correctness is not None and pair.correctness.value == pytest.approx(-0.25)
+    # Of a variant that was scored on all items, those of the other are taken.
+    whole = two(a, second)
+    assert whole.kl is not None and whole.kl.n == 90
+
+
+def test_drawn_variants_that_are_equally_close_are_told_apart_no_more_often_than_promised() -> None:
+    rng = np.random.default_rng(1)
+    strata = np.repeat([0, 1, 2], [200, 300, 500])
+    scale, wrong = np.array([0.5, 0.1, 0.02])[strata], np.array([0.2, 0.05, 0.0])[strata]
+    apart = np.zeros(2)
+    for _ in range(400):
+        a, b = (scores((rng.random(1000) > wrong).tolist(), scale * rng.gamma(0.5, size=1000)) for _ in range(2))
+        pair = two(drawn(a, strata, [120, 60, 40]), drawn(b, strata, [100, 80, 40]))
+        assert pair.kl is not None and pair.correctness is not None
+        apart += [pair.kl.p < 0.05, pair.correctness.p < 0.05]
+    assert (apart / 400 <= 0.075).all(), apart / 400
+
+
+def test_items_that_were_drawn_in_another_order_are_refused() -> None:
+    strata, items = np.repeat([0, 1], [50, 50]), scores([1] * 100, np.linspace(0, 1, 100).tolist())
+    order = np.arange(100)[::-1]
+    with pytest.raises(AlignmentError, match="not drawn in the same order"):
+        two(drawn(items, strata, [10, 10]), drawn(items[order], strata[order], [10, 10]))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,13 @@ from tqdm import tqdm
 from mlflow_compress import cli
 from mlflow_compress.commands.shared.scores import processor_seconds, score_runs, stage_seconds, wall_seconds
 from mlflow_compress.commands.sweep.make_variant import one_process, parent_run
+from mlflow_compress.commands.sweep.parameters import SweepConfig
+from mlflow_compress.commands.sweep.plan import combinations, prepare_sweep
 from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 from mlflow_compress.compression import compress_model
 from mlflow_compress.compression import pipeline as pipeline_module
 from mlflow_compress.compression.pipeline import reload_helper, reload_in_fresh_process
+from mlflow_compress.config.declarations import parse
 from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError
 from mlflow_compress.kept import keeping, keeps, kept
 from mlflow_compress.tracking import run_names
@@ -276,3 +280,18 @@ def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(
         pipeline_module._python.server.wait()
         with pytest.raises(CheckpointError, match="exit code -9"):
             reload_in_fresh_process(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [({"replicates": 2}, "The makes of a variant are compared on all items"), ({}, "Served models are scored on all")],
+)
+def test_a_sweep_that_cannot_draw_its_items_is_refused_at_once(
+    more: dict[str, int], why: str, tracker: Tracker
+) -> None:
+    config = parse(SweepConfig, {"methods": "gptq", "items": "100", **more})
+    chosen, _ = combinations(config)
+    if not more:
+        chosen = [replace(chosen[0], settings=None)]
+    with pytest.raises(ConfigError, match=why):
+        prepare_sweep(config, chosen, tracker)

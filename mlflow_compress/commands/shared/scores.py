@@ -215,16 +215,11 @@ def _finished(
 
 
 def _items(tracker: Tracker, evaluate: Any, baselines: dict[str, RunRecords]) -> ItemScores | None:
-    """Return what the variant scored on each item; None where the evaluation has corpora only, or drew the items.
-
-    Variants whose items were drawn are told apart by their own intervals: pairs of items would have to be weighted.
-    """
+    """Return what the variant scored on each item; None where the evaluation has corpora only."""
     baseline = evaluate.data.tags[run_names.BASELINE_RUN]
     if baseline not in baselines:  # all variants share it
         baselines[baseline] = RunRecords.read(tracker.fetch(baseline, RECORDS))
     variant = RunRecords.read(tracker.fetch(evaluate.info.run_id, RECORDS))
-    if variant.draws is not None:
-        return None
     inputs = MetricInputs(baseline=baselines[baseline], variant=variant)
     return None if inputs.missing(ITEMS, PREDICTIONS) else item_scores(inputs)
 

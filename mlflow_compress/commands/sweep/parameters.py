@@ -15,6 +15,7 @@ from mlflow_compress.config.groups import (
     EvaluationConfig,
     InferenceConfig,
     JudgeModelConfig,
+    SamplingConfig,
     ServedConfig,
     SourceConfig,
     TimingConfig,
@@ -56,6 +57,7 @@ class SweepConfig(Parameters):
     source: SourceConfig = SourceConfig()
     variants: GridConfig = GridConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    sampling: SamplingConfig = SamplingConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()
     running: EngineConfig = EngineConfig()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.evaluate.baseline import evaluation_id
+from mlflow_compress.commands.evaluate.baseline import evaluation_id, evaluation_of_sample
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.run import readable
 from mlflow_compress.commands.main.parameters import MainConfig
@@ -260,6 +260,13 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     The baseline's own answers (`tasks=traces`) are part of the keys. So they are written now, but for a dry run.
     """
     first = chosen[0].config
+    if config.sampling.size is not None:
+        for refused, why in (
+            (config.variants.replicates > 1, "The makes of a variant are compared on all items"),
+            (any(one.settings is None for one in chosen), "Served models are scored on all items"),
+        ):
+            if refused:
+                raise ConfigError(why, got=f"items={config.sampling.items}", fix="Leave it out, or set items=all")
     suite = suite_of(first.evaluate_config())
     if config.judge:
         instructions_of(first.judge_config())
@@ -273,7 +280,7 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
     read = readable(store, base, suite, first.evaluate_config(), write=not config.dry_run)
-    evaluation = evaluation_id(base, read, first.evaluate_config())
+    evaluation = evaluation_of_sample(evaluation_id(base, read, first.evaluate_config()), config.sampling)
     variants = []
     folders: dict[str, str] = {}  # Of checkpoints, by variant
     for one, calibration in zip(chosen, calibrations, strict=True):
