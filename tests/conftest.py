@@ -8,8 +8,8 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -123,15 +123,9 @@ def light_python() -> Iterator[Fork]:
 @pytest.fixture(scope="session")
 def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder for PYTHONPATH with this checkout's entry points: what is installed may be of another commit."""
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     folder = tmp_path_factory.mktemp("metadata")
-    (info := folder / "mlflow_compress-0.dist-info").mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mlflow-compress\nVersion: 0\n")
-    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
-    lines = [
-        line for group, named in groups.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in named.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
+    subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True)
     return folder
 
 

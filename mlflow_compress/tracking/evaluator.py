@@ -47,6 +47,8 @@ class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
         **_: Any,
     ) -> EvaluationResult:
         """Log metrics and a table of the items to MLflow's run, and return both."""
+        from mlflow_compress.decide.gates import gate_values
+
         config = dict(evaluator_config)
         rows = dataset.features_data
         if extra_metrics or custom_artifacts:
@@ -62,9 +64,10 @@ class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
                 rows = rows.assign(**{dataset.targets_name: dataset.labels_data})
             if model is not None:
                 config["checkpoint"] = _checkpoint_of(model, config)
-            experiment = client.get_experiment(run.info.experiment_id).name
-            metrics, items, ours = _measured(rows, config, experiment)
-            client.set_tag(ours, MLFLOW_PARENT_RUN_ID, run_id)
+            config.setdefault("experiment", client.get_experiment(run.info.experiment_id).name)
+            evaluation = _measured(rows, config)
+            metrics, items = evaluation.metrics | gate_values(evaluation.pooled), evaluation.items()
+            client.set_tag(evaluation.run.run_id, MLFLOW_PARENT_RUN_ID, run_id)
         if model_id is None:  # otherwise MLflow logs what is returned to the run and the model
             for name, value in metrics.items():
                 client.log_metric(run_id, name, value)
@@ -85,22 +88,14 @@ def _checkpoint_of(model: Any, config: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _measured(
-    rows: pd.DataFrame, config: Mapping[str, Any], experiment: str
-) -> tuple[dict[str, float], pd.DataFrame, str]:
-    """Return the pooled metrics with what gates read, one row per item, and the id of our evaluate run."""
+def _measured(rows: pd.DataFrame, config: dict[str, Any]) -> Any:
+    """Return what `mlflow-compress evaluate` measures on rows, by a run of its own."""
     import mlflow_compress as mc
-    from mlflow_compress.decide.gates import gate_values
 
-    parameters = {"experiment": experiment, "tasks": rows, **config}
-    parameters["model"] = parameters.pop("baseline")
-    if "checkpoint" not in parameters:
-        raise ConfigError(
-            "There is nothing to evaluate", allowed="a model, evaluator_config={'checkpoint': ...}, or predictions"
-        )
-    evaluation = mc.evaluate(**parameters)
-    assert evaluation.run is not None
-    return evaluation.metrics | gate_values(evaluation.pooled), evaluation.items(), evaluation.run.run_id
+    if "checkpoint" not in config:
+        allowed = "a model, evaluator_config={'checkpoint': ...}, or predictions"
+        raise ConfigError("There is nothing to evaluate", allowed=allowed)
+    return mc.evaluate(model=config.pop("baseline"), tasks=rows, **config)
 
 
 def _compared(rows: pd.DataFrame, dataset: Any, config: dict[str, Any]) -> tuple[dict[str, float], pd.DataFrame]:

@@ -11,11 +11,10 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.answer_files import answers_from_rows
 from mlflow_compress.metrics.refusals import refuses
 
-GOLD, BASELINE = "expected_response", "baseline_response"
-"""Names of the expectations: the right answer, as MLflow calls it, and the baseline's answer."""
+GOLD, BASELINE = "expected_response", "baseline_response"  # names of the expectations, the first as MLflow calls it
 
 
-@scorer  # type: ignore[untyped-decorator, unused-ignore]
+@scorer(pass_if=lambda flipped: not flipped)  # type: ignore[untyped-decorator, unused-ignore]
 def flip(outputs: Any, expectations: dict[str, Any]) -> Feedback:
     """Return whether the answer's correctness differs from the baseline's, by the rule of `mlflow-compress compare`.
 
@@ -23,11 +22,8 @@ def flip(outputs: Any, expectations: dict[str, Any]) -> Feedback:
     """
     if missing := [name for name in (GOLD, BASELINE) if name not in expectations]:
         raise DataError("The scorer 'flip' lacks expectations", allowed=f"{GOLD}, {BASELINE}", got=f"no {missing}")
-    gold = expectations[GOLD]
-    rows = [
-        {"id": name, "pred": answer, "gold": gold}
-        for name, answer in ((BASELINE, expectations[BASELINE]), ("outputs", outputs))
-    ]
+    sides = {BASELINE: expectations[BASELINE], "outputs": outputs}
+    rows = [{"id": name, "pred": answer, "gold": expectations[GOLD]} for name, answer in sides.items()]
     baseline, variant = answers_from_rows(rows)
     if baseline.pred is None or variant.pred is None:
         raise DataError("An item without an answer of both models did neither flip nor stay", got=str(rows))

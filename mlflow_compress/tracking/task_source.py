@@ -61,10 +61,6 @@ class TaskSource(DatasetSource):  # type: ignore[misc]
     def _can_resolve(raw_source: Any) -> bool:
         return False  # a path or a name alone stays what MLflow takes it for
 
-    @classmethod
-    def _resolve(cls, raw_source: Any) -> TaskSource:
-        raise NotImplementedError
-
     def to_dict(self) -> dict[str, Any]:
         return self.source
 

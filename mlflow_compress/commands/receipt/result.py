@@ -22,9 +22,9 @@ class Receipt(Tabular):
     recomputed: int | None = None  # Number of figures that were computed again; None where that was not asked for
 
     @property
-    def stated(self) -> Mapping[str, Any]:
+    def stated(self) -> Any:
         """The predicate of the statement: evaluation, environment, policy, gates, verdict and figures."""
-        return self.statement["predicate"]  # type: ignore[no-any-return]
+        return self.statement["predicate"]
 
     @property
     def summary(self) -> str:

@@ -21,13 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.compare.run import from_run
@@ -150,11 +145,8 @@ def _check_signature(
     if not signatures and public is None:
         return None
     if public is None:
-        raise ConfigError(
-            "This receipt is signed, and nothing says by whom it must be",
-            allowed="--key with the public key's PEM file",
-            got=f"signed with the key {signatures[0][0]}",
-        )
+        by = f"signed with the key {signatures[0][0]}"
+        raise ConfigError("Nothing says by whom this receipt must be signed", allowed="--key PUBLIC_KEY.pem", got=by)
     for key_id, signature in signatures:
         with suppress(InvalidSignature):
             public.verify(signature, _signed(payload))
@@ -211,16 +203,16 @@ def _recomputed(stated: Mapping[str, Any], files: Mapping[str, bytes]) -> int:
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float) and isinstance(theirs, int | float):
-        return math.isclose(ours, theirs, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or (ours != ours and theirs != theirs)
-    return bool(ours == theirs)
+    if not isinstance(ours, float) or not isinstance(theirs, int | float):
+        return bool(ours == theirs)
+    return math.isclose(ours, theirs, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or (ours != ours and theirs != theirs)
 
 
 def _key(path: Path, *, private: bool) -> Any:
     """Return the Ed25519 key of a PEM file."""
     try:
         content = path.read_bytes()
-        key = load_pem_private_key(content, password=None) if private else load_pem_public_key(content)
+        key = pem.load_pem_private_key(content, password=None) if private else pem.load_pem_public_key(content)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         kind = "private key without a password" if private else "public key"
         raise ConfigError(f"This file holds no key: {error}", allowed=f"an Ed25519 {kind}", got=str(path)) from error
@@ -230,7 +222,7 @@ def _key(path: Path, *, private: bool) -> Any:
 
 
 def _key_id(key: Any) -> str:
-    return _sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    return _sha256(key.public_bytes(pem.Encoding.DER, pem.PublicFormat.SubjectPublicKeyInfo))
 
 
 def _signed(payload: bytes) -> bytes:
