@@ -12,7 +12,8 @@ The settings (strata, pilot, floor, prior) were chosen on the variants of the de
 stories260K. All others took no part.
 
 Then certificates (answers that changed although the KL is smaller than any change needs; there must be none), and
-forecasts of each task's changes from the other tasks of the same model.
+forecasts of each task's changes from the other tasks of the same model. Last, gates that stop early: do they need fewer
+items where those with a high margin are partly passed over?
 
 Example
 -------
@@ -24,7 +25,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +35,15 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 
 from mlflow_compress.config.groups import SampleSize
+from mlflow_compress.config.policy import Policy
+from mlflow_compress.decide.item_checks import item_policy
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.clusters import DesignEffect
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.metrics.stats.margin_model import expected_changes, forecast_changes, smallest_kl_to_change
+from mlflow_compress.metrics.stats.sequential import p_values, verdicts
 from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, margin_strata
 
 Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
@@ -312,6 +316,64 @@ def main() -> None:
     print(f"covered: {ends}; from 93 to 97 in {100 * inside:.0f} % of the cells")
     certificates([one for one in variants if one.certificate is not None])
     forecasts(variants)
+    gates([one for one in variants if one.model == "demo" and one.held_out])
+
+
+def gates(variants: list[Variant], orders: int = 20, error: float = 0.05, block: int = 20) -> None:
+    """Print which share of the items gates look at: all in random order, or some passed over by a chance that is known.
+
+    An item of a random order is scored with probability a = max(floor, min(1, spread guessed from its margin over the
+    mean)), and its value is then weighted by 1/a; else it counts as 0. The mean is the same, and the bets are valid,
+    but the bound is 1/floor. No design can pass a limit on a share m with fewer items than ln(1/error)/-ln(1 - m): a
+    share of m in every stratum shows nothing in n items, however they are drawn, with probability (1 - m)^n.
+    """
+    rng = np.random.default_rng(0)
+    policies = {
+        "default": Policy(),
+        "middle": Policy().overridden(max_kl=0.03, max_kl_outliers_pct=2, max_flips_pct=4, max_accuracy_drop_pct=3),
+        "wide": Policy().overridden(max_kl=0.2, max_kl_outliers_pct=5, max_flips_pct=15, max_accuracy_drop_pct=5),
+    }
+    for floor in (1.0, 0.8, 0.65, 0.5):
+        medians: dict[str, list[float]] = {name: [] for name in policies}
+        for one in variants:
+            assert one.kl is not None
+            n, change = len(one.margin), one.after.astype(np.float64) - one.before
+            guess = (1 - one.margin) / 4
+            guess = np.sqrt(guess * (1 - guess))
+            chance = np.maximum(floor, np.minimum(1, guess / guess.mean()))
+            values = {
+                "distance/kl_clipped_mean": np.minimum(one.kl, 1),
+                "distance/kl_above_clip_pct": (one.kl > 1).astype(np.float64),
+                "distance/flips_pct": np.abs(change),
+                "quality/accuracy_delta": change,
+            }
+            for name, policy in policies.items():
+                claims = [(check.claim, values[check.metric]) for check in item_policy(policy).checks]
+                shares = []
+                for _ in range(orders):
+                    order = rng.permutation(n)
+                    scored = (rng.random(n) < chance)[order]
+                    paths = [
+                        p_values(
+                            replace(claim, low=claim.low / floor, high=claim.high / floor),
+                            scored * x[order] / chance[order], error=error, n_checks=len(claims),
+                        )
+                        for claim, x in claims
+                    ]  # fmt: skip
+                    share = 1.0  # where it stays open, all items are scored
+                    for end in [*range(block, n, block), n]:
+                        found = verdicts([w[end - 1] for w, _ in paths], [r[end - 1] for _, r in paths], error=error)
+                        if "fail" in found or set(found) == {"pass"}:
+                            share = scored[:end].mean() * end / n
+                            break
+                    shares.append(share)
+                medians[name].append(float(np.median(shares)))
+        each = ", ".join(f"{name} {100 * np.median(found):.0f}" for name, found in medians.items())
+        every = np.concatenate(list(medians.values()))
+        print(
+            f"gates, floor {floor:g}: {100 * np.median(every):.0f} % of the items in the median, "
+            f"{100 * every.mean():.0f} in the mean, of {len(every)} held-out rows; by policy: {each}"
+        )
 
 
 def certificates(variants: list[Variant]) -> None:
