@@ -213,3 +213,20 @@ def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
     shared = [row for board in found for row in board["rows"] if row["name"] == "rtn-4bit-g128"]
     assert shared[0]["cells"] == shared[1]["cells"]
     assert {run.info.status for run in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_variants_of_a_sweep_are_compared_on_the_drawn_items_that_they_share(tracker: Tracker) -> None:
+    def sweep() -> Any:
+        return mc.sweep(methods="rtn", bits="8,3", items=120, num_shuffles=0, noise_items=5, judge=False, speed=False)
+
+    found = sweep()
+    board = found.scoreboard
+    assert board.drawn_from == 1620 and board.n_items == 120 and "120 items, drawn from 1,620" in found.found
+    [pair] = board.separations
+    assert pair.kl is not None and 50 < pair.kl.n <= 120
+    values = [row.cells["distance/kl_mean"].value for row in board.finished]
+    assert pair.kl.value == pytest.approx(values[1] - values[0], rel=0.75)
+    again = sweep()
+    assert again.plan.to_do == () and [row.run_id for row in again.scoreboard.rows] == [r.run_id for r in board.rows]
