@@ -142,6 +142,8 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
 def _asked(model: EngineModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
     """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
     deciding = {name: value for name, value in settings_of(config).items() if name not in PROMPT_SETTINGS}
+    if not model.abilities.whole_distributions:  # lists of tokens are asked for in the noise floor's sample alone
+        deciding["listed_items"] = config.evaluation.noise_items
     return {**model.identity, **deciding, "tasks": suite.hashes()}
 
 
