@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=MethodConfig)
 
 
-class FourBitConfig(MethodConfig):
+class FourBitFormatConfig(MethodConfig):
     """Settings of a format with 4 bits per weight."""
 
     bits: int = 4  # Always 4
     activations: bool = True  # Round the inputs of the layers too, as the format's kernels do
 
 
-class CalibratedFourBitConfig(CalibratedConfig, FourBitConfig):
+class CalibratedFourBitConfig(CalibratedConfig, FourBitFormatConfig):
     """The same where calibration text gives the scale of the activations."""
 
     calibration_samples: int = 32
 
 
-class EightBitConfig(MethodConfig):
+class EightBitFormatConfig(MethodConfig):
     """Settings of a format with 8 bits per weight."""
 
     bits: int = 8  # Always 8
@@ -96,55 +96,55 @@ class NvFp4(PresetMethod[CalibratedFourBitConfig]):
 
 
 @register
-class MxFp4(PresetMethod[FourBitConfig]):
+class MxFp4(PresetMethod[FourBitFormatConfig]):
     """E2M1 values in groups of 32 with a power of two (E8M0) as their scale."""
 
     name = "mxfp4"
     description = "OCP's MXFP4 (e2m1, a power of two for 32 values), weights and activations"
-    Config = FourBitConfig
+    Config = FourBitFormatConfig
     format = "compressed-tensors (mxfp4-pack-quantized)"
     supported_bits = (4,)
 
 
 @register
-class MxFp8(PresetMethod[EightBitConfig]):
+class MxFp8(PresetMethod[EightBitFormatConfig]):
     """E4M3 values in groups of 32 with a power of two (E8M0) as their scale."""
 
     name = "mxfp8"
     description = "OCP's MXFP8 (e4m3, a power of two for 32 values), weights and activations"
-    Config = EightBitConfig
+    Config = EightBitFormatConfig
     format = "compressed-tensors (mxfp8-quantized)"
     supported_bits = (8,)
 
 
 @register
-class W4A8(PresetMethod[FourBitConfig]):
+class W4A8(PresetMethod[FourBitFormatConfig]):
     """4-bit integers in groups of 128, activations as 8-bit integers with a scale per token."""
 
     name = "w4a8"
     description = "4-bit integer weights, 8-bit integer activations"
-    Config = FourBitConfig
+    Config = FourBitFormatConfig
     format = "compressed-tensors (pack-quantized)"
     supported_bits = (4,)
 
 
 @register
-class W4AFp8(PresetMethod[FourBitConfig]):
+class W4AFp8(PresetMethod[FourBitFormatConfig]):
     """4-bit integers in groups of 128, activations as e4m3 with a scale per token."""
 
     name = "w4afp8"
     description = "4-bit integer weights, 8-bit floating-point (e4m3) activations"
-    Config = FourBitConfig
+    Config = FourBitFormatConfig
     format = "compressed-tensors (pack-quantized)"
     supported_bits = (4,)
 
 
 @register
-class Fp8Block(PresetMethod[EightBitConfig]):
+class Fp8Block(PresetMethod[EightBitFormatConfig]):
     """e4m3 weights with a scale per 128 x 128 block, e4m3 activations with a scale per 128 values of a token."""
 
     name = "fp8-block"
     description = "8-bit floating-point (e4m3) weights in 128 x 128 blocks, activations in groups of 128"
-    Config = EightBitConfig
+    Config = EightBitFormatConfig
     format = "compressed-tensors (float-quantized)"
     supported_bits = (8,)
