@@ -1486,6 +1486,7 @@ def search(
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
@@ -1577,6 +1578,9 @@ def search(
         tokens per calibration sample [256]
     method_args
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
+    target
+        server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
+        vllm | vllm-cpu | llama.cpp | transformers) [any]
     output_dir
         folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
         (beside the database, or MLFLOW_COMPRESS_HOME) [auto]

@@ -52,6 +52,24 @@ def test_formats_are_variants_with_the_settings_of_their_methods() -> None:
     assert not found[0].uniform.config.judge
 
 
+@pytest.mark.parametrize(
+    ("formats", "target", "reason"),
+    [
+        ("rtn:2,rtn:4", "vllm", "vLLM has no kernel for rtn-2bit-g128"),
+        ("rtn:4,gptq:4", "llama.cpp", "llama.cpp does not read the format of rtn-4bit-g128"),
+        ("rtn:4,nvfp4", "vllm-cpu", "vLLM's CPU build has no kernel for nvfp4"),
+    ],
+)
+def test_formats_that_the_target_does_not_take_are_refused_before_any_work(
+    formats: str, target: str, reason: str
+) -> None:
+    config = SearchConfig(formats=formats, target=target)
+    with pytest.raises(UnsupportedError, match=reason):
+        require_mixable(config, candidates(config)[0], SOURCE)
+    accepted = SearchConfig(formats="rtn:4,gptq:4", target="vllm-cpu")
+    require_mixable(accepted, candidates(accepted)[0], SOURCE)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'")
 def test_k_quants_of_a_search_are_pure(tmp_path: Path) -> None:
     config = SearchConfig(formats="gguf-k:3,gguf:8", method_args="native=true")

@@ -21,6 +21,7 @@ from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, Int
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.mixed_recipe import KEPT, MixedRecipe, format_parts
+from mlflow_compress.compression.servers import check_target
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.metrics.stats.arrays import Float
@@ -110,11 +111,15 @@ def recipe_variant(
 
 
 def require_mixable(config: SearchConfig, choices: Sequence[CandidateFormat], source: SourceModel) -> None:
-    """Raise an error, before any work, where the formats cannot share a checkpoint."""
+    """Raise an error, before any work, where formats cannot share a checkpoint, or the target does not take them."""
+    for one in choices:
+        uniform: Any = one.uniform.settings
+        check_target(config.space.target, METHODS.get(one.method), uniform, source)
     layers = {layer: choices[i % len(choices)].name for i, layer in enumerate(source.linear)}
     with TemporaryDirectory() as folder:
         settings: Any = recipe_variant(config, choices, layers, "check", Path(folder)).settings
         METHODS.get(MIXED).check(settings, source)
+        check_target(config.space.target, METHODS.get(MIXED), settings, source)
 
 
 def require_in_reach(limit: Limit, choices: Sequence[CandidateFormat], source: SourceModel) -> None:

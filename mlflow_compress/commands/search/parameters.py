@@ -16,6 +16,7 @@ from mlflow_compress.config.declarations import (
     OptionalText,
     Pairs,
     Parameters,
+    Target,
     like,
     option,
 )
@@ -82,6 +83,7 @@ class SearchSpaceConfig(Group):
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
     calibration_length: int = like(CompressionConfig, "calibration_length")
     method_args: Pairs = like(CompressionConfig, "method_args")
+    target: Target = like(CompressionConfig, "target")
     output_dir: str = like(CompressionConfig, "output_dir")
 
 
