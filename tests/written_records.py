@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.metrics import MetricInputs
+from mlflow_compress.metrics import AnswerSamples, MetricInputs
 from mlflow_compress.records import (
+    Generations,
     GreedyAnswers,
     GreedyDistances,
     GreedyScores,
@@ -125,11 +126,30 @@ def with_timings(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
     )
 
 
+def with_samples(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
+    """The inputs with two sampled answers of each model to 24 questions; some of them loop, end early, or are empty."""
+    said = ("A short answer.", "It is blue. " * 5, "", "```\ncode", "\u041d\u0435\u0442.", "Yes.")
+
+    def answers(step: int) -> Generations:
+        rows = []
+        for i in range(24):
+            for sample in range(2):
+                text = said[(step * i + sample) % len(said)]
+                key = {"task": "instructions", "item_id": f"i{i}", "turn": 0, "sample": sample}
+                rows.append({**key, "prompt": f"question {i}", "text": text, "n_tokens": 1 + len(text) // 4})
+        return Generations.from_rows(rows)
+
+    first = answers(1)
+    questions = {f"i{i}": f"question {i}" for i in range(24)}
+    return replace(found, samples=AnswerSamples(first, answers(5) if moved else first, questions, 16, answers(7)))
+
+
 def inputs(n: int = 60) -> MetricInputs:
     """Full inputs, with everything that any metric reads."""
-    return with_timings(with_written(metric_records.inputs(n)))
+    return with_samples(with_timings(with_written(metric_records.inputs(n))))
 
 
 def identical(n: int = 60) -> MetricInputs:
     """The same of a variant that equals its baseline."""
-    return with_timings(with_written(metric_records.identical(metric_records.inputs(n)), moved=False), moved=False)
+    same = with_written(metric_records.identical(metric_records.inputs(n)), moved=False)
+    return with_samples(with_timings(same, moved=False), moved=False)

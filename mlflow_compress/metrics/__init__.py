@@ -8,6 +8,7 @@ from __future__ import annotations
 from mlflow_compress.metrics.core.estimates import Mean, Number, PairedDifference, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import (
     AnswerEmbeddings,
+    AnswerSamples,
     MetricInputs,
     MetricSettings,
     compute_all,
@@ -19,6 +20,7 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, Metric, Metric
 __all__ = [
     "METRICS",
     "AnswerEmbeddings",
+    "AnswerSamples",
     "Mean",
     "Metric",
     "MetricInputs",

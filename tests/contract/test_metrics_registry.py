@@ -23,6 +23,7 @@ from mlflow_compress.metrics import (
     unmet,
 )
 from mlflow_compress.metrics.core.requirements import ITEMS
+from mlflow_compress.metrics.health import KINDS
 from mlflow_compress.records import MetricResult, OptionScores, Records, RunRecords
 from tests import metric_records, written_records
 
@@ -81,6 +82,9 @@ IDENTITY = {
     "judge/refusals_begun_pct": 0.0,
     "judge/refusals_ended_pct": 0.0,
     "judge/refusals_mcnemar_p": 1.0,
+    "judge/length_ratio": 1.0,
+    "judge/defects_delta_pct": 0.0,
+    **{f"judge/{kind}_delta_pct": 0.0 for kind in KINDS},
     "speed/prefill_ratio_batch_1": 1.0,
     "speed/prefill_ratio_batch_8": 1.0,
     "speed/decode_ratio_batch_1": 1.0,
@@ -116,6 +120,7 @@ SINGLE = {
     "judge/mt_bench",
     "judge/consistency",
     "judge/refusals_pct",
+    "judge/defects_pct",
     "speed/prefill_tokens_per_second_batch_1",
     "speed/prefill_tokens_per_second_batch_8",
     "speed/decode_tokens_per_second_batch_1",
@@ -140,6 +145,9 @@ ALONE = {
     "judge/kl_behind_fork",
     "judge/share_of_divergent_tokens_floor_pct",
     "judge/similarity_floor",
+    "judge/length_ratio_floor",
+    "judge/defects_floor_pct",
+    *(f"judge/{kind}_pct" for kind in KINDS),
     "judge/similarity_rouge_pearson",  # of identical models none exists: nothing varies
     "judge/similarity_rouge_spearman",
 }
@@ -278,7 +286,11 @@ def _shuffled(run: RunRecords, seed: int) -> RunRecords:
 
 def test_row_order_does_not_matter():
     moved = MetricInputs(
-        _shuffled(FULL.baseline, 1), _shuffled(FULL.variant, 2), _shuffled(FULL.noise, 3), embeddings=FULL.embeddings
+        _shuffled(FULL.baseline, 1),
+        _shuffled(FULL.variant, 2),
+        _shuffled(FULL.noise, 3),
+        embeddings=FULL.embeddings,
+        samples=FULL.samples,
     )
     assert len(compute_all(moved)) == len(RESULTS)
     for ours, theirs in zip(RESULTS, compute_all(moved), strict=True):
@@ -323,6 +335,7 @@ def test_swapping_the_models_mirrors_the_change():
         replace(FULL.variant, option_distances=None, token_distances=None),
         FULL.baseline,
         embeddings=AnswerEmbeddings(e.task, e.item_ids, e.variant, e.baseline),
+        samples=replace(FULL.samples, baseline=FULL.samples.variant, variant=FULL.samples.baseline),
     )
     there, back = headline(RESULTS), headline(compute_all(swapped))
     deltas = {name for name in all_keys() if name.endswith(("_delta", "_delta_pct"))} - ON_REQUEST

@@ -113,7 +113,7 @@ def test_a_failed_stage_is_named_with_what_is_missing():
     pooled = by_name(result("distance/flips_pct", 5.0, 4.0, 6.0))
     failed = {"judge": "The endpoint answered 401 <no key>."}
     sentence = (
-        "Stage judge failed: The endpoint answered 401 <no key>. Missing: First divergent token, Same greedy answer, "
+        "Stage judge failed: The endpoint answered 401 <no key>. Missing: First divergent token, Length of answers, "
     )
     text = Page(render_report(**shown(pooled), failed_stages=failed)).text
     assert text.index("v\n") < text.index(sentence) < text.index("Numbers")

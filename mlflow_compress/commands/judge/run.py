@@ -46,6 +46,7 @@ from mlflow_compress.judges.session import prices_of, spending_of
 from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core.metric_inputs import (
     AnswerEmbeddings,
+    AnswerSamples,
     MetricInputs,
     MetricSettings,
     compute_all,
@@ -222,6 +223,13 @@ def judge(
         baseline=_records(baseline.graded, judged, "baseline"),
         variant=_records(variant.graded, judged, "variant"),
         embeddings=_embeddings(vectors),
+        samples=AnswerSamples(
+            baseline=baseline.samples,
+            variant=variant.samples,
+            questions={item.item_id: item.turns[0] for item in instructions},
+            most_tokens=config.answers.max_new_tokens,
+            baseline_again=again,
+        ),
         settings=settings,
     )
     run.log_params(

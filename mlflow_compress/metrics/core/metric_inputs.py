@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,7 +26,7 @@ from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap
 from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.metrics.stats.margin_model import expected_changes
 from mlflow_compress.metrics.stats.stratified import Design, Reading, Units
-from mlflow_compress.records import Draws, MetricResult, OptionScores, RunRecords, align
+from mlflow_compress.records import Draws, Generations, MetricResult, OptionScores, RunRecords, align
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,43 @@ class AnswerEmbeddings:
 
 
 @dataclass(frozen=True, eq=False)
+class AnswerSamples:
+    """Sampled answers of both models to the same first turns, as many of each; rows in the baseline's order.
+
+    Raises `AlignmentError`: the numbers of samples, the instructions, or the prompts differ.
+    """
+
+    baseline: Generations
+    variant: Generations
+    questions: Mapping[str, str]  # What the user wrote, by the instruction's id
+    most_tokens: int  # The token limit of all answers
+    baseline_again: Generations | None = None  # A second sample of the baseline, for the floor
+
+    def __post_init__(self) -> None:
+        keys = {tuple(key) for key in self.baseline.key_rows()}
+        for name in ("variant", "baseline_again"):
+            other: Generations | None = getattr(self, name)
+            if other is None:
+                continue
+            if lonely := keys ^ {tuple(key) for key in other.key_rows()}:
+                raise AlignmentError(
+                    f"The baseline's answers and {name} have different samples: their health is not compared",
+                    allowed="the same instructions, with the same number of samples",
+                    got=str(sorted(lonely)[:3]),
+                    fix="Generate both with the same num_samples and instructions",
+                )
+            aligned = Generations(other.table.take(align(self.baseline, other)))
+            if (aligned.column("prompt") != self.baseline.column("prompt")).any():
+                raise AlignmentError("Two models answered different prompts", fix="Generate both with the same prompts")
+            object.__setattr__(self, name, aligned)
+
+    @property
+    def instruction(self) -> Int:
+        """Number of each answer's instruction, shape (n,)."""
+        return np.unique([f"{task}\x1f{item}" for task, item, *_ in self.baseline.key_rows()], return_inverse=True)[1]
+
+
+@dataclass(frozen=True, eq=False)
 class MetricInputs:
     """The records of one variant and its baseline, or of a baseline alone."""
 
@@ -94,6 +131,7 @@ class MetricInputs:
     # A served variant's second answers to some of the prompts, with their distances from its first
     asked_again: RunRecords | None = None
     embeddings: AnswerEmbeddings | None = None  # Input of the similarity metrics
+    samples: AnswerSamples | None = None  # Input of the health of answers
     settings: MetricSettings = field(default_factory=MetricSettings)  # Intervals and splits
     # The baseline's records of all items; `baseline` has those of the drawn ones, where the variant's were drawn
     whole_baseline: RunRecords = field(init=False)

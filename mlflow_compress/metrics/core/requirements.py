@@ -128,6 +128,7 @@ ASKED_AGAIN = _given(
 )
 ENGINE = _given("engine", "transformers itself ran both models", lambda inputs: inputs.engine is not None)
 EMBEDDINGS = _given("embeddings", "no answer embeddings", lambda inputs: inputs.embeddings is not None)
+SAMPLES = _given("samples", "no sampled answers", lambda inputs: inputs.samples is not None)
 BERTSCORE_MODEL = _given(
     "bertscore_model", "no bertscore_model was given", lambda inputs: bool(inputs.settings.bertscore_model)
 )

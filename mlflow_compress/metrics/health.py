@@ -1,0 +1,247 @@
+"""Health of answers: length, cut answers, loops, and other defects that need no judge, paired with the baseline."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, Proportion, Resampled, pooled
+from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.requirements import SAMPLES, VARIANT
+from mlflow_compress.metrics.stats.arrays import Bool, Float
+from mlflow_compress.metrics.stats.bootstrap import ratio
+from mlflow_compress.records import Generations, MetricResult
+
+FEWEST_REPEATS = 3
+FEWEST_CHARACTERS = 32
+"""A loop is a span that stands at least three times in a row at the end, over 32 characters or more."""
+
+
+def loop_period(text: str) -> int | None:
+    """Return the length of the span that a text repeats until its end, in characters; None where there is none.
+
+    With the text reversed and Z[p] the length of the longest common prefix of it and of its suffix from p on, the last
+    ``p + Z[p]`` characters have the period p. The Z-function takes linear time (Gusfield, "Algorithms on Strings, Trees
+    and Sequences", 1997, section 1.4). The last repetition may be cut.
+
+    Examples
+    --------
+    >>> loop_period("It said: " + "and then it ran. " * 4 + "and th"), loop_period("No, no, no. That is enough.")
+    (17, None)
+    """
+    reverse = text.rstrip()[::-1]
+    n = len(reverse)
+    z = [0] * n
+    left = right = 0  # The match that reaches furthest, reverse[left:right] == reverse[:right - left]
+    # A longer period has no three repetitions.
+    for p in range(1, n // FEWEST_REPEATS + 1):
+        length = min(right - p, z[p - left]) if p < right else 0
+        while p + length < n and reverse[length] == reverse[p + length]:
+            length += 1
+        z[p] = length
+        if p + length > right:
+            left, right = p, p + length
+        if p + length >= max(FEWEST_REPEATS * p, FEWEST_CHARACTERS):
+            return p
+    return None
+
+
+# Scripts that one language mixes
+_SCRIPTS = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "IDEOGRAPHIC": "CJK"}
+
+
+@cache
+def _script(letter: str) -> str:
+    name = unicodedata.name(letter, "").partition(" ")[0].partition("-")[0]
+    return _SCRIPTS.get(name, name)
+
+
+def script(text: str) -> str | None:
+    """Return the script of most letters of a text, by the first word of their Unicode names; None without letters.
+
+    Examples
+    --------
+    >>> script("The word is \u03bb\u03cc\u03b3\u03bf\u03c2."), script("42")
+    ('LATIN', None)
+    """
+    counts = Counter(_script(c) for c in unicodedata.normalize("NFKC", text) if c.isalpha())
+    return max(counts, key=counts.__getitem__) if counts else None
+
+
+_FENCE = re.compile(r"^ {0,3}(```+|~~~+)(.*)$", re.MULTILINE)
+_ASKS_FOR_JSON = re.compile(r"\b(?:as|in|into|output|produce|return|valid|with)\b[^.?!\n]{0,40}\bJSON\b", re.IGNORECASE)
+
+
+def _fenced(text: str) -> tuple[list[str], bool]:
+    """Return the contents of the fenced blocks of a Markdown text, and whether the last one is left open."""
+    blocks, opened, begin = [], "", 0
+    for fence in _FENCE.finditer(text):
+        mark = fence[1]
+        if not opened:
+            opened, begin = mark, fence.end()
+        elif mark[0] == opened[0] and len(mark) >= len(opened) and not fence[2].strip():
+            blocks.append(text[begin : fence.start()])
+            opened = ""
+    return blocks, bool(opened)
+
+
+def has_broken_format(question: str, answer: str) -> bool:
+    """Return whether an answer leaves a Markdown fence open, or is no valid JSON where the question asks for JSON.
+
+    JSON may stand in fences, or between other words: then it is what goes from the first bracket to the last.
+    """
+    blocks, is_open = _fenced(answer)
+    if is_open or not _ASKS_FOR_JSON.search(question):
+        return is_open
+    if blocks:
+        return not all(map(_is_json, blocks))
+    found = re.search(r"[\[{].*[\]}]", answer, re.DOTALL)
+    return not (_is_json(answer) or (found is not None and _is_json(found[0])))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class SampledAnswer:
+    """One sampled answer, and what was asked."""
+
+    question: str  # What the user wrote
+    prompt: str  # What the model read
+    text: str
+    n_tokens: int
+    most_tokens: int  # The token limit
+
+
+def is_unclosed(answer: SampledAnswer) -> bool:
+    """Return whether reasoning begins, in the answer or at the end of the prompt, and does not end."""
+    begun = answer.prompt.rstrip().endswith("<think>") + answer.text.count("<think>")
+    return begun > answer.text.count("</think>")
+
+
+def _is_in_other_script(answer: SampledAnswer) -> bool:
+    asked, used = script(answer.question), script(answer.text)
+    return None not in (asked, used) and asked != used
+
+
+DEFECTS: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {
+    "loops": ("that repeat a span until their end", lambda answer: loop_period(answer.text) is not None),
+    "empty": ("without any text", lambda answer: not answer.text.strip()),
+    "other_script": ("in another script than the question", _is_in_other_script),
+    "unclosed_reasoning": ("whose reasoning (<think>) does not end", is_unclosed),
+    "broken_format": (
+        "with an open Markdown fence, or invalid JSON where JSON is asked for",
+        lambda answer: has_broken_format(answer.question, answer.text),
+    ),
+}
+"""Each kind of defect: what such answers are, and whether one is."""
+
+CUT = ("cut at the token limit", lambda answer: answer.n_tokens >= answer.most_tokens)
+SHARES: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {"cut": CUT, **DEFECTS}
+
+
+def _percent(name: str, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
+    direction: Direction = "neither" if name.endswith(("baseline", "floor_pct")) else "lower"
+    return MetricKey.percent(f"judge/{name}", direction, meaning, low=low, counted="answers", **more)
+
+
+LENGTH_FLOOR = MetricKey(
+    name="judge/length_ratio_floor",
+    unit="ratio",
+    meaning="Tokens of the baseline's second sample over those of its first: what an equal model has.",
+    unchanged=1.0,
+    counted="answers",
+)
+LENGTH = MetricKey(
+    name="judge/length_ratio",
+    unit="ratio",
+    meaning="Tokens of the variant's sampled answers over those of the baseline's.",
+    label="Length of answers",
+    unchanged=1.0,
+    floor=LENGTH_FLOOR.name,
+    counted="answers",
+)
+DEFECTS_PCT = _percent(
+    "defects_pct",
+    "Sampled answers with a defect: a loop, no text, another script, unclosed reasoning, or a broken format.",
+    label="Answers with a defect",
+    difference="judge/defects_delta_pct",
+    floor="judge/defects_floor_pct",
+)
+BASELINE = _percent("defects_pct_baseline", "The baseline's share of sampled answers with a defect.")
+DELTA = _percent("defects_delta_pct", "Variant minus baseline; Tango's paired score interval.", low=-100.0)
+FLOOR = _percent(
+    "defects_floor_pct", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
+)
+KINDS = {
+    kind: (
+        _percent(f"{kind}_pct", f"Sampled answers of the variant {what}."),
+        _percent(f"{kind}_delta_pct", f"Answers {what}: variant minus baseline.", low=-100.0),
+    )
+    for kind, (what, _) in SHARES.items()
+}
+
+
+def _found(samples: AnswerSamples, of: Generations) -> tuple[dict[str, Bool], Float]:
+    """Return which answers are of each kind, with "defects" for any kind but cut ones, and their numbers of tokens."""
+    columns = ("item_id", "prompt", "text", "n_tokens")
+    rows = of.table.select(columns).to_pylist()
+    answers = [
+        SampledAnswer(samples.questions[r["item_id"]], r["prompt"], r["text"], r["n_tokens"], samples.most_tokens)
+        for r in rows
+    ]
+    kinds = {kind: np.array([holds(answer) for answer in answers]) for kind, (_, holds) in SHARES.items()}
+    kinds["defects"] = np.any([kinds[kind] for kind in DEFECTS], axis=0)
+    return kinds, np.array([answer.n_tokens for answer in answers], dtype=np.float64)
+
+
+@METRICS.register("health")
+@metric(
+    keys=(LENGTH, LENGTH_FLOOR, DEFECTS_PCT, BASELINE, DELTA, FLOOR, *(key for keys in KINDS.values() for key in keys)),
+    requires=(VARIANT, SAMPLES),
+    source="ours; loops by the Z-function, scripts by the Unicode names of letters",
+)
+def health(inputs: MetricInputs) -> list[MetricResult]:
+    """Over the sampled answers of all instructions; every interval is over instructions, whose samples stay together.
+
+    The baseline's second sample is drawn as the variant's is. So both floors are what an equal model has.
+    """
+    samples = inputs.samples
+    assert samples is not None  # `requires` has been checked
+    groups = samples.instruction
+    ours, tokens = _found(samples, samples.baseline)
+    theirs, their_tokens = _found(samples, samples.variant)
+
+    def length(of: Float) -> Resampled:
+        return Resampled(np.column_stack([of, tokens]), ratio, groups=groups)
+
+    estimates: dict[MetricKey, Estimate] = {
+        DEFECTS_PCT: Proportion.of(theirs["defects"], groups),
+        BASELINE: Proportion.of(ours["defects"], groups),
+        DELTA: PairedDifference.of(ours["defects"], theirs["defects"], groups),
+    }
+    for kind, (share, delta) in KINDS.items():
+        estimates[share] = Proportion.of(theirs[kind], groups)
+        estimates[delta] = PairedDifference.of(ours[kind], theirs[kind], groups)
+    if tokens.sum():
+        estimates[LENGTH] = length(their_tokens)
+    if samples.baseline_again is not None:
+        again, again_tokens = _found(samples, samples.baseline_again)
+        estimates[FLOOR] = PairedDifference.of(ours["defects"], again["defects"], groups)
+        if tokens.sum():
+            estimates[LENGTH_FLOOR] = length(again_tokens)
+    return pooled(inputs, estimates)
