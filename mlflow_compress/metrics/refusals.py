@@ -12,6 +12,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT
+from mlflow_compress.metrics.health import script
 from mlflow_compress.metrics.stats.arrays import Bool
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.metrics.text import answer_pairs
@@ -77,6 +78,7 @@ REFUSALS = _percent(
     label="Instructions refused",
     headline=150,
     difference="judge/refusals_delta_pct",
+    unscored="an answer of either model is not in Latin script, and the rules are English",
 )
 BASELINE = _percent("refusals_pct_baseline", "The baseline's share.", direction="neither")
 DELTA = _percent(
@@ -110,12 +112,19 @@ def refusals(inputs: MetricInputs) -> list[MetricResult]:
     """By task and pooled, with Wilson's intervals, Tango's for the difference.
 
     An instruction counts as refused if one of its answers refuses. Its turns and samples are not independent of each
-    other, as Wilson's interval and McNemar's test need it; instructions are.
+    other, as Wilson's interval and McNemar's test need it; instructions are. An instruction is unscored if an answer of
+    either model is mostly in another script than the Latin of the rules. Languages of that script are not told apart.
     """
     pairs = answer_pairs(inputs)
     if pairs is None:
         return []
     ours, theirs = (np.array([refuses(text) for text in texts]) for texts in (pairs.references, pairs.texts))
+    unread = np.array(
+        [
+            any(script(text) not in (None, "LATIN") for text in pair)
+            for pair in zip(pairs.references, pairs.texts, strict=True)
+        ]
+    )
 
     def by_instruction(answers: Bool, rows: Any) -> Bool:
         _, number = np.unique(pairs.instruction[rows], return_inverse=True)
@@ -123,16 +132,20 @@ def refusals(inputs: MetricInputs) -> list[MetricResult]:
 
     results = []
     for subset in pairs.subsets():
-        found = count_flips(by_instruction(ours, subset.rows), by_instruction(theirs, subset.rows))
+        scored = ~by_instruction(unread, subset.rows)
+        if not scored.any():
+            continue
+        found = count_flips(by_instruction(ours, subset.rows)[scored], by_instruction(theirs, subset.rows)[scored])
         ended, begun, n = found.c2w, found.w2c, found.n
-        difference = PairedDifference(begun, ended, n, 0)
+        unscored = int((~scored).sum())
+        difference = PairedDifference(begun, ended, n, unscored)
         estimates: Estimates = {
-            REFUSALS: Proportion(found.n_correct - ended + begun, n, 0),
-            BASELINE: Proportion(found.n_correct, n, 0),
+            REFUSALS: Proportion(found.n_correct - ended + begun, n, unscored),
+            BASELINE: Proportion(found.n_correct, n, unscored),
             DELTA: difference,
-            FLIPS: Proportion(begun + ended, n, 0),
-            BEGUN: Proportion(begun, n, 0),
-            ENDED: Proportion(ended, n, 0),
+            FLIPS: Proportion(begun + ended, n, unscored),
+            BEGUN: Proportion(begun, n, unscored),
+            ENDED: Proportion(ended, n, unscored),
             P_VALUE: difference.p_value,
         }
         results += of_subset(inputs, subset, estimates)

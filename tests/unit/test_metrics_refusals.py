@@ -129,3 +129,16 @@ def test_swapping_the_models_mirrors_the_change() -> None:
     assert back["refusals_delta_pct"].value == -there["refusals_delta_pct"].value == -25.0
     for name in ("refusal_flips_pct", "refusals_mcnemar_p"):
         assert back[name] == there[name]
+
+
+def test_an_answer_in_another_script_is_unscored_not_unrefused() -> None:
+    """Of four instructions one has a Russian refusal of the variant, one of the baseline: two have a value."""
+    no = "\u042f \u043d\u0435 \u043c\u043e\u0433\u0443."
+    found = computed(
+        {"a": (YES, YES), "b": (YES, no), "c": (YES, "42"), "d": (YES,)},
+        {"a": (YES, no), "b": (YES, YES), "c": (NO, "42"), "d": (YES,)},
+    )
+    for name in ("refusals_pct", "refusals_pct_baseline", "refusal_flips_pct", "refusals_delta_pct"):
+        assert (found[name].n, found[name].n_unscored) == (2, 2), name
+    assert found["refusals_pct"].value == found["refusals_begun_pct"].value == 50.0
+    assert "refusals_pct" not in computed({"a": (no,)}, {"a": (YES,)})
