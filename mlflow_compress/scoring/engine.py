@@ -233,7 +233,7 @@ def _write(parts: PassParts, fresh: list[Part]) -> None:
 
 
 _FEWEST_TOKENS = 4096  # that are worth a fork
-_SPANS_PER_PROCESS = 2  # so that a process which is held up does not hold up the pass as long
+_SPANS_PER_PROCESS = 8  # so that a process which is held up does not hold up the pass as long
 
 
 def _spans(missing: list[int], groups: Sequence[UnitGroup], processes: int) -> list[list[int]]:
