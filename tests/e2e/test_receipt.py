@@ -6,6 +6,7 @@ import base64
 import json
 import random
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,13 @@ def test_a_forged_receipt_is_refused(desk: Desk, message: str) -> None:
         forged(desk.file, FORGED[message])
         with pytest.raises(DataError, match=refusal):
             desk.verify(key=public, recompute=True)
+
+
+def test_a_small_file_that_would_unpack_to_a_large_one_is_not_unpacked(desk: Desk) -> None:
+    with zipfile.ZipFile(desk.file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(receipts.ENVELOPE, b" " * 10_000_000)
+    with pytest.raises(DataError, match="its files are compressed"):
+        desk.verify()
 
 
 def test_who_must_have_signed_is_asked(desk: Desk, tmp_path: Path) -> None:

@@ -258,6 +258,8 @@ def _unzipped(data: bytes, path: Path) -> dict[str, bytes]:
     """Return the files of a receipt. One that is not written as `_zipped` writes it was changed."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > len(data):
+                raise ValueError("its files are compressed")  # a small one could fill the memory
             files = {name: archive.read(name) for name in archive.namelist()}
     except Exception as error:  # a changed byte makes zipfile fail in many ways
         raise DataError(f"The receipt is damaged, or is none: {error}", got=str(path)) from error
