@@ -1,4 +1,7 @@
-"""Scorers for `mlflow.genai.evaluate`: whether an answer flipped against the baseline's, and whether it refuses."""
+"""Scorers for `mlflow.genai.evaluate`: whether an answer flipped against the baseline's, and whether it refuses.
+
+They return 1 and 0: MLflow's pages paint True green, as if it were good.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ GOLD, BASELINE = "expected_response", "baseline_response"  # names of the expect
 
 @scorer(pass_if=lambda flipped: not flipped)  # type: ignore[untyped-decorator, unused-ignore]
 def flip(outputs: Any, expectations: dict[str, Any]) -> Feedback:
-    """Return whether the answer's correctness differs from the baseline's, by the rule of `mlflow-compress compare`.
+    """Return 1 where the correctness differs from the baseline's, else 0, by the rule of `mlflow-compress compare`.
 
     An item without an answer of both models is an error of this scorer, which MLflow counts apart.
     """
@@ -29,15 +32,15 @@ def flip(outputs: Any, expectations: dict[str, Any]) -> Feedback:
         raise DataError("An item without an answer of both models did neither flip nor stay", got=str(rows))
     before, after = ("right" if answer.is_correct else "wrong" for answer in (baseline, variant))
     return Feedback(
-        value=before != after,
+        value=float(before != after),
         rationale=f"{before} to {after}: the baseline answers {baseline.pred!r}, this model {variant.pred!r}; "
         f"right is {variant.gold!r}",
     )
 
 
 @scorer  # type: ignore[untyped-decorator, unused-ignore]
-def refusal(outputs: str) -> bool:
-    """Return whether the answer begins with a refusal: see `mlflow_compress.metrics.refusals.RULES`."""
+def refusal(outputs: str) -> float:
+    """Return 1 where the answer begins with a refusal, else 0: see `mlflow_compress.metrics.refusals.RULES`."""
     if not isinstance(outputs, str):
         raise DataError("The scorer 'refusal' reads text", got=type(outputs).__name__)
-    return refuses(outputs)
+    return float(refuses(outputs))
