@@ -21,6 +21,7 @@ from mlflow_compress.version import __version__ as __version__
 BESIDES = {
     "AliasHistory": "commands.promote.result",
     "AnswerEvaluation": "commands.evaluate.result",
+    "Approval": "commands.approve.run",
     "BlindSheet": "commands.rate.result",
     "Comparison": "commands.compare.result",
     "CompressedModel": "commands.quantize.result",

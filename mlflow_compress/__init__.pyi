@@ -9,6 +9,7 @@ from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation as AnswerEvaluation
+from mlflow_compress.commands.approve.run import Approval as Approval
 from mlflow_compress.commands.rate.result import BlindSheet as BlindSheet
 from mlflow_compress.commands.compare.result import Comparison as Comparison
 from mlflow_compress.commands.quantize.result import CompressedModel as CompressedModel
@@ -34,6 +35,7 @@ from mlflow_compress.version import __version__ as __version__
 __all__ = [
     "AliasHistory",
     "AnswerEvaluation",
+    "Approval",
     "BlindSheet",
     "Comparison",
     "CompressedModel",
@@ -55,6 +57,7 @@ __all__ = [
     "VariantRun",
     "VariantsReport",
     "__version__",
+    "approve",
     "blind",
     "compare",
     "compress",
@@ -80,6 +83,33 @@ __all__ = [
     "tasks",
     "verify",
 ]
+
+def approve(
+    version: int | str | None = None,
+    *,
+    by: str | None = None,
+    model: str | ModelInMemory = "demo",
+    reason: str | None = None,
+    policy: str | PathLike[str] | None = None,
+    experiment: str = "auto",
+) -> Approval:
+    """Return who has the alias now, after a reviewer's approval has moved it.
+
+    Parameters
+    ----------
+    version : int or str
+        The version that waits.
+    by
+        who approves [none]
+    model
+        baseline: 'demo', a folder, or a name that runs show [demo]
+    reason
+        why, in your words; kept with the run [none]
+    policy
+        YAML file of the policy that must have decided; none: the one that the decision's run holds [none]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
 
 def blind(
     run: AnswerEvaluation | VariantRun | str | None = None,
@@ -1047,6 +1077,8 @@ def promote(
     min_decode_speedup: float | None = None,
     max_memory_ratio: float | None = None,
     alias: str = "champion",
+    needs: Literal["none", "approval"] = "none",
+    waiver: str | PathLike[str] | None = None,
     dry_run: bool = False,
     experiment: str = "auto",
 ) -> Promotion:
@@ -1080,6 +1112,11 @@ def promote(
         interval; none: the policy's (no such gate) [none]
     alias
         registry alias that moves to the winner [champion]
+    needs
+        'approval': the alias stays, and the winner waits until `mlflow-compress approve` moves it (none |
+        approval) [none]
+    waiver
+        YAML file that waives one requirement: {requirement, reason, person, until: 2027-01-31} [none]
     dry_run
         decide and say what would happen; nothing is registered, logged or moved [false]
     experiment

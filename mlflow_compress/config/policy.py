@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, date, datetime
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Target, option, read_file
 from mlflow_compress.errors import ConfigError
@@ -239,6 +240,75 @@ class Policy(Group):
                 *[m for m in self.margins if (m.metric, m.task) != (drop.metric, None)],
             )
         return self.model_copy(update=changes)
+
+    def without_each(self) -> dict[str, Policy]:
+        """Return the policy without one requirement, for each that can be waived, by its name."""
+        entries: list[MetricGate | MarginGate] = [*self.gates, *self.margins]
+        found = {} if self.kl is None else {"kl": self.model_copy(update={"kl": None})}
+        for name in dict.fromkeys(map(_place, entries)):
+            others = {part: tuple(e for e in getattr(self, part) if _place(e) != name) for part in ("gates", "margins")}
+            found[name] = self.model_copy(update=others)
+        for name, nothing in _ASKS_NOTHING.items():
+            if getattr(self.require, name) != nothing:
+                found[f"require.{name}"] = self.model_copy(
+                    update={"require": self.require.model_copy(update={name: nothing})}
+                )
+        for name in ("target", "anomalies"):
+            nothing = type(self).model_fields[name].default
+            if getattr(self, name) != nothing:
+                found[name] = self.model_copy(update={name: nothing})
+        return found
+
+
+_ASKS_NOTHING: dict[str, object] = {
+    "stages": (),
+    "items": 0,
+    "replicates": 1,
+    "items_by_task": {},
+    "max_unscored_pct": 100.0,
+    "max_cut_pct": 100.0,
+}
+
+
+def _place(entry: MetricGate | MarginGate) -> str:
+    return entry.metric + (f" of {'/'.join(filter(None, (entry.task, entry.category)))}" if entry.task else "")
+
+
+Said = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Waiver(Group):
+    """One requirement of a policy that somebody waives until a date."""
+
+    requirement: Said = option(..., "what is waived: kl, the metric of a gate or margin, require.items ...")
+    reason: Said = option(..., "why")
+    person: Said = option(..., "who answers for it")
+    until: date = option(..., "its last day (UTC)")
+
+    def require_valid(self) -> None:
+        """Refuse the waiver after its last day."""
+        if (today := datetime.now(UTC).date()) > self.until:
+            raise ConfigError(
+                f"The waiver of {self.requirement} by {self.person} has expired",
+                allowed=f"until {self.until}",
+                got=str(today),
+                fix="Promote without it, or with a new one",
+            )
+
+    @property
+    def described(self) -> str:
+        """The whole waiver, in one sentence."""
+        return f"{self.requirement} is waived until {self.until} by {self.person}: {self.reason.rstrip('.')}"
+
+
+def read_waiver(path: str) -> Waiver:
+    """Return the waiver of a YAML file; one that has expired is refused."""
+    try:
+        waiver = Waiver(**read_file(Path(path), parameter="waiver"))
+    except ConfigError as error:
+        raise ConfigError(f"The waiver {path} cannot be used: {str(error).rstrip('.')}") from error
+    waiver.require_valid()
+    return waiver
 
 
 def read_policy(path: str | None) -> Policy:

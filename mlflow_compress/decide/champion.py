@@ -98,7 +98,8 @@ class Incumbent:
 class Settlement:
     """What becomes of the alias."""
 
-    outcome: Literal["promoted", "unchanged", "nothing"]  # It moves, it stays where it is, or no candidate passes
+    # It moves, stays where it is until somebody approves, stays where it is, or no candidate passes
+    outcome: Literal["promoted", "waiting", "unchanged", "nothing"]
     winner: Candidate | None  # The candidate that gets or has the alias; None where nobody of this evaluation does
     # Why candidates that rank higher did not get it, and how the winner compares with the champion
     reasons: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlflow.entities import Run
@@ -161,17 +161,40 @@ def move_alias(tracker: Tracker, name: str, alias: str, version: str) -> None:
     client.set_registered_model_alias(name, alias, version)
 
 
+_WAITING = "waiting: "  # before the alias
+
+
+def waiting_versions(tracker: Tracker, name: str) -> dict[str, tuple[ModelVersion, str]]:
+    """Return the versions of a registered model that wait for an approval, by number, each with the alias."""
+    versions = every_page(tracker.client.search_model_versions, f"name = '{name}'")
+    said = [(version, version.tags.get(run_names.APPROVAL, "")) for version in versions]
+    return {str(v.version): (v, text.removeprefix(_WAITING)) for v, text in said if text.startswith(_WAITING)}
+
+
+def end_waiting(tracker: Tracker, name: str, alias: str, then: str | None = None) -> None:
+    """Let no version wait for an alias any more, but that of the newest decision, if it waits."""
+    for version, (_, wanted) in waiting_versions(tracker, name).items():
+        if wanted == alias and version != then:
+            tracker.client.delete_model_version_tag(name, version, run_names.APPROVAL)
+    if then is not None:
+        tracker.client.set_model_version_tag(name, then, run_names.APPROVAL, _WAITING + alias)
+
+
+def receipt_of(tracker: Tracker, main_run: str) -> dict[str, str]:
+    """Return the digest of the receipt of a variant's evaluation as a tag; nothing where none was exported."""
+    evaluation = tracker.children(main_run).get("evaluate")
+    tags = {} if evaluation is None else evaluation.data.tags
+    return {run_names.RECEIPT: tags[run_names.RECEIPT]} if run_names.RECEIPT in tags else {}
+
+
 _DECISION = "\n\n**Decision:** "  # begins that part of a version's description
 _DESCRIPTION_LIMIT = 5000  # characters that MLflow's database keeps
 
 
-def note_decision(
-    tracker: Tracker, name: str, version: str, run_id: str, words: str, policy: str | None = None
-) -> None:
-    """Note on a version which run has given it an alias, why, in words, and the hash of the policy that has decided."""
+def note_decision(tracker: Tracker, name: str, version: str, run_id: str, words: str, tags: Mapping[str, str]) -> None:
+    """Note on a version which run has decided on it, why, in words, and tags: the policy's hash, the receipt's."""
     client = tracker.client
-    if policy is not None:
-        client.set_model_version_tag(name, version, run_names.POLICY, policy)
-    client.set_model_version_tag(name, version, run_names.DECISION, run_id)
+    for key, value in {**tags, run_names.DECISION: run_id}.items():
+        client.set_model_version_tag(name, version, key, value)
     described = (client.get_model_version(name, version).description or "").partition(_DECISION)[0]
     client.update_model_version(name, version, description=f"{described}{_DECISION}{words}"[:_DESCRIPTION_LIMIT])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys, leaderboard_keys
 
-STAGE = "stage"  # baseline | main | quantize | evaluate | judge | diagnose | promote | rollback | gate | sweep | search
+STAGE = "stage"  # baseline | main | quantize | evaluate | judge | diagnose | promote | rollback | gate | sweep ...
 PARENT = "mlflow.parentRunId"  # MLflow's own tag: shows a run below its parent
 VARIANT = "variant"  # "awq-4bit-g128"
 BASE_MODEL = "base_model"
@@ -33,6 +33,10 @@ TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that w
 DECISION = "decision"  # of a registered version: the run that gave it an alias
 POLICY = "policy"  # of a decision: SHA-256 of the policy
 ALIAS, REGISTERED_MODEL = "alias", "registered_model"  # of a decision: what it is about
+APPROVAL = "approval"  # of a registered version: "waiting: ALIAS", or who has approved it
+APPROVED_BY = "approved_by"  # of a decision and its approval
+RECEIPT = "receipt"  # of an evaluate run, a decision and a version: SHA-256 of the receipt that was exported last
+WAIVER = "waiver"  # of a decision that needed it: the waiver in one sentence
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
 SWEEP_RUN = "sweep_run_id"  # of a main run: the sweep or search that made it. Not nested: MLflow's list shows variants.

@@ -52,7 +52,7 @@ _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its chil
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.
 _OF_BASELINE = ("baseline", "baseline-answers", "baseline-greedy", "baseline-traces")
 _MEASURED = (*_OF_BASELINE, "evaluate", "judge", "answers")  # a checkpoint has its processor seconds in its manifest
-_BESIDE = (*_OF_BASELINE, "promote", "rollback", "gate", "report")
+_BESIDE = (*_OF_BASELINE, "promote", "approve", "rollback", "gate", "report")
 
 _SHARED = ("http", "https", "postgresql", "mysql", "mssql")  # stores that several machines may use
 

@@ -25,6 +25,7 @@ ORDER = (
     "sweep",
     "search",
     "promote",
+    "approve",
     "report",
     "rollback",
     "history",

@@ -27,8 +27,8 @@ def promote(**parameters: Any) -> Promotion:
     Raises
     ------
     ConfigError
-        There is no finished variant, the evaluation or the model is ambiguous, the alias is not allowed, or the policy
-        cannot be used.
+        There is no finished variant, the evaluation or the model is ambiguous, the alias is not allowed, the policy
+        cannot be used, or the waiver has expired.
 
     Examples
     --------
@@ -44,6 +44,10 @@ def promote(**parameters: Any) -> Promotion:
         policy = config.read_policy()
         gates_of(policy, config.policy)
         ranking_of(policy.objective)
+    if config.waiver is not None:
+        from mlflow_compress.config.policy import read_waiver
+
+        read_waiver(config.waiver)
     _require_known(config.model, config.evaluation)
     from mlflow_compress.commands.promote.run import run_promote
 

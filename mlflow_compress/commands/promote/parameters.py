@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -55,6 +55,12 @@ class PromoteConfig(Parameters):
         "none: the policy's (no such gate)",
     )
     alias: Alias = option("champion", "registry alias that moves to the winner")
+    needs: Literal["none", "approval"] = option(
+        "none", "'approval': the alias stays, and the winner waits until `mlflow-compress approve` moves it"
+    )
+    waiver: OptionalText = option(
+        None, "YAML file that waives one requirement: {requirement, reason, person, until: 2027-01-31}", path="file"
+    )
     dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
 
     def read_policy(self) -> Policy:

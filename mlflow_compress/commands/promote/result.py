@@ -20,8 +20,8 @@ class Promotion(Tabular):
     """The decision on the variants of one evaluation."""
 
     decision: Decision  # Every candidate with its reasons, passing ones first
-    # The alias has moved, has stayed where it was, or no candidate passes
-    outcome: Literal["promoted", "unchanged", "nothing"]
+    # The alias has moved, waits for an approval, has stayed where it was, or no candidate passes
+    outcome: Literal["promoted", "waiting", "unchanged", "nothing"]
     champion: str | None  # The variant that has the alias now, or would have it after a dry run; None where nobody has
     # Where the winner is registered, and the alias that moves
     registered_model: str
@@ -99,11 +99,14 @@ class Tenure:
     # Who had it
     variant: str
     version: str
-    by: Literal["promote", "rollback"]  # What gave it
+    by: Literal["promote", "approve", "rollback"]  # What gave it
     run_id: str  # The run that gave it
     policy_sha256: str | None  # The policy that decided; None for a rollback
     verdict: str  # What happened, in one sentence
-    reason: str | None  # Why, as it was given to a rollback
+    reason: str | None  # Why, as it was given to a rollback or an approval
+    approved_by: str | None  # Who has approved it
+    waiver: str | None  # The waiver that the decision needed
+    receipt_sha256: str | None  # The receipt of its evaluation, where one was exported before the decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,12 @@ class AliasHistory(Tabular):
         """Return one line per move of the alias, newest first."""
         rows = [
             {"since (UTC)": t.since[:19], "version": t.version, "variant": t.variant, "by": t.by, "run": t.run_id[:8]}
-            | {"policy": (t.policy_sha256 or "")[:8], "reason": t.reason or ""}
+            | {"policy": (t.policy_sha256 or "")[:8], "approved by": t.approved_by or "", "reason": t.reason or ""}
+            | {"receipt": (t.receipt_sha256 or "")[:8], "waiver": t.waiver or ""}
             for t in self.tenures
         ]
-        return "\n".join([f"{self.summary}.", *self.remarks, "", *Table.of(rows).lines(ruled=False)])
+        empty = {name for name in ("approved by", "receipt", "waiver") if not any(row[name] for row in rows)}
+        rows = [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
+        return "\n".join(
+            [f"{self.summary}.", *self.remarks, *(["", *Table.of(rows).lines(ruled=False)] if rows else [])]
+        )

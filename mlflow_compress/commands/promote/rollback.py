@@ -19,6 +19,7 @@ from mlflow_compress.tracking.model_registry import (
     move_alias,
     note_decision,
     previous_alias,
+    waiting_versions,
 )
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -50,7 +51,7 @@ def run_rollback(config: RollbackConfig) -> Rollback:
     with tracker.run(f"rollback {label}", "rollback", tags) as run:
         run.log_params({**as_text(config), "model": label})
         note = verdict if config.reason is None else f"{verdict}\n\nReason: {config.reason}"
-        note_decision(tracker, name, before.version, run.run_id, note)
+        note_decision(tracker, name, before.version, run.run_id, note, {})
         move_alias(tracker, name, config.alias, before.version)
         run.set_note(note)
     return Rollback(
@@ -71,17 +72,19 @@ def _time(milliseconds: int) -> str:
 
 def _tenure(run: Any, until: str | None) -> Tenure:
     tags = run.data.tags
-    by_rollback = tags[run_names.STAGE] == "rollback"
     return Tenure(
         since=_time(run.info.end_time),
         until=until,
-        variant=tags[run_names.VARIANT] if by_rollback else tags["promoted"],
+        variant=tags["promoted"] if tags[run_names.STAGE] == "promote" else tags[run_names.VARIANT],
         version=tags[run_names.MOVED_TO],
-        by="rollback" if by_rollback else "promote",
+        by=tags[run_names.STAGE],
         run_id=run.info.run_id,
         policy_sha256=tags.get(run_names.POLICY),
         verdict=tags[run_names.VERDICT],
         reason=None if run.data.params.get("reason", NONE) == NONE else run.data.params["reason"],
+        approved_by=tags.get(run_names.APPROVED_BY),
+        waiver=tags.get(run_names.WAIVER),
+        receipt_sha256=tags.get(run_names.RECEIPT),
     )
 
 
@@ -90,12 +93,16 @@ def read_history(config: HistoryConfig) -> AliasHistory:
     tracker = Tracker(config.experiment)
     name = registered_model_of(tracker, config.model)
     wanted = {run_names.REGISTERED_MODEL: name, run_names.ALIAS: config.alias}
-    runs = [run for stage in ("promote", "rollback") for run in tracker.find_finished(stage, **wanted)]
+    runs = [run for stage in ("promote", "approve", "rollback") for run in tracker.find_finished(stage, **wanted)]
     moves = sorted((r for r in runs if run_names.MOVED_TO in r.data.tags), key=lambda run: run.info.end_time)
     ends = [_time(run.info.end_time) for run in moves[1:]]
     tenures = [_tenure(run, until) for run, until in zip(moves, [*ends, None], strict=False)]
     now = holder(tracker, name, config.alias)
-    remarks = []
+    remarks = [
+        f"Version {number} waits for an approval as '{alias}', by the decision of run {version.tags['decision'][:8]}."
+        for number, (version, alias) in waiting_versions(tracker, name).items()
+        if alias == config.alias
+    ]
     recorded = tenures[-1].version if tenures else None
     if now is None:
         remarks.append(f"No version of {name} has the alias '{config.alias}' now.")

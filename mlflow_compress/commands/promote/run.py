@@ -15,7 +15,7 @@ from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
-from mlflow_compress.config.policy import Policy, policy_yaml
+from mlflow_compress.config.policy import Policy, Waiver, policy_yaml, read_waiver
 from mlflow_compress.decide.beside import choice_notes, to_compare
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
 from mlflow_compress.decide.direction import harm_of
@@ -37,10 +37,12 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
 from mlflow_compress.tracking.model_registry import (
     create_model,
+    end_waiting,
     holder,
     move_alias,
     note_decision,
     planned_model,
+    receipt_of,
     register_version,
     versions_by_run,
 )
@@ -118,6 +120,10 @@ def verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None, 
     winner = settlement.winner
     if settlement.outcome == "nothing":
         return f"No candidate passes every gate; alias '{alias}' is not moved."
+    if settlement.outcome == "waiting" and winner is not None:
+        now = f", held by version {incumbent.version}" if incumbent else ""
+        waits = "would wait" if version is None else f"(version {version}) waits"
+        return f"{winner.name} {waits} for an approval to become '{alias}'{now}."
     if winner is None or settlement.outcome == "unchanged":
         assert incumbent is not None
         name = winner.name if winner is not None else incumbent.name
@@ -178,6 +184,7 @@ def decision_record(
     decision: Decision,
     settlement: Settlement,
     incumbent: Incumbent | None,
+    waiver: Waiver | None,
 ) -> dict[str, Any]:
     """Return everything that decided, as plain values: what competed, the policy with its hash, and every reason."""
     evaluation = competition.evaluation
@@ -188,6 +195,7 @@ def decision_record(
         "policy": {"sha256": policy.sha256, "text": policy_yaml(policy)},
         "gates": [asdict(gate) for gate in gates.gates],
         "outcome": settlement.outcome,
+        "waiver": None if waiver is None else waiver.model_dump(mode="json"),
         "before": asdict(incumbent) if incumbent else None,
         "against_champion": asdict(settlement.compared) if settlement.compared else None,
         "decision": {
@@ -255,14 +263,27 @@ def run_promote(config: PromoteConfig) -> Promotion:
     parameters are refused before a run is made. A dry run writes nothing.
     """
     policy = config.read_policy()
+    waiver = None if config.waiver is None else read_waiver(config.waiver)
     gates = gates_of(policy, config.policy)
     ranking = ranking_of(policy.objective)
     with nullcontext() if config.dry_run else unfinished_until_ended(config):
-        return _promote(config, policy, gates, ranking)
+        return _promote(config, policy, gates, ranking, waiver)
+
+
+def _without(waiver: Waiver, policy: Policy) -> PolicyGates:
+    """Return what a policy means without the requirement that is waived."""
+    each = policy.without_each()
+    if waiver.requirement not in each:
+        raise ConfigError("The policy has no such requirement to waive", allowed=list(each), got=waiver.requirement)
+    return gates_of(each[waiver.requirement])
 
 
 def _promote(
-    config: PromoteConfig, policy: Policy, gates: PolicyGates, ranking: tuple[Score, tuple[str, ...]]
+    config: PromoteConfig,
+    policy: Policy,
+    gates: PolicyGates,
+    ranking: tuple[Score, tuple[str, ...]],
+    waiver: Waiver | None,
 ) -> Promotion:
     score, ranked_by = ranking
     tracker = Tracker(config.experiment)
@@ -272,23 +293,37 @@ def _promote(
     incumbent = holder(tracker, name, config.alias)
     versions = {run_id: str(version.version) for run_id, version in versions_by_run(tracker, name).items()}
     candidates = candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
-    decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+    decision = unwaived = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+    if waiver is not None:
+        gates = _without(waiver, policy)
+        decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
 
     def compare(candidate: Candidate) -> HeadToHead | str:
         return _compare(tracker, candidate, incumbent, evaluation.id)
 
     settlement = settle(decision, incumbent, policy.champion, evaluation.id, compare)
+    if config.needs == "approval" and settlement.outcome == "promoted":
+        settlement = replace(settlement, outcome="waiting")
+    failed = [f for o in unwaived.outcomes if o.candidate is settlement.winner and not o.passed for f in o.failed]
+    waived = "" if waiver is None or not failed else f" {waiver.described}. Without it: {'; '.join(failed)}."
     remarks = remarks_of(competition, naming, settlement, decision, gates)
+    if waiver is not None and not failed:
+        remarks.append(f"The waiver of {waiver.requirement} makes no difference to the winner.")
     remarks += _harm(tracker, settlement.winner, policy.margin)
     if settlement.winner is decision.champion:
         remarks += _beside(tracker, decision, gates)
+
+    def verdict_with(version: str | None) -> str:
+        return verdict_of(settlement, config.alias, incumbent, version) + waived
+
+    has_it = incumbent if settlement.outcome == "waiting" else settlement.winner or incumbent
     found = Promotion(
         decision=decision,
         outcome=settlement.outcome,
-        champion=settlement.winner.name if settlement.winner else incumbent.name if incumbent else None,
+        champion=has_it.name if has_it else None,
         registered_model=name,
         alias=config.alias,
-        verdict=verdict_of(settlement, config.alias, incumbent, None),
+        verdict=verdict_with(None),
         remarks=tuple(remarks),
         policy_sha256=policy.sha256,
         policy=policy_yaml(policy),
@@ -307,30 +342,31 @@ def _promote(
         run_names.ALIAS: config.alias,
         run_names.POLICY: policy.sha256,
     }
+    tags |= {} if waiver is None or not failed else {run_names.WAIVER: waiver.described}
+    receipt = {} if settlement.winner is None else receipt_of(tracker, settlement.winner.run_id)
+    tags |= receipt
+    noted = {run_names.POLICY: policy.sha256, **receipt}
     passed = [reason for o in decision.outcomes if o.candidate is settlement.winner for reason in o.reasons]
 
     def words(version: str) -> str:
         """Return the decision as the version's page tells it."""
-        chosen = verdict_of(settlement, config.alias, incumbent, version)
-        return "\n".join([chosen, "", *(f"- {line}" for line in [*remarks, *passed])])
+        return "\n".join([verdict_with(version), "", *(f"- {line}" for line in [*remarks, *passed])])
 
     with tracker.run(f"promote {competition.label}", "promote", tags) as run:
-        version = _apply(
-            tracker, run, settlement, competition, name, config.alias, incumbent, versions, policy.sha256, words
-        )
-        verdict = verdict_of(settlement, config.alias, incumbent, version)
+        version = _apply(tracker, run, settlement, competition, name, config.alias, incumbent, versions, noted, words)
+        verdict = verdict_with(version)
         if version is not None and settlement.winner is not None:
             decision = decision.with_version(settlement.winner.run_id, version)
         run.log_params(
             {**as_text(config), **_bounds(policy, gates), "model": competition.label, "evaluation": evaluation.id}
         )
-        record = decision_record(competition, name, policy, gates, decision, settlement, incumbent)
+        record = decision_record(competition, name, policy, gates, decision, settlement, incumbent, waiver)
         run.log_json({**record, "version": version, "verdict": verdict}, "decision.json")
         run.log_table(decision.as_table(), "decision_table.json")
         note = decision_markdown(verdict, remarks, decision)
         run.log_text(note + "\n", "decision.md")
         run.log_text(policy_yaml(policy), "policy.yaml")
-        promoted = "nothing" if settlement.outcome == "nothing" else found.champion
+        promoted = "nothing" if settlement.outcome == "nothing" else found.champion or "nothing"
         run.set_tags({run_names.VERDICT: verdict, "promoted": promoted, "outcome": settlement.outcome})
         run.set_note(note)
     return replace(found, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
@@ -345,20 +381,22 @@ def _apply(
     alias: str,
     incumbent: Incumbent | None,
     versions: dict[str, str],
-    policy: str,
+    noted: dict[str, str],
     words: Callable[[str], str],
 ) -> str | None:
     """Register the winner and move the alias to it, where it moves; return the winner's version."""
     winner = settlement.winner
-    if winner is None:
-        return None
-    if settlement.outcome == "unchanged":
-        return winner.version
+    if winner is None or settlement.outcome == "unchanged":
+        end_waiting(tracker, name, alias)
+        return None if winner is None else winner.version
     variant = next(v for v in competition.evaluation.variants if v.run.info.run_id == winner.run_id)
     create_model(tracker, name, competition.evaluation.base_weights)
     version = versions.get(winner.run_id) or register_version(tracker, name, variant.run)
-    # The tags come first: a history that lacks a move is worse than one with a move that did not end.
-    run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
-    note_decision(tracker, name, version, run.run_id, words(version), policy)
-    move_alias(tracker, name, alias, version)
+    waits = settlement.outcome == "waiting"
+    if not waits:  # the tags come first: a history that lacks a move is worse than one with a move that did not end
+        run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
+    note_decision(tracker, name, version, run.run_id, words(version), noted)
+    end_waiting(tracker, name, alias, version if waits else None)
+    if not waits:
+        move_alias(tracker, name, alias, version)
     return version

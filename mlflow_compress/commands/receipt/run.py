@@ -37,7 +37,7 @@ from mlflow_compress.files import parse_json
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECEIPT, RECORDS
 from mlflow_compress.tracking.store import Store, require_runs
 from mlflow_compress.version import __version__
 
@@ -102,6 +102,7 @@ def export_receipt(
         atomic.write(output, data)
     except OSError as error:
         raise ConfigError(f"The receipt cannot be written: {error}", got=str(output)) from error
+    store.add_to(run).set_tags({RECEIPT: _sha256(data)})  # a decision on the variant names it
     return replace(receipt, sha256=_sha256(data), with_records=records, recomputed=None)
 
 
