@@ -35,14 +35,20 @@ class MarginModel:
 
         - `margins`, `events` (n,): The baseline's margin in [0, 1], and whether the answer changed.
         """
-        x, y = _log_odds(margins), np.asarray(events, dtype=np.float64)
+        return cls._fit(_log_odds(margins), np.asarray(events, dtype=np.float64), _PRIOR)
+
+    @classmethod
+    def _fit(cls, x: Float, y: Float, begin: Float) -> MarginModel:
+        """Return the model of items with log-odds `x`; Newton's method begins at a level and a slope."""
         same_length(margins=x, events=y)
-        terms = np.column_stack([np.ones(len(x)), -x])
-        at, precision = _PRIOR.copy(), np.diag(_DEVIATIONS**-2.0)
+        at, precision = begin.copy(), np.diag(_DEVIATIONS**-2.0)
         for _ in range(_STEPS):
-            p = expit(terms @ at)
-            slope = terms.T @ (y - p) - precision @ (at - _PRIOR)
-            step = np.linalg.solve((terms * (p * (1 - p))[:, None]).T @ terms + precision, slope)
+            p = expit(at[0] - at[1] * x)
+            left, weights = y - p, p * (1 - p)
+            by_x = weights * x
+            slope = np.array([left.sum(), -(left @ x)]) - precision @ (at - _PRIOR)
+            curvature = np.array([[weights.sum(), -by_x.sum()], [-by_x.sum(), by_x @ x]]) + precision
+            step = np.linalg.solve(curvature, slope)
             length = float(np.abs(step).max())
             at = at + step * min(1.0, _LONGEST / max(length, 1e-300))
             if length < 1e-8:
@@ -85,15 +91,16 @@ def forecast_changes(
     - `others` (n_others,): The baseline's margins of the others.
     """
     check_level(level)
-    m, y, other = finite("margins", margins), np.asarray(events, dtype=bool), finite("others", others)
-    rng = np.random.default_rng(seed)
+    x, y, other = _log_odds(margins), np.asarray(events, dtype=np.float64), _log_odds(others)
+    model = MarginModel._fit(x, y, _PRIOR)
+    rng, begin = np.random.default_rng(seed), np.array([model.level, model.slope])
     shares = []
     for _ in range(draws):
-        rows = rng.integers(0, len(m), len(m))
-        p = MarginModel.fit(m[rows], y[rows]).probability(other)
-        shares.append(float((rng.random(len(p)) < p).mean()))
+        rows = rng.integers(0, len(x), len(x))
+        again = MarginModel._fit(x[rows], y[rows], begin)  # near the model of all: fewer steps from there
+        shares.append(float((rng.random(len(other)) < expit(again.level - again.slope * other)).mean()))
     low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
-    return float(MarginModel.fit(m, y).probability(other).mean()), Interval(float(low), float(high))
+    return float(expit(model.level - model.slope * other).mean()), Interval(float(low), float(high))
 
 
 def smallest_kl_to_change(p: npt.ArrayLike) -> Float:
