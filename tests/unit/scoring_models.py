@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,21 +141,37 @@ U = 2.0**-24  # unit roundoff of float32
 
 
 def rounding(loaded: LoadedModel) -> float:
-    """Return a bound of what float32 does to a log-probability, in nats a token: for any order of summation.
+    """Return a bound of what float32 does to a log-probability, in nats a token: for any order of summation."""
+    ids = torch.tensor([loaded.tokenizer.encode(TEXT)[:100]])
+    return rounding_of(loaded.model, ids, read=lambda output: torch.log_softmax(output.logits, dim=-1))
+
+
+def rounding_of(model: Any, ids: torch.Tensor, read: Callable[[Any], torch.Tensor] = lambda x: x.logits) -> float:
+    """Return a bound of what float32 does to a model's logits, or to what `read` takes from its output.
 
     A computed product of n terms is the exact product with weights that are changed by a relative n U at most (Higham
     2002, section 3.1), and by sqrt(n) U where roundings are independent (Higham and Mary 2019, theorem 2.4). So all
     weights are changed by that much, up or down, and twice: norms and attention round too, in sums of fewer terms.
     """
-    model, ids = copy.deepcopy(loaded.model).double(), torch.tensor([loaded.tokenizer.encode(TEXT)[:100]])
-    signs = torch.Generator().manual_seed(0)
+    model, signs = copy.deepcopy(model).double(), torch.Generator().manual_seed(0)
+    model.set_experts_implementation("eager")  # the others take no float64
+    ends = [x.weight for x in (model.get_input_embeddings(), model.get_output_embeddings()) if x is not None]
     with torch.no_grad():
-        exact = torch.log_softmax(model(ids).logits, dim=-1)
+        exact = read(model(input_ids=ids))
         for weight in model.parameters():
             up = 2.0 * torch.randint(0, 2, weight.shape, generator=signs) - 1.0
-            n = max(size for size in weight.shape if size < VOCAB)  # the head has a row for each token, and fewer terms
+            # Embeddings and head have a row for each token, and fewer terms.
+            n = weight.shape[1] if any(weight is end for end in ends) else max(weight.shape)
             weight.mul_(1.0 + 2.0 * n**0.5 * U * up)
-        return float((torch.log_softmax(model(ids).logits, dim=-1) - exact).abs().max())
+        return float((read(model(input_ids=ids)) - exact).abs().max())
+
+
+def kl_of_rounding(model: Any, ids: torch.Tensor) -> float:
+    """Return a bound of the KL between two passes in float32 that compute the same.
+
+    A KL is at most half of the square of the largest change of ln p. This is at most twice a logit's; both are rounded.
+    """
+    return (2 * 2 * rounding_of(model, ids)) ** 2 / 2
 
 
 def naive_logliks(loaded: LoadedModel, requests: Sequence[Request]) -> np.ndarray[Any, Any]:

@@ -16,7 +16,7 @@ from mlflow_compress.models.architectures.own_formats import add_noise, quantize
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from tests.compress_models import TEXT, logits, mean_kl, token_rows
-from tests.unit.scoring_models import mixed_requests, naive_logliks
+from tests.unit.scoring_models import mixed_requests, naive_logliks, rounding_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
@@ -45,7 +45,8 @@ def test_noise_has_the_size_asked_for_and_belongs_to_the_text(base: Path, tmp_pa
     model = load(tmp_path / "out")
     with torch.inference_mode():
         alone = model(input_ids=ids[3:4, :20]).logits
-    assert torch.allclose(alone[0, -1], logits(tmp_path / "out", ids)[3, 19], atol=1e-4)  # as in the longer batch
+    there = logits(tmp_path / "out", ids)[3, 19]  # in the longer batch
+    assert (alone[0, -1] - there).abs().max() <= 2 * rounding_of(load(base), ids[3:4, :20])  # both are rounded
 
 
 def test_the_divergence_of_a_scored_run_is_the_controls(base: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_whole_text_is_scored_as_if_decoded_token_by_token(base: Path) -> None
             out = model(input_ids=ids[:, position : position + 1], past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             steps.append(out.logits[:, 0])
-    assert torch.allclose(whole, torch.stack(steps, 1), atol=1e-4)
+    assert (whole - torch.stack(steps, 1)).abs().max() <= 2 * rounding_of(load(base), ids)  # both are rounded
 
 
 def test_what_cannot_be_done_is_refused(base: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mlflow_compress.models import stored_weights
 from mlflow_compress.models.gguf_file import from_gguf_names, pre_tokenizer_name, text_warning, to_gguf_name
 from mlflow_compress.models.identity import weights_hash
 from tests.compress_models import TEXT, logits, make_llama, make_mistral, make_qwen2, make_qwen3, token_rows
+from tests.unit.scoring_models import U, rounding_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
@@ -47,7 +48,8 @@ def test_the_file_means_rounded_weights(make: Any, tmp_path: Path) -> None:
         ids = token_rows(base, TEXT[0], rows=2, length=64)
         with torch.inference_mode():
             expected = model(input_ids=ids).logits
-        assert torch.allclose(expected, logits(tmp_path / str(bits), ids), atol=1e-5)
+        there = logits(tmp_path / str(bits), ids)
+        assert (expected - there).abs().max() <= 2 * rounding_of(model, ids)  # both are rounded
     assert weights_hash(tmp_path / "5") != weights_hash(tmp_path / "4")
 
 
@@ -156,7 +158,7 @@ def test_the_frequencies_of_llama_3_are_in_the_file(tmp_path: Path) -> None:
         smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
         middle = 1 / ((1 - smooth) / 8.0 + smooth)
         expected.append(1.0 if wavelength < 64 / 4.0 else 8.0 if wavelength > 64 / 1.0 else middle)
-    assert stored.tolist() == pytest.approx(expected, rel=1e-5)
+    assert stored.tolist() == pytest.approx(expected, rel=16 * U)  # fewer than 16 operations in float32
 
 
 def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_the_layer_that_turns_nothing_goes_first_and_is_not_missed(base: Path, t
 def test_distances_are_angles_of_whole_blocks() -> None:
     half, right = math.sqrt(0.5), [0.0, 1.0]
     states = torch.tensor([[[1.0, 0.0]], [[half, half]], [[2.0, 2.0]], [right]], dtype=torch.float64)
-    assert block_distances(states, 1).tolist() == pytest.approx([0.25, 0.0, 0.25], abs=1e-7)
+    # A cosine c that is rounded by 2⁻⁵² moves arccos(c) by up to sqrt(2 x 2⁻⁵²) near c = 1; divided by pi.
+    assert block_distances(states, 1).tolist() == pytest.approx([0.25, 0.0, 0.25], abs=2**-25)
     assert block_distances(states, 2).tolist() == pytest.approx([0.25, 0.25])
     assert block_distances(states, 3).tolist() == pytest.approx([0.5])
 

@@ -15,6 +15,7 @@ from mlflow_compress.compression.methods.slicegpt import principal_directions, s
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.compress_models import TEXT, logits, make_llama, make_mistral, make_qwen2, make_qwen3, mean_kl, token_rows
+from tests.unit.scoring_models import kl_of_rounding, rounding_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
@@ -48,12 +49,14 @@ def test_rotation_alone_changes_nothing(base: Path, tmp_path: Path) -> None:
     ids = token_rows(base, TEXT[0], rows=4, length=64)
     before = outputs(load(base), ids)
     after = outputs(sliced(load(base), [ids[:2], ids[2:]], 64), ids)
-    assert torch.allclose(before, after, atol=1e-5, rtol=0)  # Llama's own norm computes in float32
-    assert mean_kl(before, after) < 1e-12
+    # Weights are in float64, but Llama's own norm computes in float32.
+    assert (before - after).abs().max() <= 2 * rounding_of(load(base), ids)
+    kl = kl_of_rounding(load(base), ids)
+    assert mean_kl(before, after) <= kl
     config = method_config("slicegpt", slicing=0, **SETTINGS)
     manifest = compress_model(str(base), "slicegpt", config, TEXT, tmp_path / "out")
     assert manifest.size_ratio < 1  # the shortcut matrices are counted
-    assert mean_kl(logits(base, ids), logits(tmp_path / "out", ids)) < 1e-10
+    assert mean_kl(logits(base, ids), logits(tmp_path / "out", ids)) <= kl
 
 
 @pytest.mark.parametrize("make", [make_mistral, make_qwen2])
@@ -67,9 +70,10 @@ def test_relatives_of_llama_rotate_without_change(make: Any, tmp_path: Path) -> 
     before = outputs(model, ids)
     llama = as_llama(model)
     assert type(llama).__name__ == "LlamaForCausalLM" and torch.equal(outputs(llama, ids), before)
-    assert torch.allclose(before, outputs(sliced(llama, [ids], 64), ids), atol=1e-5, rtol=0)
+    error, kl = rounding_of(llama, ids), kl_of_rounding(llama, ids)
+    assert (before - outputs(sliced(llama, [ids], 64), ids)).abs().max() <= 2 * error
     compress_model(str(folder), "slicegpt", method_config("slicegpt", slicing=0, **SETTINGS), TEXT, tmp_path / "out")
-    assert mean_kl(logits(folder, ids), logits(tmp_path / "out", ids)) < 1e-10
+    assert mean_kl(logits(folder, ids), logits(tmp_path / "out", ids)) <= kl
 
 
 def test_what_carries_nothing_is_cut_without_loss(base: Path) -> None:
@@ -82,10 +86,10 @@ def test_what_carries_nothing_is_cut_without_loss(base: Path) -> None:
         for writer in (layer.self_attn.o_proj, layer.mlp.down_proj):
             writer.weight.data, writer.bias.data = inside @ writer.weight.data, inside @ writer.bias.data
     ids = token_rows(base, TEXT[0], rows=4, length=64)
-    before = outputs(model, ids)
+    before, kl = outputs(model, ids), kl_of_rounding(model, ids)
     cut = sliced(model, [ids], 48)
     assert cut.model.layers[0].self_attn.q_proj.weight.shape == (64, 48)
-    assert mean_kl(before, outputs(cut, ids)) < 1e-11
+    assert mean_kl(before, outputs(cut, ids)) <= kl
 
 
 def test_components_are_sorted_and_orthonormal() -> None:

@@ -27,7 +27,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
 from mlflow_compress.reporting.details import answers_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
-from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random
+from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random, rounding
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -503,7 +503,7 @@ def test_a_corpus_may_be_scored_in_part(tmp_path: Path) -> None:
     assert scores is not None
     whole, part = (scores.where(task=name) for name in ("whole", "part"))
     assert len(part) == 2 * 255 < len(whole)  # two windows of 512; the other 76 tokens are a tail
-    assert part.column("nll").tolist() == pytest.approx(whole.column("nll")[: 2 * 255].tolist(), abs=1e-5)
+    assert np.abs(part.column("nll") - whole.column("nll")[: 2 * 255]).max() <= 2 * rounding(loaded)  # both are rounded
     assert corpora[0].content_hash() != corpora[1].content_hash()
 
 

@@ -35,28 +35,41 @@ def terms_of_one_sum(vocab: int) -> int:
     return min(vocab, RUN)
 
 
-def normalised(x: Array, n: int | None = None) -> tuple[Array, Array, Array, Array]:
+def normalised(x: Array, n: float | None = None) -> tuple[Array, Array, Array, Array]:
     """Return z = x - max and p = softmax of float64 rows, ln sum e^z, and a bound of its error in the loops.
 
     z is rounded, which changes e^z by |z| U. exp adds its own error. A sum of n positive terms, in any order, has a
-    relative error of at most (n - 1) U; `n` is the loops' where none is given. The relative error of the sum is the absolute error of its logarithm.
+    relative error of at most (n - 1) U; `n` is the loops' where none is given. The relative error of the sum is the
+    absolute error of its logarithm.
     """
     z = x - x.max(axis=1, keepdims=True)
     total = np.exp(z).sum(axis=1, keepdims=True)
-    p = np.exp(z) / total
+    p, z = np.exp(z) / total, np.where(np.isneginf(z), 0.0, z)  # a token of probability 0 has no error
     error = (p * np.abs(z)).sum(axis=1) * U + POLYNOMIAL + ((n or terms_of_one_sum(x.shape[1])) - 1) * U
     return z, p, np.log(total), error
 
 
+def normaliser_and_entropy(rows: torch.Tensor, n: int | None = None) -> tuple[tuple[Array, Array], ...]:
+    """Return the logarithm of the normaliser and the entropy in float64, each with the bound of its error."""
+    z, p, ln_total, error = normalised(rows.double().numpy(), n)
+    # Entropy is ln total - sum e^z z / total. A term has the errors of z in e^z and in z, of exp and of the product.
+    mean, n = (p * np.abs(z)).sum(axis=1), n or terms_of_one_sum(rows.shape[1])
+    terms = (p * z**2).sum(axis=1) * U + mean * (2 * U + POLYNOMIAL + (n - 1) * U)
+    normaliser = ln_total[:, 0] + rows.amax(dim=1).double().numpy()
+    return (normaliser, error), (ln_total[:, 0] + mean, error * (1 + mean) + terms)
+
+
 def distances_with_bounds(
-    base: torch.Tensor, variant: torch.Tensor, *, by_torch: bool = False
+    base: torch.Tensor, variant: torch.Tensor, *, by_torch: bool = False, nats: float = 0.0
 ) -> dict[str, tuple[Array, Array]]:
     """Return the distances in float64, and bounds of their errors in the loops, or in torch's operations.
 
     A distance is sum p f(d, e, l) with d = ln q - ln p, e = e^d - 1 and l = ln(1 + e/2); see `divergence_sums`. Torch
-    adds a row in one sum, and takes d as the difference of ln q and ln p, which are rounded before.
+    adds a row in one sum, for which the bound is sqrt(n) U (Higham and Mary 2019, theorem 2.4: roundings are independent),
+    and takes d as the difference of ln q and ln p, which are rounded before. `nats` is a bound of the errors that ln p
+    and ln q come with, from a model in float32.
     """
-    n = base.shape[1] if by_torch else terms_of_one_sum(base.shape[1])
+    n = base.shape[1] ** 0.5 if by_torch else terms_of_one_sum(base.shape[1])
     x, y = base.double().numpy(), variant.double().numpy()
     z, p, ln_total, p_error = normalised(x, n)
     y_z, _, y_ln_total, q_error = normalised(y, n)
@@ -73,7 +86,8 @@ def distances_with_bounds(
     d_error = (np.abs(y - x) + np.abs(d)) * U
     if by_torch:  # the maximum is subtracted from both logits, then the normaliser, then one from the other
         d_error = sum(np.abs(part) for part in (z, z - ln_total, y_z, y_z - y_ln_total, d)) * U
-    p_relative = (np.abs(z) + 2) * U + POLYNOMIAL
+    d_error = d_error + 2 * nats
+    p_relative = (np.abs(z) + 2) * U + POLYNOMIAL + nats
     e_error, ln_m_error = POLYNOMIAL * np.abs(e), POLYNOMIAL * np.abs(ln_m)
 
     # Per distance: f, its derivative by d, and what computing f from d adds. An error of e reaches f with the factor
@@ -97,7 +111,7 @@ def distances_with_bounds(
         bound = (p * f * (p_relative + U)).sum(axis=1) + value * (p_error + n * U)
         bound += (p * (f_error + np.abs(slope) * d_error)).sum(axis=1)
         # The shared error s moves the distance by s sum p df/d(d). That is 0 for kl, whose next term is s²/2 sum q.
-        bound += s * np.abs((p * slope).sum(axis=1)) + s**2 / 2
+        bound += s * np.abs((p * slope).sum(axis=1)) + (s + 2 * nats) ** 2 / 2
         half = 0.5 if name in ("js", "tv") else 1.0
         results[name] = (half * value, half * bound)
     return results
@@ -148,13 +162,9 @@ def test_distances_are_within_their_bounds(vocab: int, distance: float) -> None:
 def test_normaliser_and_entropy_are_within_their_bounds(vocab: int) -> None:
     rows = logits(vocab, 0.0)[0]
     results = numba_kernel.compute_row_stats(rows, None)
-    z, p, ln_total, error = normalised(rows.double().numpy())
-    expected = ln_total[:, 0] + rows.amax(dim=1).double().numpy()
-    assert (np.abs(results.log_normaliser.numpy() - expected) <= error).all()
-    # Entropy is ln total - sum e^z z / total. A term has the errors of z in e^z and in z, of exp and of the product.
-    mean = (p * np.abs(z)).sum(axis=1)
-    terms = (p * z**2).sum(axis=1) * U + mean * (2 * U + POLYNOMIAL + (terms_of_one_sum(vocab) - 1) * U)
-    assert (np.abs(results.entropy.numpy() - (ln_total[:, 0] + mean)) <= error * (1 + mean) + terms).all()
+    (normaliser, error), (entropy, entropy_error) = normaliser_and_entropy(rows)
+    assert (np.abs(results.log_normaliser.numpy() - normaliser) <= error).all()
+    assert (np.abs(results.entropy.numpy() - entropy) <= entropy_error).all()
 
 
 @pytest.mark.parametrize("distance", [0.05, 2.0])

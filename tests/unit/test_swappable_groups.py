@@ -17,7 +17,7 @@ from mlflow_compress.models.weight_groups import (
     restored_weight,
     weight_groups,
 )
-from tests.unit.scoring_models import CONFIGS, build_model, load_random
+from tests.unit.scoring_models import CONFIGS, build_model, load_random, rounding, rounding_of
 from tests.unit.test_swaps import rounded, texts
 
 LAYER = ("qkv", "o", "gate_up", "down")
@@ -58,9 +58,12 @@ def fold_pair(model: Any, first: str, second: str, copies: int = 1, seed: int = 
         model.get_submodule(second).weight.mul_(heads.repeat_interleave(copies, dim=0).reshape(-1))
 
 
+IDS = torch.arange(12)[None]
+
+
 def logits(model: Any) -> torch.Tensor:
     with torch.inference_mode():
-        return model(input_ids=torch.arange(12)[None]).logits[0]
+        return model(input_ids=IDS).logits[0]
 
 
 def names(groups: list[WeightGroup]) -> list[str]:
@@ -119,7 +122,8 @@ def test_a_norm_goes_with_the_layers_that_read_it() -> None:
     layer = "model.layers.1"
     fold_norm(folded, f"{layer}.input_layernorm", [f"{layer}.self_attn.{x}_proj" for x in "qkv"])
     fold_norm(folded, f"{layer}.post_attention_layernorm", [f"{layer}.mlp.{x}_proj" for x in ("gate", "up")])
-    assert torch.allclose(logits(model), logits(folded), atol=1e-3)
+    # Folded weights are rounded once more: an error as large as those of the forward pass, of one model and the other.
+    assert (logits(model) - logits(folded)).abs().max() <= 2 * (rounding_of(model, IDS) + rounding_of(folded, IDS))
     made = variant_of(folded, 127)
     found = find_differences(model, made)
     assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
@@ -148,7 +152,8 @@ def test_a_pair_with_moved_scales_is_one_group(first: str, second: str, name: st
         model.get_submodule(f"model.layers.1.{first}").weight[3] = 0  # no scale can be seen in it
         folded.get_submodule(f"model.layers.1.{first}").weight[3] = 0
     fold_pair(folded, f"model.layers.1.{first}", f"model.layers.1.{second}", copies, size=size)
-    assert torch.allclose(logits(model), logits(folded), atol=1e-3)
+    # Folded weights are rounded once more: an error as large as those of the forward pass, of one model and the other.
+    assert (logits(model) - logits(folded)).abs().max() <= 2 * (rounding_of(model, IDS) + rounding_of(folded, IDS))
     made = variant_of(folded, 127)
     found = find_differences(model, made)
     assert name in names(found.groups) and len(found.groups) == 11
@@ -210,7 +215,9 @@ def test_each_group_alone_is_a_model_of_the_same_function() -> None:
     assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in ("qkv+o", "gate_up+down")]
     swaps = [Swap.of(group, folded) for group in found.groups]
     moved = SwapMeter(base, progress=False).measure("t", texts(), swaps)
-    assert moved.column("kl").max() < 1e-6
+    # Folding rounds each weight once more, and both sides are rounded; a KL is at most half of the square of the
+    # largest change of ln p.
+    assert moved.column("kl").max() <= (4 * rounding(base)) ** 2 / 2
     alone = Swap("v", {"model.layers.1.self_attn.v_proj": folded.get_submodule("model.layers.1.self_attn.v_proj")})
     wrong = SwapMeter(base, progress=False).measure("t", texts(), [alone]).where(swap="v")
     assert wrong.column("kl").mean() > 1e-3

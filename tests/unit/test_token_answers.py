@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig as Settings
@@ -16,7 +17,7 @@ from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_answers, reasoning_span
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from tests.judging import Instruction
-from tests.unit.scoring_models import GREEDY, build_tokenizer, load_random
+from tests.unit.scoring_models import GREEDY, build_tokenizer, load_random, rounding
 
 ASKED = [
     Instruction("sum", "any", ("What is 2 + 3?",)),
@@ -71,7 +72,7 @@ def test_the_tokens_are_scored_as_they_were_written(demo: LoadedModel, answers: 
         found = scores.where(item_id=window)
         assert found.column("position").tolist() == list(range(start, start + len(row["tokens"])))
         assert found.column("target").tolist() == row["tokens"]
-        assert found.column("nll") == pytest.approx(nll.numpy(), abs=1e-4)
+        assert np.abs(found.column("nll") - nll.numpy()).max() <= 2 * rounding(demo)  # both passes are in float32
         assert found.column("argmax").tolist() == row["tokens"]  # what greedy decoding took
 
 
