@@ -162,6 +162,7 @@ def read_typed(
 
 _MOST_YAML_BYTES = 2**20
 _MOST_YAML_VALUES = 100_000
+_DEEPEST_YAML = 100  # brackets within brackets
 
 
 class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
@@ -169,6 +170,12 @@ class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
 
     Aliases of aliases make a small file stand for any number of values: those are counted before one is made.
     """
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        """Read a bracket; the time that many of them take grows with the square of their number."""
+        if self.flow_level == _DEEPEST_YAML:
+            raise yaml.YAMLError("it is nested too deeply")
+        super().fetch_flow_collection_start(token)
 
     def get_single_node(self) -> Any:
         """Return the node of the document; one that stands for too many values is refused."""

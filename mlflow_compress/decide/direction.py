@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from mlflow_compress.decide.gates import DELTA, FLIPS
 from mlflow_compress.errors import ConfigError
@@ -102,7 +102,7 @@ def _items(change: float, excluded: Sequence[float], discordant: float, effect: 
     gaps = [(abs(change - at), z_value(0.95) * math.sqrt(max(discordant, abs(at)) - at**2)) for at in excluded]
 
     def lacking(root: float) -> float:
-        return 0.8 - sum(float(norm.cdf((gap * root - needed) / spread)) for gap, needed in gaps)
+        return 0.8 - sum(float(ndtr((gap * root - needed) / spread)) for gap, needed in gaps)
 
     # Enough for one of them alone, with a little more, as the solver wants a change of sign.
     most = min((needed + 0.85 * spread) / gap for gap, needed in gaps)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.tracking.quiet_project_runs import runs_our_project
+from tests.conftest import Fork
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +34,7 @@ def test_our_projects_are_told_from_others(folder: Path, tmp_path: Path, monkeyp
     assert runs_our_project(["mlflow", "run", "."])
 
 
-def test_only_errors_are_left_of_its_lines_about_projects_and_databases() -> None:
+def test_only_errors_are_left_of_its_lines_about_projects_and_databases(python: Fork) -> None:
     code = (
         "import sys, logging; sys.argv = ['mlflow', 'run', {}]; import mlflow.projects\n"
         "from mlflow.tracking.context import registry\n"
@@ -45,7 +44,5 @@ def test_only_errors_are_left_of_its_lines_about_projects_and_databases() -> Non
         " ('mlflow.projects.backend.local', 'mlflow.projects.utils', 'mlflow.store.db.utils', 'mlflow.utils.virtualenv')])"
     )
     for folder, levels in ((ROOT, "[30, 30, 30, 20]"), (ROOT / "docs", "[20, 20, 20, 20]")):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(repr(str(folder)))], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == levels
+        done = python("-c", code.format(repr(str(folder))))
+        assert (done.returncode, done.stdout.strip()) == (0, levels), done.stderr

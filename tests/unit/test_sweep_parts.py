@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -32,6 +31,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
+from tests.conftest import Fork
 
 
 def status(tracker: Tracker, run_id: str) -> str:
@@ -227,16 +227,19 @@ def test_no_bar_stands_between_the_rows_of_the_table(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("terminal", "left"), [(True, "False False"), (False, "True True")])
-def test_bars_of_libraries_vanish_and_files_get_none(terminal: bool, left: str) -> None:
+def test_bars_of_libraries_vanish_and_files_get_none(
+    terminal: bool, left: str, light_python: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import io, sys; from mlflow_compress import cli\n"
         f"sys.stderr.isatty = lambda: {terminal}\n"
         "cli.main(['policy']); from tqdm.auto import tqdm; bar = tqdm(total=3, file=io.StringIO())\n"
         "print(bar.leave if not bar.disable else True, bar.disable)"
     )
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TQDM_")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == left
+    for name in [name for name in os.environ if name.startswith("TQDM_")]:
+        monkeypatch.delenv(name)
+    done = light_python("-c", code)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, left), done.stderr
 
 
 def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ from mlflow_compress.engines.vllm import vllm_environment, vllm_process
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
 from mlflow_compress.models.memory_alignment import rounding_identity
+from tests.conftest import Fork
 
 # What a worker does, without vLLM: the state of a token is its id, and a model named "refused" cannot be loaded.
 WORKER = """
@@ -202,20 +201,13 @@ def test_blocks_within_blocks_share_one_vllm_and_the_process_ends_with_each(
         third.states([np.asarray([1])], [[0]])
 
 
-def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    script = tmp_path / "command.py"
-    script.write_text(
+def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path, python: Fork) -> None:
+    done = python(
+        "-c",
         "import os, signal, sys\nfrom pathlib import Path\nfrom mlflow_compress.engines.vllm import vllm_process\n"
         f"vllm_process.WORKER = Path({str(fake_worker(tmp_path))!r})\n"
         "process = vllm_process.VllmProcess(sys.executable, {'model': 'any'})\n"
-        "print(process._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        "print(process._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n",
     )
     assert done.returncode == -signal.SIGKILL
     worker = int(done.stdout)
