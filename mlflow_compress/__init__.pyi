@@ -78,6 +78,7 @@ __all__ = [
     "rollback",
     "run",
     "search",
+    "serve_webhook",
     "speed",
     "sweep",
     "tasks",
@@ -1678,6 +1679,40 @@ def search(
     log_weights
         store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by
         path (auto | true | false) [auto]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def serve_webhook(
+    *,
+    progress: Say | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    tag: str = "decide",
+    policy: str | PathLike[str] | None = None,
+    needs: Literal["none", "approval"] = "none",
+    alias: str = "champion",
+    experiment: str = "auto",
+) -> None:
+    """Take MLflow's webhook deliveries until interrupted, and give each a verdict on its version, as `promote` does.
+
+    Parameters
+    ----------
+    progress : callable (line), optional
+        Is told the address, and every verdict.
+    host
+        address to listen on; 0.0.0.0 lets other machines in [127.0.0.1]
+    port
+        port to listen on; 0 takes a free one [8765]
+    tag
+        tag that asks for a decision when it is set on a version; new versions always do [decide]
+    policy
+        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
+    needs
+        'approval': the alias stays, and the winner waits until `mlflow-compress approve` moves it (none |
+        approval) [none]
+    alias
+        registry alias that moves to the winner [champion]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """

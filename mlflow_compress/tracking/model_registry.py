@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlflow.entities import Run
+from mlflow.entities import LoggedModel, Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
@@ -89,6 +89,12 @@ def versions_by_run(tracker: Tracker, name: str) -> dict[str, ModelVersion]:
     return {str(version.run_id): version for version in versions}
 
 
+def version_tags(run: Run, model: LoggedModel | None = None) -> dict[str, str]:
+    """Return what a version says of its variant; without the model what it says of its weights is left out."""
+    tags, metrics = {**(model.tags if model else {}), **run.data.tags}, run.data.metrics
+    return {k: tags[k] for k in _TAGS if k in tags} | {k: f"{metrics[k]:.4g}" for k in VALUES if k in metrics}
+
+
 def register_version(tracker: Tracker, name: str, run: Run) -> str:
     """Return the new version of a variant's main run in a registered model.
 
@@ -109,10 +115,7 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
         "source": f"models:/{model.model_id}",
         "run_id": run.info.run_id,
         "model_id": model.model_id,
-        "tags": {
-            **{k: tags[k] for k in _TAGS if k in tags},
-            **{k: f"{run.data.metrics[k]:.4g}" for k in VALUES if k in run.data.metrics},
-        },
+        "tags": version_tags(run, model),
         "description": "\n\n".join(part for part in (tags.get(run_names.VERDICT, ""), where) if part),
         "await_creation_for": 0,
     }
@@ -191,10 +194,12 @@ _DECISION = "\n\n**Decision:** "  # begins that part of a version's description
 _DESCRIPTION_LIMIT = 5000  # characters that MLflow's database keeps
 
 
-def note_decision(tracker: Tracker, name: str, version: str, run_id: str, words: str, tags: Mapping[str, str]) -> None:
+def note_decision(
+    tracker: Tracker, name: str, version: str, run_id: str, words: str, tags: Mapping[str, str] | None = None
+) -> None:
     """Note on a version which run has decided on it, why, in words, and tags: the policy's hash, the receipt's."""
     client = tracker.client
-    for key, value in {**tags, run_names.DECISION: run_id}.items():
+    for key, value in {**(tags or {}), run_names.DECISION: run_id}.items():
         client.set_model_version_tag(name, version, key, value)
     described = (client.get_model_version(name, version).description or "").partition(_DECISION)[0]
     client.update_model_version(name, version, description=f"{described}{_DECISION}{words}"[:_DESCRIPTION_LIMIT])

@@ -37,6 +37,7 @@ APPROVAL = "approval"  # of a registered version: "waiting: ALIAS", or who has a
 APPROVED_BY = "approved_by"  # of a decision and its approval
 RECEIPT = "receipt"  # of an evaluate run, a decision and a version: SHA-256 of the receipt that was exported last
 WAIVER = "waiver"  # of a decision that needed it: the waiver in one sentence
+DELIVERY = "delivery"  # of a decision that a webhook has asked for: MLflow's id of the delivery
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
 SWEEP_RUN = "sweep_run_id"  # of a main run: the sweep or search that made it. Not nested: MLflow's list shows variants.

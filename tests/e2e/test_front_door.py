@@ -26,6 +26,7 @@ ORDER = (
     "search",
     "promote",
     "approve",
+    "serve_webhook",
     "report",
     "rollback",
     "history",

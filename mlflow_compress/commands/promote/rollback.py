@@ -51,7 +51,7 @@ def run_rollback(config: RollbackConfig) -> Rollback:
     with tracker.run(f"rollback {label}", "rollback", tags) as run:
         run.log_params({**as_text(config), "model": label})
         note = verdict if config.reason is None else f"{verdict}\n\nReason: {config.reason}"
-        note_decision(tracker, name, before.version, run.run_id, note, {})
+        note_decision(tracker, name, before.version, run.run_id, note)
         move_alias(tracker, name, config.alias, before.version)
         run.set_note(note)
     return Rollback(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -44,6 +44,7 @@ from mlflow_compress.tracking.model_registry import (
     planned_model,
     receipt_of,
     register_version,
+    version_tags,
     versions_by_run,
 )
 from mlflow_compress.tracking.tracked_run import TrackedRun
@@ -256,18 +257,18 @@ def _beside(tracker: Tracker, decision: Decision, gates: PolicyGates) -> list[st
     return choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None, gates.gates)
 
 
-def run_promote(config: PromoteConfig) -> Promotion:
+def run_promote(config: PromoteConfig, asked_by: Mapping[str, str] | None = None) -> Promotion:
     """Gate and rank the finished variants of one evaluation, and move the alias to the best one that passes.
 
     Only the winner is registered: the registry lists what may be deployed, and 200 variants need no 200 versions. Wrong
-    parameters are refused before a run is made. A dry run writes nothing.
+    parameters are refused before a run is made. A dry run writes nothing. `asked_by`: more tags of the decision's run.
     """
     policy = config.read_policy()
     waiver = None if config.waiver is None else read_waiver(config.waiver)
     gates = gates_of(policy, config.policy)
     ranking = ranking_of(policy.objective)
     with nullcontext() if config.dry_run else unfinished_until_ended(config):
-        return _promote(config, policy, gates, ranking, waiver)
+        return _promote(config, policy, gates, ranking, waiver, asked_by or {})
 
 
 def _without(waiver: Waiver, policy: Policy) -> PolicyGates:
@@ -284,6 +285,7 @@ def _promote(
     gates: PolicyGates,
     ranking: tuple[Score, tuple[str, ...]],
     waiver: Waiver | None,
+    asked_by: Mapping[str, str],
 ) -> Promotion:
     score, ranked_by = ranking
     tracker = Tracker(config.experiment)
@@ -341,6 +343,7 @@ def _promote(
         run_names.REGISTERED_MODEL: name,
         run_names.ALIAS: config.alias,
         run_names.POLICY: policy.sha256,
+        **asked_by,
     }
     tags |= {} if waiver is None or not failed else {run_names.WAIVER: waiver.described}
     receipt = {} if settlement.winner is None else receipt_of(tracker, settlement.winner.run_id)
@@ -392,6 +395,7 @@ def _apply(
     variant = next(v for v in competition.evaluation.variants if v.run.info.run_id == winner.run_id)
     create_model(tracker, name, competition.evaluation.base_weights)
     version = versions.get(winner.run_id) or register_version(tracker, name, variant.run)
+    noted = {**version_tags(variant.run), **noted}  # a version that somebody has registered by hand lacks them
     waits = settlement.outcome == "waiting"
     if not waits:  # the tags come first: a history that lacks a move is worse than one with a move that did not end
         run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})

@@ -1,0 +1,1 @@
+"""`serve-webhook`: MLflow's registry asks for a decision by its webhooks."""

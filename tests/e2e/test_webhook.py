@@ -1,0 +1,105 @@
+"""`serve-webhook` as a process: killed midway and started again, and with deliveries that a real MLflow server sends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlflow
+import pytest
+from cryptography.fernet import Fernet
+from mlflow import MlflowClient
+from mlflow.entities.webhook import WebhookEvent
+
+from benchmarks.local_servers import TrackingServer, free_port
+from mlflow_compress.commands.webhook.command import SECRET_VARIABLE
+from mlflow_compress.tracking.tracker import Tracker
+from tests.unit.test_candidates import finished
+from tests.unit.test_promote_policy import aliases
+from tests.unit.test_webhook import NAME, SECRET, Sent, delivery, ids, registered, shuffled_with_forgeries, verdicts
+
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@contextmanager
+def receiver(port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the command until the block ends, or has killed it."""
+    command = [sys.executable, "-m", "mlflow_compress", "serve-webhook", "--port", str(port)]
+    with log.open("ab") as sink, subprocess.Popen(command, stdout=sink, stderr=sink) as process:
+        try:
+            began = log.read_bytes().count(b"Listening on http://127.0.0.1:")
+            wait_for(lambda: log.read_bytes().count(b"Listening on http://127.0.0.1:") > began)
+            yield process
+        finally:
+            process.terminate()
+
+
+def post(port: int, sent: Sent) -> int:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}", data=sent[1], headers=sent[0])
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def test_killed_midway_and_started_again_gives_one_verdict_each(
+    tracker: Tracker, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    versions = [registered(tracker, finished(tracker, name)) for name in ("a", "b")]
+    genuine = [delivery(version, tag=tag) for version in versions for tag in (None, *["decide"] * 7)]
+    hundred, port = shuffled_with_forgeries(genuine), free_port()
+    with receiver(port, workdir / "log") as process:
+        answers = [post(port, sent) for sent in hundred[:60]]
+        wait_for(lambda: len(verdicts(tracker)) >= 2)
+        os.kill(process.pid, signal.SIGKILL)
+    assert 2 <= len(verdicts(tracker)) < answers.count(202) <= len(genuine)
+    with receiver(port, workdir / "log") as process:
+        answers += [post(port, sent) for sent in hundred[60:]]
+        wait_for(lambda: set(verdicts(tracker)) == ids(genuine))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert answers.count(202) == len(genuine) and set(answers) == {202, 401, 409}
+    assert verdicts(tracker) == dict.fromkeys(ids(genuine), 1)
+    tags = [tracker.client.get_model_version(NAME, version).tags for version in versions]
+    decided = [key for one in tags for key, text in one.items() if key.startswith("delivery.") and "by run" in text]
+    assert sorted(decided) == sorted(f"delivery.{id_}" for id_ in ids(genuine))
+
+
+def test_a_real_server_delivers_and_the_alias_moves(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY", Fernet.generate_key().decode())
+    monkeypatch.setenv("MLFLOW_WEBHOOK_ALLOWED_SCHEMES", "http")
+    monkeypatch.setenv("MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS", "true")
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    port = free_port()
+    with TrackingServer(workdir, f"sqlite:///{workdir / 'mlflow.db'}") as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        mlflow.set_tracking_uri(server.uri)
+        events = [WebhookEvent.from_str("model_version.created"), WebhookEvent.from_str("model_version_tag.set")]
+        MlflowClient().create_webhook("decide", f"http://127.0.0.1:{port}", events, secret=SECRET)
+        tracker = Tracker()
+        with receiver(port, workdir / "log"):
+            version = registered(tracker, finished(tracker, "a"))
+            wait_for(lambda: "verdict" in tracker.client.get_model_version(NAME, version).tags)
+            assert aliases(tracker) == {"champion": version}
+            tracker.client.set_model_version_tag(NAME, version, "decide", "again")
+            wait_for(lambda: len(verdicts(tracker)) == 2)
+        assert set(verdicts(tracker).values()) == {1}
+    assert b"Passes: KL (upper end)" in (workdir / "log").read_bytes()
