@@ -34,6 +34,7 @@ BESIDES = {
     "MlflowCompressError": "errors",
     "Promotion": "commands.promote.result",
     "Receipt": "commands.receipt.result",
+    "ReceiptComparison": "commands.receipt.result",
     "Resumed": "commands.resume.result",
     "Rollback": "commands.promote.result",
     "Search": "commands.search.result",

@@ -22,6 +22,7 @@ from mlflow_compress.commands.catalog.result import Listing as Listing
 from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
 from mlflow_compress.commands.promote.result import Promotion as Promotion
 from mlflow_compress.commands.receipt.result import Receipt as Receipt
+from mlflow_compress.commands.receipt.result import ReceiptComparison as ReceiptComparison
 from mlflow_compress.commands.resume.result import Resumed as Resumed
 from mlflow_compress.commands.promote.result import Rollback as Rollback
 from mlflow_compress.commands.search.result import Search as Search
@@ -48,6 +49,7 @@ __all__ = [
     "MlflowCompressError",
     "Promotion",
     "Receipt",
+    "ReceiptComparison",
     "Resumed",
     "Rollback",
     "Search",
@@ -59,7 +61,9 @@ __all__ = [
     "__version__",
     "approve",
     "blind",
+    "card",
     "compare",
+    "compare_receipts",
     "compress",
     "diagnose",
     "evaluate",
@@ -139,6 +143,17 @@ def blind(
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
 
+def card(
+    receipt: PathOrText,
+    *,
+    output: PathOrText = "card",
+    key: PathOrText | None = None,
+) -> Receipt:
+    """Return a receipt, checked as `verify` does, after writing card.md, pull-request.md and badge.svg into a folder.
+
+    `card.md` is a section of a model card whose front matter has the figures as `model-index`, which the Hub shows.
+    """
+
 def compare(
     baseline: Evaluation | PathOrText,
     variant: Evaluation | PathOrText,
@@ -154,6 +169,18 @@ def compare(
         lm-evaluation-harness, or a JSONL file with ``{"id", "pred", "gold"}`` per line.
     store : path, optional
         The folder in which run ids are looked up in place of MLflow's tracking store.
+    """
+
+def compare_receipts(
+    first: PathOrText,
+    second: PathOrText,
+    *,
+    key: PathOrText | None = None,
+    other_key: PathOrText | None = None,
+) -> ReceiptComparison:
+    """Return two receipts side by side, after checking both as `verify` does, and recomputing those with records.
+
+    They must have one evaluation id; otherwise an `AlignmentError` says in what their evaluations differ.
     """
 
 def compress(

@@ -36,6 +36,8 @@ ORDER = (
     "compare",
     "export",
     "verify",
+    "card",
+    "compare_receipts",
     "load",
     "judge",
     "speed",

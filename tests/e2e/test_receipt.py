@@ -6,6 +6,7 @@ import base64
 import json
 import random
 import shutil
+import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,15 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_ec_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from huggingface_hub import ModelCard
 
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.commands.evaluate.run import log_evaluation
+from mlflow_compress.commands.receipt import cards
 from mlflow_compress.commands.receipt import run as receipts
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest
-from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError, MlflowCompressError
 from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.metrics.core.account import take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
@@ -33,23 +36,27 @@ from tests import metric_records
 Forge = Callable[[dict[str, Any], dict[str, bytes]], None]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def evaluated(folder: Path, variant: str = "rtn-4bit", *, seed: int = 0, torch: str = "2.13.0") -> tuple[Path, str]:
     """Return a store with one evaluation of synthetic records, and the id of its run."""
-    store = FolderStore(tmp_path_factory.mktemp("results"))
-    made = metric_records.inputs(12)
-    inputs = MetricInputs(made.baseline, made.variant, noise=made.noise, settings=MetricSettings(seed=7, split_seed=7))
-    asked = {"weights": "w" * 64, "seed": 7, "torch": "2.13.0"}
+    store = FolderStore(folder)
+    made, other = metric_records.inputs(12), metric_records.inputs(12, seed=seed)
+    inputs = MetricInputs(made.baseline, other.variant, noise=made.noise, settings=MetricSettings(seed=7, split_seed=7))
+    asked = {"weights": "w" * 64, "seed": 7, "torch": torch}
     with store.run("baseline", "baseline", {"base_model": "demo"}) as baseline:
-        baseline.log_json({**asked, "noise_items": 4, "rounding": {"threads": "1"}}, FINGERPRINT)
+        baseline.log_json({**asked, "noise_items": 4, "rounding": {"threads": str(seed)}}, FINGERPRINT)
         inputs.baseline.write(baseline.folder / RECORDS)
         assert inputs.noise is not None
         inputs.noise.write(baseline.folder / NOISE)
-    tags = {"base_model": "demo", "baseline_run_id": baseline.run_id, "variant": "rtn-4bit", "verdict": "It moved."}
+    tags = {"base_model": "demo", "baseline_run_id": baseline.run_id, "variant": variant, "verdict": "It moved."}
     with store.run("evaluate", "evaluate", {**tags, "evaluation": digest(asked)[:16]}) as run:
         log_evaluation(store, run, inputs, compute_all(inputs), {"tasks": {"mmlu": "t" * 64}})
         run.log_json(take_account(inputs, cut=set(), too_long=set(), asked_again={}, setting={}).to_dict(), ACCOUNT)
     return store.root, run.run_id
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return evaluated(tmp_path_factory.mktemp("results"))
 
 
 def key_pair(folder: Path) -> tuple[Path, Path]:
@@ -208,3 +215,101 @@ def test_the_command_line_exits_with_1_where_a_receipt_is_wrong(desk: Desk, caps
     assert cli.main(["verify", str(file)]) == 1 and "damaged" in capsys.readouterr().err
     assert cli.main(["verify", str(other)]) == 2
     assert cli.main(["export", "0" * 32, "-o", str(other)]) == 1 and not other.exists()
+
+
+HOSTILE = 'a<b>&"c"|\x07' + "W" * 60
+
+
+@pytest.mark.parametrize("variant", ["rtn-4bit", HOSTILE])
+def test_cards_are_what_the_hub_and_browsers_read(tmp_path: Path, variant: str) -> None:
+    store, run = evaluated(tmp_path / "results", variant)
+    desk = Desk((store, run), tmp_path)
+    receipt = desk.export(key=desk.private)
+    card, request, badge = mc.card(desk.file, output=tmp_path / "cards", key=desk.public).written
+    shown = ModelCard.load(card)
+    assert shown.data.model_name == variant
+    entries = {(one.dataset_type, one.metric_type): one for one in shown.data.eval_results}
+    for row in receipt.to_rows():  # by task, and pooled
+        if (row["name"], row["category"]) == ("quality/accuracy", None):
+            entry = entries[row["task"] or "mlflow-compress", "accuracy"]
+            assert entry.metric_value == row["value"] and entry.metric_args["n"] == row["n"]
+            assert entry.metric_args.get("low") == row["low"]
+    assert ("mlflow-compress", "distance/kl_mean") in entries and ("piqa", "distance/flips_pct") in entries
+    for text in (shown.text, request.read_text()):
+        assert receipt.sha256 in text and receipt.signed_by in text and "gates are **not kept**" in text
+        table = [line for line in text.splitlines() if line.startswith("|")]
+        assert len(table) > 8 and {line.count("|") - line.count("\\|") for line in table} == {6}
+    drawn = ET.parse(badge).getroot()
+    places = [(float(t.get("x", "")), float(t.get("textLength", ""))) for t in drawn.iter() if t.get("textLength")]
+    ends = [x + length for x, length in places]
+    assert ends[0] < places[1][0] and ends[1] < float(drawn.get("width", "")) < 700
+
+
+@pytest.mark.parametrize(
+    ("delta", "passed", "unscored", "colour", "word"),
+    [
+        ((0.0, -0.005, 0.005), True, 0, "_GREEN", "no worse"),
+        ((0.0, -0.005, 0.005), False, 0, "_AMBER", "no worse"),
+        ((0.0, -0.05, 0.05), True, 0, "_AMBER", "open"),
+        ((-0.1, -0.15, -0.05), True, 0, "_RED", "worse"),
+        ((0.0, -0.005, 0.005), True, 50, "_AMBER", "no verdict"),
+    ],
+)
+def test_a_badge_has_the_verdict_in_words_and_in_its_colour(
+    tmp_path: Path, delta: tuple[float, float, float], passed: bool, unscored: int, colour: str, word: str
+) -> None:
+    row = {"level": 0.95, "n": 1000, "n_unscored": 0, "task": None, "category": None, "p": None}
+    figures = [
+        {**row, "name": "quality/accuracy_delta", **dict(zip(("value", "low", "high"), delta, strict=True))},
+        {**row, "name": "distance/flips_pct", "value": 1.0, "low": 0.5, "high": 2.0},
+        {**row, "name": "distance/kl_mean", "value": 0.0123, "low": 0.01, "high": 0.02},
+    ]
+    stated = {"variant": "awq", "figures": figures, "gates": {"passed": passed}, "policy": "margin: 1.0"}
+    stated["account"] = {"asked": 100, "unscored": {"why": unscored} if unscored else {}}
+    receipt = mc.Receipt(path=tmp_path, sha256="", statement={"predicate": stated}, signed_by=None, with_records=False)
+    text = cards.badge(receipt)
+    assert f"awq: {word}, KL 0.0123, gates {'kept' if passed else 'not kept'}" in text
+    assert getattr(cards, colour) in text
+
+
+def test_receipts_of_two_people_are_compared_by_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    desks = []
+    for seed, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        desks.append(Desk(evaluated(tmp_path / name / "results", name, seed=seed), tmp_path / name))
+        desks[-1].export(key=desks[-1].private)
+    a, b = desks
+    found = mc.compare_receipts(a.file, b.file, key=a.public, other_key=b.public)
+    assert found.first.recomputed and found.second.recomputed and found.paired is not None
+    figures = {row["name"]: row for row in found.to_rows()}
+    kl = figures["distance/kl_mean"]
+    assert found.paired.kl is not None
+    assert found.paired.kl.value == pytest.approx(kl["b_value"] - kl["a_value"], rel=1e-9)
+    assert any("threads is 0 in A and 1 in B" in remark for remark in found.remarks)
+    assert "KL, B minus A" in found.as_text() and "B: b" in found.as_text()
+    same = mc.compare_receipts(a.file, a.file, key=a.public, other_key=a.public)
+    assert same.paired is not None and not same.paired.told_apart and same.remarks == ()
+    b.export(key=b.private, records=False)
+    alone = mc.compare_receipts(a.file, b.file, key=a.public, other_key=b.public)
+    assert alone.paired is None and alone.to_rows() == found.to_rows() and "Not paired" in alone.as_text()
+    with pytest.raises(DataError, match="not signed with that key"):
+        mc.compare_receipts(a.file, b.file, key=b.public, other_key=b.public)
+    other = Desk(evaluated(tmp_path / "other", torch="2.14.0"), tmp_path)
+    other.export()
+    with pytest.raises(AlignmentError, match=r"not comparable: torch is 2\.13\.0 in A and 2\.14\.0 in B"):
+        mc.compare_receipts(a.file, other.file, key=a.public)
+    assert cli.main(["compare-receipts", str(a.file), str(other.file), "--key", str(a.public)]) == 1
+    other.file.write_bytes(other.file.read_bytes()[:-1])
+    assert cli.main(["compare-receipts", str(a.file), str(other.file), "--key", str(a.public)]) == 1
+    assert capsys.readouterr().err.count("Error") <= 2
+
+
+def test_a_card_that_cannot_be_written_is_one_error(desk: Desk, tmp_path: Path) -> None:
+    desk.export()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cards cannot be written"):
+        mc.card(desk.file, output=tmp_path / "file")
+    with pytest.raises(ConfigError, match="Nothing says by whom"):
+        desk.export(key=desk.private)
+        mc.card(desk.file, output=tmp_path / "cards")
+    assert not (tmp_path / "cards").exists()

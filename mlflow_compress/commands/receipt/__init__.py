@@ -1,1 +1,1 @@
-"""`export` and `verify`: a receipt of an evaluation, which others check without its store and without a model."""
+"""Receipts of evaluations, which others check without their store and without a model: written, shown, compared."""

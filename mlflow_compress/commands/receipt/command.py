@@ -1,4 +1,4 @@
-"""The commands that write a receipt of an evaluation, and check one."""
+"""The commands that write a receipt of an evaluation, check one, show one, and compare two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.receipt.result import Receipt
+    from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 
 
 @register_command(
@@ -83,3 +83,62 @@ def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: boo
 
     public = None if key is None else Path(path_text("key", key))
     return verify_receipt(Path(path_text("receipt", receipt)), public, recompute=recompute)
+
+
+@register_command(
+    "card",
+    about="Write what a receipt is shown by: a model card's section and model-index, a table, and a badge.",
+    place=25,
+    project=False,
+    arguments=(
+        Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"}),
+        Argument(("-o", "--output"), {"default": "card", "metavar": "FOLDER", "help": "folder to write into [card]"}),
+        Argument(("--key",), {"help": "PEM file of the public key of who must have signed it"}),
+    ),
+)
+def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | None = None) -> Receipt:
+    """Return a receipt, checked as `verify` does, after writing card.md, pull-request.md and badge.svg into a folder.
+
+    `card.md` is a section of a model card whose front matter has the figures as `model-index`, which the Hub shows.
+
+    Examples
+    --------
+    >>> [path.name for path in mc.card(receipt.path, output=folder / "card").written]
+    ['card.md', 'pull-request.md', 'badge.svg']
+    """
+    from mlflow_compress.commands.receipt.cards import write_cards
+
+    public = None if key is None else Path(path_text("key", key))
+    return write_cards(Path(path_text("receipt", receipt)), Path(path_text("output", output)), public)
+
+
+@register_command(
+    "compare-receipts",
+    about="Compare two receipts, of different people too: figures side by side, and paired by item.",
+    place=26,
+    project=False,
+    arguments=(
+        Argument(("first",), {"metavar": "A", "help": "a receipt"}),
+        Argument(("second",), {"metavar": "B", "help": "another one"}),
+        Argument(("--key",), {"help": "PEM file of the public key of who must have signed A"}),
+        Argument(("--other-key",), {"help": "PEM file of the public key of who must have signed B"}),
+    ),
+)
+def compare_receipts(
+    first: PathOrText, second: PathOrText, *, key: PathOrText | None = None, other_key: PathOrText | None = None
+) -> ReceiptComparison:
+    """Return two receipts side by side, after checking both as `verify` does, and recomputing those with records.
+
+    They must have one evaluation id; otherwise an `AlignmentError` says in what their evaluations differ.
+
+    Examples
+    --------
+    >>> mc.compare_receipts(receipt.path, receipt.path).paired.kl.value
+    0.0
+    """
+    from mlflow_compress.commands.receipt.compare import compare_two
+
+    named = {"first": first, "second": second, "key": key, "other_key": other_key}
+    a, b, *keys = (None if value is None else Path(path_text(name, value)) for name, value in named.items())
+    assert a is not None and b is not None
+    return compare_two(a, b, *keys)

@@ -46,6 +46,7 @@ ENVELOPE = "envelope.json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KINDS = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "urn:mlflow-compress:receipt:1"}
 _FILE = re.compile(r"(baseline|variant|noise|engine|asked_again)/[a-z_]+\.(parquet|json)")
+NOT_IN_THE_ID = ("noise_items", "rounding")  # entries of the environment
 _ROUNDING = 1e-9  # relative: another processor adds in another order
 
 
@@ -106,8 +107,11 @@ def export_receipt(
     return replace(receipt, sha256=_sha256(data), with_records=records, recomputed=None)
 
 
-def verify_receipt(path: Path, key: Path | None, *, recompute: bool) -> Receipt:
-    """Return a receipt that is what was exported; otherwise raise an error that says what is wrong."""
+def verify_receipt(path: Path, key: Path | None, *, recompute: bool | None) -> Receipt:
+    """Return a receipt that is what was exported; otherwise raise an error that says what is wrong.
+
+    With None every figure is computed again if the records are there.
+    """
     public = None if key is None else _key(key, private=False)
     try:
         data = path.read_bytes()
@@ -116,7 +120,7 @@ def verify_receipt(path: Path, key: Path | None, *, recompute: bool) -> Receipt:
     return _checked(data, path, public, recompute=recompute)
 
 
-def _checked(data: bytes, path: Path, public: Ed25519PublicKey | None, *, recompute: bool) -> Receipt:
+def _checked(data: bytes, path: Path, public: Ed25519PublicKey | None, *, recompute: bool | None) -> Receipt:
     files = _unzipped(data, path)
     try:
         envelope = parse_json(written := files.pop(ENVELOPE), source=path)
@@ -132,7 +136,8 @@ def _checked(data: bytes, path: Path, public: Ed25519PublicKey | None, *, recomp
         ):
             raise DataError("The records are not those that the statement names", got=str(path))
         _check_claims(statement["predicate"])
-        recomputed = _recomputed(statement["predicate"], files) if recompute else None
+        again = bool(files) if recompute is None else recompute
+        recomputed = _recomputed(statement["predicate"], files) if again else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"This is no receipt: {error!r}", got=str(path)) from error
     vouched: dict[str, Any] = {"signed_by": signed_by, "recomputed": recomputed, "with_records": bool(files)}
@@ -167,32 +172,46 @@ def _gates(policy: Policy, results: Sequence[MetricResult], account: Account) ->
     return {"passed": passed, "reasons": [*(check.reason for check in checks), *wrong]}
 
 
-def _check_claims(stated: Mapping[str, Any]) -> None:
-    """Refuse a statement whose parts contradict each other: figures and gates, environment and evaluation id."""
+def stated_policy(stated: Mapping[str, Any]) -> Policy:
+    """Return the policy that the figures are held against."""
     with tempfile.TemporaryDirectory() as scratch:
         (file := Path(scratch, "policy.yaml")).write_text(stated["policy"], encoding="utf-8")
-        policy = read_policy(str(file))
+        return read_policy(str(file))
+
+
+def _check_claims(stated: Mapping[str, Any]) -> None:
+    """Refuse a statement whose parts contradict each other: figures and gates, environment and evaluation id."""
+    policy = stated_policy(stated)
     account = Account.from_dict(stated["account"])
     if _gates(policy, results_from_json(stated["figures"]), account) != stated["gates"]:
         raise DataError("The gates do not follow from the figures", got=str(stated["gates"]))
-    asked = {name: value for name, value in stated["environment"].items() if name not in ("noise_items", "rounding")}
+    asked = {name: value for name, value in stated["environment"].items() if name not in NOT_IN_THE_ID}
     drawn = account.drawn_from is not None  # an evaluation of drawn items has another id
     if not drawn and digest(asked)[:16] != stated["evaluation_id"]:
         raise DataError("The evaluation id is not that of the environment", got=stated["evaluation_id"])
 
 
-def _recomputed(stated: Mapping[str, Any], files: Mapping[str, bytes]) -> int:
-    """Return the number of figures, after computing each again from the records."""
-    if not files:
-        raise ConfigError("This receipt has no records to compute from", fix="Export it without --no-records")
+def records_of_receipt(receipt: Receipt) -> MetricInputs:
+    """Return the records of a verified receipt that holds them."""
+    files = _unzipped(receipt.path.read_bytes(), receipt.path)
+    return _inputs(receipt.stated, {name: content for name, content in files.items() if name != ENVELOPE})
+
+
+def _inputs(stated: Mapping[str, Any], files: Mapping[str, bytes]) -> MetricInputs:
     with tempfile.TemporaryDirectory() as scratch:
         for name, content in files.items():
             (file := Path(scratch, name)).parent.mkdir(exist_ok=True)
             file.write_bytes(content)
         parts: dict[str, Any] = {folder.name: RunRecords.read(folder) for folder in Path(scratch).iterdir()}
     seed = int(stated["environment"]["seed"])
-    inputs = MetricInputs(**parts, settings=MetricSettings(seed=seed, split_seed=seed))
-    figures = results_json(compute_all(inputs))
+    return MetricInputs(**parts, settings=MetricSettings(seed=seed, split_seed=seed))
+
+
+def _recomputed(stated: Mapping[str, Any], files: Mapping[str, bytes]) -> int:
+    """Return the number of figures, after computing each again from the records."""
+    if not files:
+        raise ConfigError("This receipt has no records to compute from", fix="Export it without --no-records")
+    figures = results_json(compute_all(_inputs(stated, files)))
     place = ("name", "task", "category")
     if [[row[p] for p in place] for row in figures] != [[row[p] for p in place] for row in stated["figures"]]:
         raise DataError("The records give other figures than the statement has")
