@@ -17,12 +17,18 @@ from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig
 from mlflow_compress.config.groups import VLLM_PYTHON
 from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import OptionBounds, OptionScores, Request
 from mlflow_compress.scoring.generation.generate import generate_until
 from tests.served_demo import NAME, served_demo
+from tests.unit.scoring_models import rounding
 
-NATS = {"local": 0.0, "ray": 1e-5, "vllm": 2e-3, "endpoint": 1e-5}
-"""Largest difference of a log-probability from the local engine's. A new engine of this package states its own."""
+NATS = {"local": 0.0, "ray": None, "vllm": 2e-3, "endpoint": None}
+"""Largest difference of a log-probability from the local engine's. A new engine of this package states its own.
+
+None: what rounding in float32 allows, as these compute with our forward pass, in other batches. vLLM's is measured: its
+kernels choose their own precision.
+"""
 SETTINGS = {"source": SourceConfig(device="cpu"), "inference": InferenceConfig(dtype="float32")}
 REQUESTS = [
     Request("t", f"q{n}", 0, option, option, f"Question {n}: which is it?\nAnswer:", f" {text}", len(text), len(text))
@@ -55,6 +61,10 @@ def opened(request: pytest.FixtureRequest, local: EngineModel) -> Iterator[tuple
         yield name, asked
 
 
+def allowed(name: str, loaded: LoadedModel) -> float:
+    return 2 * rounding(loaded) if NATS[name] is None else NATS[name]  # both passes are rounded
+
+
 def logliks(scores: OptionScores) -> np.ndarray:
     return np.asarray(scores.column("loglik").tolist(), dtype=float)
 
@@ -78,12 +88,12 @@ def test_records_and_answers_are_the_local_engines(opened: tuple[str, ModelReque
     loaded, here = model.load(), local.load()
     (scores, none), (wanted, _) = (m.scorer(x).score(REQUESTS) for m, x in ((model, loaded), (local, here)))
     assert none is None
-    assert np.abs(logliks(scores) - logliks(wanted)).max() <= NATS[name] * 8  # options of up to 8 tokens
+    assert np.abs(logliks(scores) - logliks(wanted)).max() <= allowed(name, here) * 8  # options of up to 8 tokens
     (tokens, _), (exact, _) = (
         m.scorer(x).score_corpus("c", text, window=32) for m, x in ((model, loaded), (local, here))
     )
     assert tokens.column("target").tolist() == exact.column("target").tolist()
-    np.testing.assert_allclose(tokens.column("nll"), exact.column("nll"), atol=max(NATS[name], 1e-12))
+    assert np.abs(tokens.column("nll") - exact.column("nll")).max() <= allowed(name, here)
     if name != "vllm":  # vLLM's kernels may break ties of greedy answers otherwise
         ours, theirs = (generate_until(x, ["The king"], until=["."], max_new_tokens=6) for x in (loaded, here))
         assert ours == theirs
@@ -110,7 +120,9 @@ def test_a_stored_pass_compares_with_a_second_one(
     second = model.scorer(loaded, after=stored)
     _, distances = second.score(REQUESTS, baseline=model.comparable_with(stored))
     assert distances is not None and isinstance(distances, OptionBounds) != model.abilities.whole_distributions
-    assert np.abs(np.asarray(distances.column("kl").tolist(), dtype=float)).max() < 1e-4
+    # A KL is at most half of the square of the largest change of ln p, here between two passes of one engine.
+    largest = (2 * allowed(name, local.load())) ** 2 / 2
+    assert np.abs(np.asarray(distances.column("kl").tolist(), dtype=float)).max() <= largest
     # Whole distributions of another engine are needed for exact distances.
     assert (local.comparable_with(stored) is not None) == model.abilities.whole_distributions
 

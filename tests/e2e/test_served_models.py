@@ -24,6 +24,7 @@ from mlflow_compress.records import RunRecords
 from tests.docs.blocks import DOCS
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
+from tests.unit.scoring_models import rounding
 
 
 def task(folder: Path, n: int = 6) -> str:
@@ -60,7 +61,8 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
         again = mc.evaluate(f"endpoint:{server.base_url}", noise_items=2, **asked)
         n_probed = len(server.bodies) - n_asked
     assert found["distance/flips_pct"].value == 0.0
-    assert 0.0 <= found["distance/kl_top20"].value < 1e-5
+    # A KL is at most half of the square of the largest change of ln p; both sides are rounded.
+    assert 0.0 <= found["distance/kl_top20"].value <= (2 * 2 * rounding(loaded)) ** 2 / 2
     assert found["distance/top_kept_mass"].value > 0.5
     # A sample was asked twice, and the rest once; this server answers alike. What is found again says the same.
     assert times == {1, 2}
@@ -78,7 +80,7 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     assert "echo          yes" in said[0] and "top list      20" in said[0]
     own, theirs = found.records().option_scores, RunRecords.read(found.baseline_records_folder).option_scores
     per_token = (own.column("loglik") - theirs.column("loglik")) / own.column("n_tokens")
-    assert np.abs(per_token).max() < 2e-5  # both are float32; the batches differ
+    assert np.abs(per_token).max() <= 2 * rounding(loaded)  # both are float32; the batches differ
     assert again.variant_found_in is not None and n_probed < n_asked / 2  # the second time it is only recognised
     shown = [path.read_text(errors="ignore") for path in store.rglob("*") if path.suffix in (".json", ".yaml", ".txt")]
     assert shown and server.base_url.split("//")[1].split("/")[0] not in "".join(shown).replace(

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers.models.auto import AutoModelForCausalLM
 
+from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.plan.encoding import Encoder
@@ -164,6 +165,13 @@ def rounding_of(model: Any, ids: torch.Tensor, read: Callable[[Any], torch.Tenso
             n = weight.shape[1] if any(weight is end for end in ends) else max(weight.shape)
             weight.mul_(1.0 + 2.0 * n**0.5 * U * up)
         return float((read(model(input_ids=ids)) - exact).abs().max())
+
+
+def rounding_of_vectors(encoder: SentenceEncoder) -> float:
+    """Return a bound of what float32 does to an entry of a text's vector: the mean of its states, at unit length."""
+    ids = encoder.model.tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    read = lambda x: torch.nn.functional.normalize(x.last_hidden_state.mean(dim=1), dim=1)  # noqa: E731
+    return rounding_of(encoder.model[0].auto_model, ids, read=read)
 
 
 def kl_of_rounding(model: Any, ids: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.weight_groups import WeightGroup, weight_groups
 from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.swap_meter import Swap, SwapMeter
-from tests.unit.scoring_models import VOCAB, load_random
+from tests.unit.scoring_models import VOCAB, U, load_random
 
 TEXTS = [np.random.default_rng(i).integers(2, VOCAB, size=24).astype(np.int32) for i in range(16)]
 WINDOWS = Windows(TEXTS, [np.arange(1, 24)] * len(TEXTS))
@@ -76,7 +76,8 @@ def test_relative_errors_are_those_of_the_weights_and_kept_layers_cost_nothing(b
     old, new = (
         torch.cat([m.get_submodule(n).weight.data for n in groups[0].modules]) for m in (base.model, variant.model)
     )
-    assert found[0, 0] == pytest.approx(float((new - old).square().sum() / old.square().sum()), rel=1e-4)
+    # Two sums of n squares in float32, here and there.
+    assert found[0, 0] == pytest.approx(float((new - old).square().sum() / old.square().sum()), rel=2 * old.numel() * U)
     assert (found[:, 1] == 0).all() and found.shape == (len(groups), 2)
 
 

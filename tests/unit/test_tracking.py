@@ -207,7 +207,7 @@ def test_a_version_tells_the_newest_decision_in_words(tracker: Tracker) -> None:
     tracker.client.create_registered_model("m")
     version = str(tracker.client.create_model_version("m", source="runs:/x", description="Flips 3 %.").version)
     for words in ("a is now 'champion'.", "b " + 5000 * "x"):
-        note_decision(tracker, "m", version, "r" * 32, words)
+        note_decision(tracker, "m", version, "r" * 32, words, {})
         described = tracker.client.get_model_version("m", version).description
         assert described == f"Flips 3 %.\n\n**Decision:** {words}"[:5000]
 
