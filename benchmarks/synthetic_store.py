@@ -1,5 +1,6 @@
 """A synthetic store of finished main runs, for benchmarks of what reads many variants."""
 
+import hashlib
 import tempfile
 import time
 from pathlib import Path
@@ -32,10 +33,11 @@ def log_records(tracker: Tracker, run_id: str, records: RunRecords) -> None:
         tracker.client.log_artifacts(run_id, folder, RECORDS)
 
 
-def make_baseline(tracker: Tracker, records: RunRecords) -> str:
-    """Make the run of the baseline that all variants share, and return its id."""
-    run = tracker.client.create_run(tracker.experiment_id, tags={"base_model": "llama", "stage": "baseline"})
-    log_records(tracker, run.info.run_id, records)
+def make_baseline(tracker: Tracker, records: RunRecords | None, model: str = "llama") -> str:
+    """Make the run of the baseline that all variants of a model share, and return its id."""
+    run = tracker.client.create_run(tracker.experiment_id, tags={"base_model": model, "stage": "baseline"})
+    if records is not None:
+        log_records(tracker, run.info.run_id, records)
     tracker.client.set_terminated(run.info.run_id)
     return str(run.info.run_id)
 
@@ -46,6 +48,7 @@ def make_variant(
     *,
     variants: int,
     tasks: int,
+    model: str = "llama",
     baseline: str | None = None,
     records: RunRecords | None = None,
 ) -> str:
@@ -54,12 +57,13 @@ def make_variant(
     With `records` and the run of the `baseline`, `compare` and `report` can read it too.
     """
     client, experiment, now = tracker.client, tracker.experiment_id, int(time.time() * 1000)
+    weights = hashlib.sha256(model.encode()).hexdigest()
     tags = {
-        "base_model": "llama",
+        "base_model": model,
         "variant": f"rtn-{number:03d}",
         "method": "rtn",
-        "evaluation": "a" * 16,
-        "base_weights": "1" * 64,
+        "evaluation": weights[:16],
+        "base_weights": weights,
         "checkpoint_sha256": f"{number:064x}",
         "verdict": f"rtn-{number:03d} is not worse",
         **({"baseline_run_id": baseline} if baseline else {}),
@@ -78,8 +82,8 @@ def make_variant(
         metrics=[Metric(name, value, now, 0) for name, value in values.items()],
         tags=[RunTag(name, value) for name, value in {**tags, "stage": "main"}.items()],
     )
-    model = client.create_logged_model(experiment, name=tags["variant"], source_run_id=run.info.run_id, tags=tags)
-    client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step=0)])
+    logged = client.create_logged_model(experiment, name=tags["variant"], source_run_id=run.info.run_id, tags=tags)
+    client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=0)])
     client.set_terminated(run.info.run_id)
     below = {**tags, "stage": "evaluate", "mlflow.parentRunId": run.info.run_id}
     child = client.create_run(experiment, tags=below)

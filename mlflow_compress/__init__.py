@@ -35,6 +35,7 @@ BESIDES = {
     "Promotion": "commands.promote.result",
     "Receipt": "commands.receipt.result",
     "ReceiptComparison": "commands.receipt.result",
+    "Retention": "commands.gc.result",
     "Resumed": "commands.resume.result",
     "Rollback": "commands.promote.result",
     "Search": "commands.search.result",

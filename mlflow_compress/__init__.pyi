@@ -24,6 +24,7 @@ from mlflow_compress.commands.promote.result import Promotion as Promotion
 from mlflow_compress.commands.receipt.result import Receipt as Receipt
 from mlflow_compress.commands.receipt.result import ReceiptComparison as ReceiptComparison
 from mlflow_compress.commands.resume.result import Resumed as Resumed
+from mlflow_compress.commands.gc.result import Retention as Retention
 from mlflow_compress.commands.promote.result import Rollback as Rollback
 from mlflow_compress.commands.search.result import Search as Search
 from mlflow_compress.commands.speed.result import SpeedMeasurement as SpeedMeasurement
@@ -51,6 +52,7 @@ __all__ = [
     "Receipt",
     "ReceiptComparison",
     "Resumed",
+    "Retention",
     "Rollback",
     "Search",
     "SpeedMeasurement",
@@ -69,6 +71,7 @@ __all__ = [
     "evaluate",
     "export",
     "gate",
+    "gc",
     "history",
     "judge",
     "load",
@@ -721,6 +724,29 @@ def gate(
         items per block: the gate looks after each [20]
     output
         folder that receives verdict.json and verdict.md; none: the run alone has them [none]
+    experiment
+        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def gc(
+    *,
+    older_than: int = 90,
+    base_model: str | None = None,
+    delete: bool = False,
+    experiment: str = "auto",
+) -> Retention:
+    """Return which runs of MLflow's store may be deleted, what that frees, and why the others stay.
+
+    A run stays with a registered version, a receipt or a decision, and with every run that such a run needs.
+
+    Parameters
+    ----------
+    older_than
+        days since a run ended, before which it stays [90]
+    base_model
+        name of the baseline whose runs are looked at; none: of all [none]
+    delete
+        true deletes; otherwise it is a dry run [false]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """

@@ -37,6 +37,7 @@ ORDER = (
     "export",
     "verify",
     "card",
+    "gc",
     "compare_receipts",
     "load",
     "judge",
