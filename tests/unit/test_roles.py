@@ -75,6 +75,18 @@ def test_a_promotion_waits_until_somebody_approves_it(tracker: Tracker, capsys: 
     assert mc.rollback(model="llama").version == "1"
 
 
+def test_an_approval_that_could_not_move_the_alias_can_be_given_again(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits(tracker)
+    with monkeypatch.context() as broken:
+        broken.setattr("mlflow_compress.commands.approve.run.move_alias", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mc.approve(1, by="Ada", model="llama")
+    assert mc.history(model="llama").tenures == () and aliases(tracker) == {}
+    assert mc.approve(1, by="Ada", model="llama").version == "1" and aliases(tracker) == {"champion": "1"}
+
+
 def test_an_approval_is_refused_once_the_decision_no_longer_holds(tracker: Tracker, tmp_path: Path) -> None:
     first = waits(tracker)
     other = tmp_path / "policy.yaml"

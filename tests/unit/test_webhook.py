@@ -120,6 +120,7 @@ def test_what_asks_nothing_leaves_nothing(tracker: Tracker, receiver: Receiver) 
     assert post(receiver, delivery("99")) == 200  # MLflow's test of a webhook names a version that is not there
     assert post(receiver, delivery(version), "GET") == 405
     assert post(receiver, delivery(version), length=str(1 << 21)) == 413
+    assert post(receiver, delivery(version), length="-1") == 413
     body = b"[1]"
     signature = _generate_hmac_signature(SECRET, "id", now := str(int(time.time())), body.decode())
     assert post(receiver, (dict(zip(HEADERS, ("id", now, signature), strict=True)), body)) == 400

@@ -102,8 +102,8 @@ def run_approve(config: ApproveConfig) -> Approval:
     with tracker.run(f"approve {label}", "approve", every) as run:
         run.log_params({**as_text(config), "model": label})
         note = "\n\n".join(filter(None, [verdict, config.reason and f"Reason: {config.reason}", tags["verdict"]]))
+        move_alias(tracker, name, alias, number)  # first: a version that was not moved still waits
         note_decision(tracker, name, number, run_id, note, {**receipt, run_names.APPROVAL: f"approved by {by}"})
-        move_alias(tracker, name, alias, number)
         tracker.add_to(run_id).set_tags(given)
         run.set_note(note)
     return Approval(

@@ -49,11 +49,11 @@ class Receiver:
         try:
             if environ["REQUEST_METHOD"] != "POST":
                 raise RefusedError(405, "a delivery is posted")
-            length = int(environ.get("CONTENT_LENGTH") or 0)
-            if not 0 <= length <= _LONGEST_BODY:
+            length = environ.get("CONTENT_LENGTH") or "0"
+            if not length.isdecimal() or int(length) > _LONGEST_BODY:
                 raise RefusedError(413, f"a delivery has at most {_LONGEST_BODY} bytes")
             headers = {name: environ.get(f"HTTP_{name.upper().replace('-', '_')}", "") for name in HEADERS}
-            status, said = self.receive(headers, environ["wsgi.input"].read(length))
+            status, said = self.receive(headers, environ["wsgi.input"].read(int(length)))
         except RefusedError as refused:
             status, said = refused.status, str(refused)
         except Exception:
