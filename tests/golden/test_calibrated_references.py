@@ -13,6 +13,7 @@ from mlflow_compress.compression import calibration_tokens, compress_model, meth
 from mlflow_compress.compression.methods.gguf_k import mean_squares
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, make_llama
+from tests.unit.scoring_models import U
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 SETTINGS = {"calibration_samples": 4, "calibration_length": 64}
@@ -54,7 +55,9 @@ def test_smoothquant_divides_norms_by_the_published_factor(tmp_path: Path) -> No
     states = torch.cat(inputs)
     weights = torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)])
     factor = states.abs().amax(0) ** alpha / weights.abs().amax(0) ** (1 - alpha)
-    assert torch.allclose(stored["model.layers.0.input_layernorm.weight"], norm.weight / factor, rtol=1e-5)
+    # A state is the norm of 64 terms; it, its power, the weights', their quotient and the last one round, by a few U each.
+    stored_norm = stored["model.layers.0.input_layernorm.weight"]
+    assert torch.allclose(stored_norm, norm.weight / factor, rtol=(64 + 16) * U, atol=0)
     # Folded into the weights: a level is a step of the row's largest magnitude, 127 to either side.
     scaled = attention.q_proj.weight * factor
     levels = scaled / (scaled.abs().amax(1, keepdim=True) / 127.5)
