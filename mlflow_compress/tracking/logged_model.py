@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +14,15 @@ from pathlib import Path
 
 import mlflow
 import pandas as pd
-from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LoggedModelInput,
+    LoggedModelOutput,
+    LoggedModelStatus,
+    Metric,
+)
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.types.llm import CHAT_MODEL_OUTPUT_SCHEMA
@@ -259,6 +267,12 @@ def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -
         for s in data_sets
     ]
     tracker.client.log_inputs(run_id, inputs)
+
+
+def log_model_input(tracker: Tracker, run_ids: Iterable[str], model_id: str) -> None:
+    """Log a model as the input of the runs that have measured it, as MLflow's pages of model and runs show it."""
+    for run_id in run_ids:
+        tracker.client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
 
 
 def log_model_values(

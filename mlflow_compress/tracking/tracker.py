@@ -372,11 +372,15 @@ class Tracker:
         return TrackedRun(self.client, run_id)
 
     def look_up(self, run_id: str) -> StoredRun:
+        return _stored(self.run_of(run_id))
+
+    def run_of(self, run_id: str) -> Run:
+        """Return the MLflow run of an id or of the beginning of one; an unknown one is a `TrackingError`."""
         if is_run_id(run_id) and len(run_id) < 32:
             found = search_runs(self.client, f"attributes.run_id LIKE '{run_id}%'")
             run_id = whole_id(run_id, [run.info.run_id for run in found])
         try:
-            return _stored(self.client.get_run(run_id))
+            return self.client.get_run(run_id)
         except MlflowException as error:
             raise TrackingError(f"The store {shown_store(self.uri)} has no such run", got=run_id) from error
 
@@ -390,13 +394,13 @@ class Tracker:
 
     def children(self, run_id: str) -> dict[str, Run]:
         """Return the newest child of a run, by stage. An unknown run id is a `TrackingError`."""
-        try:
-            experiment = self.client.get_run(run_id).info.experiment_id
-        except MlflowException as error:
-            raise TrackingError(f"The store {shown_store(self.uri)} has no such run", got=run_id) from error
+        return self.children_of(self.run_of(run_id))
+
+    def children_of(self, run: Run) -> dict[str, Run]:
+        """Return the same of a run that was found."""
         runs = self.client.search_runs(
-            [experiment],
-            filter_string=f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'",
+            [run.info.experiment_id],
+            filter_string=f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.info.run_id}'",
             order_by=["attributes.start_time ASC"],
         )
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}

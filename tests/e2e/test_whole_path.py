@@ -94,6 +94,10 @@ def test_the_stages_are_children_and_none_is_left_running(world: World) -> None:
     parent = world.variant("rtn-4bit-g128").info.run_id
     children = world.tracker.children(parent)
     assert set(children) == {"quantize", "evaluate", "judge", "speed"}
+    [made] = world.variant("rtn-4bit-g128").outputs.model_outputs
+    for stage in ("evaluate", "judge"):  # MLflow shows there which model they have measured
+        measured = world.tracker.client.get_run(children[stage].info.run_id).inputs.model_inputs
+        assert [one.model_id for one in measured] == [made.model_id]
     every = world.tracker.client.search_runs([world.tracker.experiment_id])
     assert {run.info.status for run in every} == {"FINISHED"}
 

@@ -34,6 +34,7 @@ from mlflow_compress.tracking.logged_model import (
     DataSet,
     VariantEntry,
     log_data_sets,
+    log_model_input,
     log_model_values,
     log_variant_model,
 )
@@ -116,6 +117,7 @@ def log_model(stages: Stages) -> None:
     )
     run.log_params(_run_params(stages, keeps_weights=entry.keeps_weights))
     model = log_variant_model(tracker, run.run_id, entry)
+    log_model_input(tracker, [stages.children[s] for s in ("evaluate", "judge") if s in stages.children], model)
     by_task, complete = _data_sets(stages)
     log_data_sets(tracker, run.run_id, [*by_task.values(), complete])
     values = run_names.on_main_run(_values(stages))

@@ -16,7 +16,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.commands.report.result import VariantsReport
-from mlflow_compress.commands.shared.past_runs import candidate_of
+from mlflow_compress.commands.shared.past_runs import candidate_of, results_of
 from mlflow_compress.commands.shared.scores import (
     ANSWERS_RUN,
     answer_setting,
@@ -25,7 +25,7 @@ from mlflow_compress.commands.shared.scores import (
     score_runs,
     unlike,
 )
-from mlflow_compress.commands.shared.stored import read_metadata, stored_results
+from mlflow_compress.commands.shared.stored import read_metadata
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
 from mlflow_compress.decide.beside import choice_notes
@@ -68,14 +68,16 @@ BASELINE, AGAIN = "baseline", "baseline, second sample"
 """Names of the baseline's two samples: their similarity is that of a model to itself."""
 
 
-def answer_similarity(tracker: Tracker, board: Scoreboard) -> ModelSimilarity | None:
+def answer_similarity(
+    tracker: Tracker, board: Scoreboard, children: Mapping[str, Mapping[str, Any]]
+) -> ModelSimilarity | None:
     """Return the similarity of the answers of the baseline and all variants; None if no variant's can be compared.
 
     A variant without answers, with answers of another setting, or embedded by another encoder is left out by name.
     """
     judges, left_out = {}, {}
     for row in board.finished:
-        judge = finished_judge(tracker.children(str(row.run_id)))
+        judge = finished_judge(children[row.name])
         setting = answer_setting(judge) if judge is not None else None
         if judge is None or setting is None:
             left_out[row.name] = "no finished judge stage embedded its answers"
@@ -123,7 +125,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
         raise ConfigError("None of these variants has results", got=reasons)
     runs = {row.name: tracker.client.get_run(row.run_id) for row in board.finished}
-    children = {name: tracker.children(run.info.run_id) for name, run in runs.items()}
+    children = {name: tracker.children_of(run) for name, run in runs.items()}
     first = children[board.finished[0].name]
     baseline_run = first["evaluate"].data.tags[run_names.BASELINE_RUN]
     baseline_folder = tracker.fetch(baseline_run, RECORDS)
@@ -138,7 +140,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
             answered = tracker.fetch(judge.info.run_id, RECORDS)
         speed = children[name].get("speed")
         timed = speed if speed is not None and speed.info.status == "FINISHED" else None
-        measured = [stage.info.run_id for stage in (children[name]["evaluate"], judge, timed) if stage is not None]
+        measured = [stage for stage in (children[name]["evaluate"], judge, timed) if stage is not None]
         folder = tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS)
         # Answers that were not drawn are no changes, and no missing answers either: the page shows the numbers alone.
         has_all = baseline.items is not None and not (folder / f"{Draws.NAME}.parquet").is_file()
@@ -149,7 +151,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
                 verdict=run.data.tags[run_names.VERDICT],
                 run_id=run.info.run_id,
                 address=shared_run_address(tracker, run.info.experiment_id, run.info.run_id),
-                results=stored_results(tracker, *measured),
+                results=results_of(tracker, measured),
                 settings=settings[name],
                 changes=changes_of(baseline, records) if has_all else None,
                 answers=_table(answered, Generations) if answered else None,
@@ -190,7 +192,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
         grades=_baseline_grades(tracker, children),
         setup=_setup(tracker, board.baseline, board.evaluation, baseline_run, baseline_folder),
-        similarity=answer_similarity(tracker, board),
+        similarity=answer_similarity(tracker, board, children),
         notes=_notes(len(runs), children, len(answered_by)),
     )
 

@@ -112,7 +112,7 @@ def candidates_of(
     for variant in variants:
         run = variant.run
         below = children.get(run.info.run_id, {})
-        results = _results(tracker, below.values()) if policy.readings else []
+        results = results_of(tracker, below.values()) if policy.readings else []
         places |= {(result.task or "", result.category or "") for result in results}
         found.append(
             candidate_of(
@@ -197,7 +197,7 @@ def finished_children(tracker: Tracker, label: str) -> dict[str, dict[str, Any]]
     return found
 
 
-def _results(tracker: Tracker, runs: Iterable[Any]) -> list[MetricResult]:
+def results_of(tracker: Tracker, runs: Iterable[Any]) -> list[MetricResult]:
     """Return the results that some runs of stages have."""
     return [result for run in runs for result in results_from_json(tracker.json_of(run, "metrics.json"))]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from mlflow_compress.commands.shared.past_runs import made_once, timed_in
-from mlflow_compress.commands.shared.stored import stored_results
+from mlflow_compress.commands.shared.past_runs import made_once, results_of, timed_in
 from mlflow_compress.config import SEED
 from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.promotion import lacking_shares
@@ -98,7 +97,7 @@ def score_runs(
     A run that did not finish is a row without results, with its error. `baseline` is needed only where there is no
     run; `names` has the names of runs that are not called as their variant is. `margin` is a policy's.
     """
-    runs = [tracker.client.get_run(tracker.look_up(run_id).run_id) for run_id in dict.fromkeys(run_ids)]
+    runs = [tracker.run_of(run_id) for run_id in dict.fromkeys(run_ids)]
     for run in runs:
         if (stage := run.data.tags.get(run_names.STAGE)) != "main":
             raise ConfigError("Only main runs are compared", got=f"{run.info.run_id}, a run of stage {stage}")
@@ -118,10 +117,14 @@ def score_runs(
     own = [run for run in finished if run.info.run_id not in replicates]
     shown = names_of(_checkpoint(run) for run in own)
     baselines: dict[str, RunRecords] = {}
-    variants = [_finished(tracker, run, shown[_checkpoint(run)], again[run.info.run_id], baselines) for run in own]
+    children = {str(run.info.run_id): tracker.children_of(run) for run in own}
+    variants = [
+        _finished(tracker, run, children[run.info.run_id], shown[_checkpoint(run)], again[run.info.run_id], baselines)
+        for run in own
+    ]
     variants += [_failed(run) for run in runs if not _has_results(run)]
     variants = [replace(v, name=names.get(str(v.run_id), v.name)) for v in variants]
-    variants = _without_unlike_answers(tracker, variants)
+    variants = _without_unlike_answers(children, variants)
     return scoreboard(
         _with_own_names([*variants, *others]),
         baseline=labels[0],
@@ -130,12 +133,14 @@ def score_runs(
     )
 
 
-def _without_unlike_answers(tracker: Tracker, variants: Sequence[ScoredVariant]) -> list[ScoredVariant]:
+def _without_unlike_answers(
+    children: Mapping[str, Mapping[str, Any]], variants: Sequence[ScoredVariant]
+) -> list[ScoredVariant]:
     """Return the variants; a similarity that cannot be compared with most of the others' is left out, and says why."""
     settings = {}
     for variant in variants:
         if variant.status == "finished":
-            judge = finished_judge(tracker.children(str(variant.run_id)))
+            judge = finished_judge(children[str(variant.run_id)])
             if judge is not None and (setting := answer_setting(judge)) is not None:
                 settings[str(variant.run_id)] = setting
     apart, metrics = unlike(settings), similarity_metrics()
@@ -186,12 +191,16 @@ def _failed(run: Any) -> ScoredVariant:
 
 
 def _finished(
-    tracker: Tracker, run: Any, name: str, again: Sequence[Any], baselines: dict[str, RunRecords]
+    tracker: Tracker,
+    run: Any,
+    children: Mapping[str, Any],
+    name: str,
+    again: Sequence[Any],
+    baselines: dict[str, RunRecords],
 ) -> ScoredVariant:
-    children = tracker.children(run.info.run_id)
-    evaluated = {str(make.info.run_id): tracker.children(make.info.run_id)["evaluate"] for make in again}
+    evaluated = {str(make.info.run_id): tracker.children_of(make)["evaluate"] for make in again}
     finished = [children[stage] for stage in ("evaluate", "judge", "speed") if stage in children]
-    results = stored_results(tracker, *(child.info.run_id for child in finished if child.info.status == "FINISHED"))
+    results = results_of(tracker, (child for child in finished if child.info.status == "FINISHED"))
     metrics = run.data.metrics
     timed = timed_in(children.get("speed"))
     seed = children["evaluate"].data.params.get("seed", str(SEED))
