@@ -310,7 +310,7 @@ def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
 
 def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboard:
     """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
-    runs: dict[str, None] = {}
+    runs: dict[str, Mapping[str, str] | None] = {}  # the tags of those that were looked up
     names: dict[str, str] = {}
     others: dict[str, ScoredVariant] = {}
     for run_id in run_ids:
@@ -322,7 +322,7 @@ def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboa
                 "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
             )
         if stage == "main":
-            runs[run_id] = None
+            runs[run_id] = run.tags
             continue
         for row in tracker.fetch_json(run_id, SCOREBOARD)["rows"]:
             if row["run_id"] is None:
@@ -331,15 +331,15 @@ def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboa
             else:
                 runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
                 runs |= dict.fromkeys((row.get("luck") or {"runs": ()})["runs"])
-    _check_alike(tracker, list(runs))
+    _check_alike(tracker, runs)
     return score_runs(tracker, list(runs), others=list(others.values()), names=names, margin=margin)
 
 
-def _check_alike(tracker: Tracker, run_ids: Sequence[str]) -> None:
+def _check_alike(tracker: Tracker, runs: Mapping[str, Mapping[str, str] | None]) -> None:
     """Refuse runs of several evaluations, and say in what these differ."""
     groups: dict[str, tuple[str, str]] = {}  # by evaluation: a run, and its baseline's run
-    for run_id in run_ids:
-        tags = tracker.look_up(run_id).tags
+    for run_id, known in runs.items():
+        tags = tracker.look_up(run_id).tags if known is None else known
         if run_names.EVALUATION in tags:
             groups.setdefault(tags[run_names.EVALUATION], (run_id, tags[run_names.BASELINE_RUN]))
     if len(groups) < 2:
