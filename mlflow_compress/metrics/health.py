@@ -171,6 +171,8 @@ LENGTH = MetricKey(
     unit="ratio",
     meaning="Tokens of the variant's sampled answers over those of the baseline's.",
     label="Length of answers",
+    headline=156,
+    on_main_run=False,
     unchanged=1.0,
     floor=LENGTH_FLOOR.name,
     counted="answers",
@@ -179,6 +181,8 @@ DEFECTS_PCT = _percent(
     "defects_pct",
     "Sampled answers with a defect: a loop, no text, another script, unclosed reasoning, or a broken format.",
     label="Answers with a defect",
+    headline=155,
+    on_main_run=False,
     difference="judge/defects_delta_pct",
     floor="judge/defects_floor_pct",
 )

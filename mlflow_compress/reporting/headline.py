@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from mlflow_compress.decide.gates import FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
-from mlflow_compress.metrics.health import DEFECTS_PCT, LENGTH
 from mlflow_compress.metrics.kl_tail import (
     ABOVE_CLIP,
     CLIP,
@@ -190,8 +189,6 @@ def headline_rows(pooled: Pooled, sizes: CheckpointManifest | None = None) -> li
     rows: list[HeadlineRow | None] = []
     for headline in headline_keys():
         rows.append(_row(headline, pooled))
-        if headline.name == "judge/refusal_flips_pct":  # shown, but not logged on the main run, which is full
-            rows += [_row(shown, pooled) for shown in (DEFECTS_PCT, LENGTH)]
         if headline.name == KL:
             rows += _kl_rows(pooled)
     return [row for row in rows if row is not None] + ([] if sizes is None else _size_rows(sizes))

@@ -78,7 +78,7 @@ def on_main_run(values: Mapping[str, float]) -> dict[str, float]:
     MLflow's page of two runs opens on the metric that was logged first, so KL and size go before the leaderboard's
     others. The rest is the headline table, what gates read, and what the sizes mean.
     """
-    headline = [key.name for key in headline_keys()]
+    headline = [key.name for key in headline_keys() if key.on_main_run]
     # What gates read, and the values that those ends of intervals are of.
     gates = [name for name in values if name.startswith(_GATE)]
     gates += [

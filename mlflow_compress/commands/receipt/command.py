@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 
 
+def _path(name: str, value: PathOrText | None) -> Path | None:
+    return None if value is None else Path(path_text(name, value))
+
+
 @register_command(
     "export",
     about="Write a receipt of an evaluation: figures, policy, environment and records, signed where there is a key.",
@@ -51,10 +55,14 @@ def export(
     """
     from mlflow_compress.commands.receipt.run import export_receipt
 
-    files = [
-        None if value is None else Path(path_text(name, value)) for name, value in (("policy", policy), ("key", key))
-    ]
-    return export_receipt(run, Path(path_text("output", output)), *files, records=records, store=opened_store(store))
+    return export_receipt(
+        run,
+        Path(path_text("output", output)),
+        _path("policy", policy),
+        _path("key", key),
+        records=records,
+        store=opened_store(store),
+    )
 
 
 @register_command(
@@ -81,8 +89,7 @@ def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: boo
     """
     from mlflow_compress.commands.receipt.run import verify_receipt
 
-    public = None if key is None else Path(path_text("key", key))
-    return verify_receipt(Path(path_text("receipt", receipt)), public, recompute=recompute)
+    return verify_receipt(Path(path_text("receipt", receipt)), _path("key", key), recompute=recompute)
 
 
 @register_command(
@@ -108,8 +115,7 @@ def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | 
     """
     from mlflow_compress.commands.receipt.cards import write_cards
 
-    public = None if key is None else Path(path_text("key", key))
-    return write_cards(Path(path_text("receipt", receipt)), Path(path_text("output", output)), public)
+    return write_cards(Path(path_text("receipt", receipt)), Path(path_text("output", output)), _path("key", key))
 
 
 @register_command(
@@ -138,7 +144,5 @@ def compare_receipts(
     """
     from mlflow_compress.commands.receipt.compare import compare_two
 
-    named = {"first": first, "second": second, "key": key, "other_key": other_key}
-    a, b, *keys = (None if value is None else Path(path_text(name, value)) for name, value in named.items())
-    assert a is not None and b is not None
-    return compare_two(a, b, *keys)
+    a, b = Path(path_text("first", first)), Path(path_text("second", second))
+    return compare_two(a, b, _path("key", key), _path("other_key", other_key))

@@ -50,6 +50,11 @@ class PresetMethod(ForLayers[S]):
     rounds_activations = True
     requires = ("llmcompressor",)
 
+    def __init_subclass__(cls) -> None:
+        scheme = SCHEMES[cls.name]
+        cls.format = f"compressed-tensors ({scheme.format})"
+        cls.supported_bits = (scheme.bits,)
+
     def label(self, config: Any) -> str:
         """Return the name, or ``nvfp4-weights`` without activations."""
         return self.name if config.activations else f"{self.name}-weights"
@@ -90,8 +95,6 @@ class NvFp4(PresetMethod[CalibratedFourBitConfig]):
     name = "nvfp4"
     description = "NVIDIA's FP4 (e2m1, an e4m3 scale for 16 values), weights and activations"
     Config = CalibratedFourBitConfig
-    format = "compressed-tensors (nvfp4-pack-quantized)"
-    supported_bits = (4,)
     needs_calibration = True
 
 
@@ -102,8 +105,6 @@ class MxFp4(PresetMethod[FourBitFormatConfig]):
     name = "mxfp4"
     description = "OCP's MXFP4 (e2m1, a power of two for 32 values), weights and activations"
     Config = FourBitFormatConfig
-    format = "compressed-tensors (mxfp4-pack-quantized)"
-    supported_bits = (4,)
 
 
 @register
@@ -113,8 +114,6 @@ class MxFp8(PresetMethod[EightBitFormatConfig]):
     name = "mxfp8"
     description = "OCP's MXFP8 (e4m3, a power of two for 32 values), weights and activations"
     Config = EightBitFormatConfig
-    format = "compressed-tensors (mxfp8-quantized)"
-    supported_bits = (8,)
 
 
 @register
@@ -124,8 +123,6 @@ class W4A8(PresetMethod[FourBitFormatConfig]):
     name = "w4a8"
     description = "4-bit integer weights, 8-bit integer activations"
     Config = FourBitFormatConfig
-    format = "compressed-tensors (pack-quantized)"
-    supported_bits = (4,)
 
 
 @register
@@ -135,8 +132,6 @@ class W4AFp8(PresetMethod[FourBitFormatConfig]):
     name = "w4afp8"
     description = "4-bit integer weights, 8-bit floating-point (e4m3) activations"
     Config = FourBitFormatConfig
-    format = "compressed-tensors (pack-quantized)"
-    supported_bits = (4,)
 
 
 @register
@@ -146,5 +141,3 @@ class Fp8Block(PresetMethod[EightBitFormatConfig]):
     name = "fp8-block"
     description = "8-bit floating-point (e4m3) weights in 128 x 128 blocks, activations in groups of 128"
     Config = EightBitFormatConfig
-    format = "compressed-tensors (float-quantized)"
-    supported_bits = (8,)

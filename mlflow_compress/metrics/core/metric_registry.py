@@ -57,6 +57,8 @@ class MetricKey:
     meaning: str  # One sentence for a reader of the table
     label: str = ""  # Short text for tables
     headline: int | None = None  # Place of its row in the headline table, counted upwards; without it there is no row
+    # Whether the row's value is on the variant's main run too, whose page in MLflow shows about 30
+    on_main_run: bool = True
     # Whether it is a column of the leaderboard in MLflow. Its place there is that of the row.
     leaderboard: bool = False
     by_task: bool = False  # Whether MLflow shows the value of every task too
