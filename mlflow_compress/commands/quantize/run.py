@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.result import CompressedModel
-from mlflow_compress.commands.shared.inputs import calibration_set, model_label, model_path
+from mlflow_compress.commands.shared.inputs import calibration_set, is_small, model_label, model_path
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config, variant_label
@@ -20,12 +20,14 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
+from mlflow_compress.lifetime import keep_freed_memory
 from mlflow_compress.locks import alone_with
 from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel, local_model_folder
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
+from mlflow_compress.paths import is_stage
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, Store
 from mlflow_compress.version import __version__
@@ -153,6 +155,8 @@ def quantize(
 def run_quantize(config: QuantizeConfig, store: Store | None = None) -> CompressedModel:
     """Run the stage in its own run, and return the checkpoint. Wrong parameters are refused before a run is made."""
     settings, calibration = method_settings(config), calibration_set(config)
+    if is_stage() and is_small(config.source):  # a process of its own, whose tensors come and go
+        keep_freed_memory()
     METHODS.get(config.compression.method).require_backend(settings)
     label, method = model_label(config.source.model), config.compression.method
     with (
