@@ -42,7 +42,7 @@ from scipy.stats import rankdata
 
 from mlflow_compress import demo
 from mlflow_compress.config.policy import KlBounds
-from mlflow_compress.decide.scoreboard import Difference, ItemScores, ScoredVariant, Separation, item_scores, separate
+from mlflow_compress.decide.separation import Difference, ItemScores, Separation, item_scores, separate
 from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 
 Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
@@ -101,15 +101,13 @@ class Measured:
         """Share that goes either way, by variant."""
         return np.asarray((self.correct != self.baseline).mean(axis=1))
 
-    def scored(self) -> list[ScoredVariant]:
-        """Return the variants as the scoreboard reads them."""
+    def scored(self) -> list[tuple[str, ItemScores]]:
+        """Return what each variant scored, by its name."""
         n = len(self.baseline)
         task, item = np.full(n, "task", dtype=object), np.arange(n).astype(str).astype(object)
         rows = zip(self.names, self.correct.astype(float), self.correct != self.baseline, self.kl, strict=True)
         return [
-            ScoredVariant(
-                name=name, method=name, items=ItemScores(task, item, right, kl, flipped.astype(float), np.arange(n))
-            )
+            (name, ItemScores(task, item, right, kl, flipped.astype(float), np.arange(n)))
             for name, right, flipped, kl in rows
         ]
 

@@ -28,7 +28,8 @@ from page_records import run_records
 
 from mlflow_compress.decide.gates import RATIO, SIZE, gate_values, standard_gates
 from mlflow_compress.decide.promotion import Candidate, decide
-from mlflow_compress.decide.scoreboard import ScoredVariant, item_scores, scoreboard
+from mlflow_compress.decide.scoreboard import ScoredVariant, scoreboard
+from mlflow_compress.decide.separation import item_scores
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of, explorer_data

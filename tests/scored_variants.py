@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.decide.scoreboard import SERVING, ItemScores, ScoredVariant
+from mlflow_compress.decide.scoreboard import SERVING, ScoredVariant
+from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.records import MetricResult
 
 VLLM = "vLLM 0.32.0 (eager)"

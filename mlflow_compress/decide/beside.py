@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from mlflow_compress.decide.gates import SIZE, DivergenceGate, Gate
 from mlflow_compress.decide.promotion import CandidateOutcome, Decision, ends_for_all
-from mlflow_compress.decide.scoreboard import Scoreboard, Separation
+from mlflow_compress.decide.scoreboard import Scoreboard
+from mlflow_compress.decide.separation import Separation
 
 _MOST_SMALLER = 5
 

@@ -106,7 +106,12 @@ class Table:
         return [[cell_text(cell) for cell in row] for row in self.rows]
 
     def lines(self, *, wrapped: bool = False, ruled: bool = True, widest: int | None = None) -> list[str]:
-        """Return the aligned lines of a terminal; labels are wrapped to the width of their cells if wanted."""
+        """Return the aligned lines of a terminal; labels are wrapped to the width of their cells if wanted.
+
+        A table without columns has none.
+        """
+        if not self.columns:
+            return []
         rows = self.texts()
         cells = list(zip(*rows, strict=True)) or [()] * len(self.columns)
         heads = [

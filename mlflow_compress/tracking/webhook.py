@@ -22,7 +22,7 @@ from mlflow_compress.tracking.experiment import every_page
 from mlflow_compress.tracking.tracker import Tracker
 
 HEADERS = (WEBHOOK_DELIVERY_ID_HEADER, WEBHOOK_TIMESTAMP_HEADER, WEBHOOK_SIGNATURE_HEADER)
-TOLERANCE_S = 300  # as in the receivers that MLflow's documentation shows; its own repetitions take less
+TOLERANCE_S = 300  # as the specification Standard Webhooks recommends, by whose scheme MLflow signs
 _TAG, _PENDING = "delivery.", "pending"
 _LONGEST_TAG = 5000
 
@@ -71,16 +71,15 @@ class Deliveries:
     def accept(self, one: Delivery) -> bool:
         """Make a delivery pending; False where the version does not exist. A replay is refused."""
         client, key = self._client.impatient, _TAG + one.id  # the sender does not wait; it tries again
-        with self._lock:
-            try:
-                tags = client.get_model_version(one.model, one.version).tags
-            except MlflowException as error:
-                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                    return False
-                raise
-            if key in tags:
-                raise RefusedError(409, "this delivery was taken before")
-            client.set_model_version_tag(one.model, one.version, key, _PENDING)
+        try:
+            with self._lock:
+                if key in client.get_model_version(one.model, one.version).tags:
+                    raise RefusedError(409, "this delivery was taken before")
+                client.set_model_version_tag(one.model, one.version, key, _PENDING)
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return False
+            raise RefusedError(503, "the tracking store did not take it") from error
         return True
 
     def pending(self) -> list[Delivery]:

@@ -36,7 +36,8 @@ from mlflow_compress.commands.shared.inputs import read_manifest
 from mlflow_compress.commands.shared.past_runs import headline_of
 from mlflow_compress.commands.shared.stored import results_json
 from mlflow_compress.decide.gates import DELTA, FLIPS, GATE_DROP, GATE_FLIPS, GATE_KL, KL, gate_values
-from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, scoreboard
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
+from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys
 from mlflow_compress.metrics.kl_tail import TOP_ITEM, TOP_PERCENT
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson

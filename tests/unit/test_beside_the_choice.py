@@ -10,7 +10,8 @@ from mlflow_compress.config.policy import Policy, Requirements
 from mlflow_compress.decide.beside import choice_notes, to_compare
 from mlflow_compress.decide.gates import published_gate
 from mlflow_compress.decide.promotion import Candidate, decide, gates_of
-from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, scoreboard
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
+from mlflow_compress.decide.separation import ItemScores
 
 N = 1000
 DROP = published_gate("quality/accuracy_delta", 2.0)

@@ -26,7 +26,7 @@ from benchmarks.kl_against_harm import (
     write,
     write_task,
 )
-from mlflow_compress.decide.scoreboard import Difference
+from mlflow_compress.decide.separation import Difference
 from mlflow_compress.metrics.stats.correlation import spearman
 
 
@@ -48,7 +48,7 @@ def test_harm_is_what_gets_worse_minus_what_gets_better() -> None:
     baseline = np.array([True, True, True, False])
     one = Measured(("a", "b"), baseline, np.array([[False, False, True, True], baseline]), np.zeros((2, 4)))
     assert one.harm.tolist() == [0.25, 0.0] and one.flips.tolist() == [0.75, 0.0]
-    items = one.scored()[0].items
+    _, items = one.scored()[0]
     assert items is not None and items.flipped.tolist() == [1, 1, 0, 1] and items.correct.tolist() == [0, 0, 1, 1]
 
 

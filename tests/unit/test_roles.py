@@ -44,9 +44,11 @@ def test_a_promotion_waits_until_somebody_approves_it(tracker: Tracker, capsys: 
     assert (decided.outcome, decided.champion, decided.exit_code) == ("waiting", None, 0)
     assert decided.verdict == "first (version 1) waits for an approval to become 'champion'."
     assert aliases(tracker) == {} and decided.run is not None
+    waiting = mc.history(model="llama")
     assert f"Version 1 waits for an approval as 'champion', by the decision of run {decided.run.run_id[:8]}." in (
-        mc.history(model="llama").as_text()
+        waiting.as_text()
     )
+    assert repr(waiting).startswith("AliasHistory: 'champion' of ")  # without a row
     evaluation = {run_names.PARENT: tracker.find_finished("main")[0].info.run_id}
     with tracker.run("evaluate", "evaluate", evaluation, own=False) as run:
         run.set_tags({run_names.RECEIPT: "e" * 64})  # as `export` does

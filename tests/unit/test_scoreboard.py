@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from mlflow_compress.decide.gates import DELTA
-from mlflow_compress.decide.scoreboard import (
-    MAIN_METRICS,
-    NO_SPEED_STAGE,
-    SERVING,
-    columns,
-    item_scores,
-    pareto_front,
-    scoreboard,
-)
+from mlflow_compress.decide.scoreboard import MAIN_METRICS, NO_SPEED_STAGE, SERVING, columns, pareto_front, scoreboard
+from mlflow_compress.decide.separation import item_scores
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from mlflow_compress.decide.scoreboard import ItemScores, groups_not_told_apart, separate
+from mlflow_compress.decide.separation import ItemScores, groups_not_told_apart, separate
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.metrics.stats.stratified import Design
 from tests.metric_records import QUICK
-from tests.scored_variants import scores, variant
+from tests.scored_variants import scores
 
 REAL = Path(__file__).resolve().parents[2] / "benchmarks" / "kl_per_item.npz"
 
 
 def two(a, b):
-    [pair] = separate([variant("a", items=a), variant("b", items=b)])
+    [pair] = separate([("a", a), ("b", b)])
     return pair
 
 
@@ -116,7 +116,7 @@ def test_p_values_are_corrected_over_both_tests_of_all_pairs() -> None:
     """Three variants: three pairs, six tests. Holm multiplies the smallest p by six."""
     base = [0] * 20
     half = scores([1] * 8 + [0] * 12, [0.1] * 20)
-    pairs = separate([variant("a", items=scores(base, [0.1] * 20)), variant("b", items=half), variant("c", items=half)])
+    pairs = separate([("a", scores(base, [0.1] * 20)), ("b", half), ("c", half)])
     assert [(p.first, p.second) for p in pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
     raw = [p.correctness.p for p in pairs]  # type: ignore[union-attr]
     assert raw == pytest.approx([1 / 2**8, 1 / 2**8, 1.0])
@@ -128,7 +128,7 @@ def test_what_was_not_measured_is_no_difference() -> None:
     """Without KL there is no test of it; an item that one of both did not answer is left out."""
     pair = two(scores([1, 0, np.nan], [np.nan] * 3), scores([1, 1, 1], [np.nan] * 3))
     assert pair.kl is None and pair.correctness is not None and pair.correctness.n == 2
-    assert separate([variant("a", items=scores([1], [0.1]))]) == ()
+    assert separate([("a", scores([1], [0.1]))]) == ()
 
 
 def test_items_are_aligned_by_their_ids() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import random
+import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -153,6 +155,17 @@ def test_a_decision_before_a_kill_is_taken_and_not_made_again(tracker: Tracker, 
             time.sleep(0.05)
     assert verdicts(tracker) == dict.fromkeys(ids([sent]), 1)
     assert tracker.client.get_model_version(NAME, version).tags["verdict"].startswith("Passes")
+
+
+def test_a_store_that_fails_is_said_and_the_delivery_is_taken_when_it_is_sent_again(
+    tracker: Tracker, receiver: Receiver
+) -> None:
+    sent = delivery(registered(tracker, finished(tracker, "a", size=100)))
+    with closing(sqlite3.connect(tracker.uri.removeprefix("sqlite:///"))) as database:
+        database.execute("ALTER TABLE model_versions RENAME TO elsewhere")
+        assert post(receiver, sent) == 503
+        database.execute("ALTER TABLE elsewhere RENAME TO model_versions")
+    assert post(receiver, sent) == 202
 
 
 def test_without_a_secret_nothing_is_served(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:

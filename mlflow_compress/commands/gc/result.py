@@ -48,4 +48,4 @@ class Retention(Tabular):
         ]
         more = [f"(and {len(self.runs) - _SHOWN:,} smaller ones)"] if len(self.runs) > _SHOWN else []
         kept = [f"Stay, {reason}: {n:,}." for reason, n in sorted(self.kept.items())]
-        return "\n".join([self.summary, *(Table.of(rows).lines(ruled=False) if rows else []), *more, *kept])
+        return "\n".join([self.summary, *Table.of(rows).lines(ruled=False), *more, *kept])

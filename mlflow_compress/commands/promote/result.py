@@ -139,8 +139,5 @@ class AliasHistory(Tabular):
             | {"receipt": (t.receipt_sha256 or "")[:8], "waiver": t.waiver or ""}
             for t in self.tenures
         ]
-        empty = {name for name in ("approved by", "receipt", "waiver") if not any(row[name] for row in rows)}
-        rows = [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
-        return "\n".join(
-            [f"{self.summary}.", *self.remarks, *(["", *Table.of(rows).lines(ruled=False)] if rows else [])]
-        )
+        table = Table.of(rows).lines(ruled=False)
+        return "\n".join([f"{self.summary}.", *self.remarks, *(["", *table] if table else [])])

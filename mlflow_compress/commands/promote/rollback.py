@@ -99,7 +99,8 @@ def read_history(config: HistoryConfig) -> AliasHistory:
     tenures = [_tenure(run, until) for run, until in zip(moves, [*ends, None], strict=False)]
     now = holder(tracker, name, config.alias)
     remarks = [
-        f"Version {number} waits for an approval as '{alias}', by the decision of run {version.tags['decision'][:8]}."
+        f"Version {number} waits for an approval as '{alias}', "
+        f"by the decision of run {version.tags[run_names.DECISION][:8]}."
         for number, (version, alias) in waiting_versions(tracker, name).items()
         if alias == config.alias
     ]

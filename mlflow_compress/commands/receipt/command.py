@@ -10,6 +10,9 @@ from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, op
 if TYPE_CHECKING:
     from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 
+_RECEIPT = Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"})
+_SIGNER = Argument(("--key",), {"help": "PEM file of the public key of who must have signed it"})
+
 
 def _path(name: str, value: PathOrText | None) -> Path | None:
     return None if value is None else Path(path_text(name, value))
@@ -71,8 +74,8 @@ def export(
     place=23,
     project=False,
     arguments=(
-        Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"}),
-        Argument(("--key",), {"help": "PEM file of the public key of who must have signed it"}),
+        _RECEIPT,
+        _SIGNER,
         Argument(("--recompute",), {"action": "store_true", "help": "compute every number again from the records"}),
     ),
 )
@@ -98,9 +101,9 @@ def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: boo
     place=25,
     project=False,
     arguments=(
-        Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"}),
+        _RECEIPT,
         Argument(("-o", "--output"), {"default": "card", "metavar": "FOLDER", "help": "folder to write into [card]"}),
-        Argument(("--key",), {"help": "PEM file of the public key of who must have signed it"}),
+        _SIGNER,
     ),
 )
 def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | None = None) -> Receipt:

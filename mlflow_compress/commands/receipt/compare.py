@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow_compress.commands.receipt.result import ReceiptComparison
 from mlflow_compress.commands.receipt.run import NOT_IN_THE_ID, records_of_receipt, verify_receipt
-from mlflow_compress.decide.scoreboard import ScoredVariant, item_scores, separate
+from mlflow_compress.decide.separation import item_scores, separate
 from mlflow_compress.errors import AlignmentError, DataError
 
 
@@ -32,8 +32,7 @@ def compare_two(first: Path, second: Path, key: Path | None, other_key: Path | N
     if all(receipt.with_records for receipt in receipts):
         with suppress(DataError):  # evaluations of running text alone have no items
             items = [item_scores(records_of_receipt(receipt)) for receipt in receipts]
-            scored = zip("AB", items, strict=True)
-            [pair] = separate([ScoredVariant(name=side, method="", items=one) for side, one in scored])
+            [pair] = separate(list(zip("AB", items, strict=True)))
     return ReceiptComparison(first=receipts[0], second=receipts[1], paired=pair, remarks=tuple(_remarks(a, b)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow_compress.commands.shared.stored import results_from_json
 from mlflow_compress.commands.shared.tabular import Tabular
-from mlflow_compress.decide.scoreboard import Difference, Separation
+from mlflow_compress.decide.separation import Difference, Separation
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.records import MetricResult

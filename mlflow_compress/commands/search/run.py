@@ -46,7 +46,7 @@ from mlflow_compress.decide.cost_table import (
     estimated_table,
     linear_mix,
 )
-from mlflow_compress.decide.scoreboard import item_scores
+from mlflow_compress.decide.separation import item_scores
 from mlflow_compress.errors import (
     AlignmentError,
     CheckpointError,

@@ -12,7 +12,8 @@ from mlflow_compress.commands.shared.past_runs import made_once, results_of, tim
 from mlflow_compress.config import SEED
 from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.promotion import lacking_shares
-from mlflow_compress.decide.scoreboard import ItemScores, Scoreboard, ScoredVariant, item_scores, scoreboard
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
+from mlflow_compress.decide.separation import ItemScores, item_scores
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.account import UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline

@@ -56,9 +56,6 @@ class Receiver:
             status, said = self.receive(headers, environ["wsgi.input"].read(int(length)))
         except RefusedError as refused:
             status, said = refused.status, str(refused)
-        except Exception:
-            logger.exception("A delivery could not be taken")
-            status, said = 503, "the tracking store did not take it"
         text = f"{said}\n".encode()
         start_response(
             f"{status} {HTTPStatus(status).phrase}",

@@ -1,0 +1,245 @@
+"""Which variants of one evaluation can be told apart: paired tests over the items that both have."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.core.estimates import PairedDifference
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
+from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects, same_length
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, are_grouped, group_sums
+from mlflow_compress.metrics.stats.significance import holm, paired_mean
+from mlflow_compress.metrics.stats.stratified import Design, Units, as_if_independent, weighted_mean
+
+
+@dataclass(frozen=True, eq=False)
+class ItemScores:
+    """What one variant scored on each item of the headline values. Row `i` of every array is item `i`."""
+
+    task: Objects  # Together they identify an item; shape (n,)
+    item_id: Objects
+    # 1 where the variant is right, 0 where it is wrong, NaN where variant or baseline has no answer; shape (n,)
+    correct: Float
+    kl: Float  # Divergence from the baseline in nats, NaN where the item has none; shape (n,)
+    # 1 where the baseline's answer is right and the variant's wrong, or the reverse, else 0; NaN like `correct`
+    flipped: Float
+    group: Int  # Code of the group that the item shares a text or source with; shape (n,)
+    design: Design | None = None  # How the items were drawn; None where they are all items
+
+    def __post_init__(self) -> None:
+        same_length(**self._arrays())
+
+    def __getitem__(self, rows: Bool | Int) -> ItemScores:
+        """Return the scores of some items."""
+        return ItemScores(**{name: array[rows] for name, array in self._arrays().items()})
+
+    def _arrays(self) -> dict[str, Any]:
+        return {one.name: array for one in fields(self) if (array := getattr(self, one.name)) is not None}
+
+    def in_order_of(self, other: ItemScores) -> ItemScores:
+        """Return the same scores, with the items in the order of `other`; other items are an `AlignmentError`."""
+        mine, theirs = self._keys(), other._keys()
+        if mine == theirs:
+            return self
+        rows = {key: row for row, key in enumerate(mine)}
+        if len(rows) != len(mine) or set(rows) != set(theirs):
+            raise AlignmentError(
+                "Two variants were not evaluated on the same items", fix="Compare variants of one evaluation"
+            )
+        return self[np.array([rows[key] for key in theirs])]
+
+    def in_common(self, other: ItemScores) -> tuple[ItemScores, ItemScores]:
+        """Return the scores of both on the items that both have.
+
+        The order in which the items of a stratum are drawn is the same for all variants of an evaluation. So the items
+        in common are the first of each stratum, as many as the variant with fewer of them has: a sample with known
+        probabilities. Two variants differ on an item only if one of them differs from the baseline, so that the
+        probability of it is at most the sum of theirs.
+        """
+        if self.design is None and other.design is None:
+            return self, other.in_order_of(self)
+        theirs = {key: row for row, key in enumerate(other._keys())}
+        pairs = [(row, theirs[key]) for row, key in enumerate(self._keys()) if key in theirs]
+        mine, yours = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        first, second = self[mine], other[yours]
+        a = second.design if first.design is None else first.design
+        b = first.design if second.design is None else second.design
+        assert a is not None and b is not None
+        known = [one.changes for one in (first.design, second.design) if one is not None and one.changes is not None]
+        changes = np.minimum(np.sum(known, axis=0), 0.5) if known else None
+        design = Design(a.stratum, a.size, np.minimum(a.drawn, b.drawn), changes)
+        drawn = [Counter(one.design.stratum.tolist()) for one in (self, other) if one.design is not None]
+        fewest = (drawn[0] & drawn[-1]).total()
+        if len(pairs) != fewest or (a.stratum != b.stratum).any() or (a.size != b.size).any():
+            raise AlignmentError(
+                "The items of two variants were not drawn in the same order", fix="Compare variants of one evaluation"
+            )
+        return replace(first, design=design), replace(second, design=design)
+
+    def _keys(self) -> list[tuple[str, str]]:
+        return list(zip(self.task.tolist(), self.item_id.tolist(), strict=True))
+
+
+def item_scores(inputs: MetricInputs) -> ItemScores:
+    """Return the scores of a variant on the items that its headline values are pooled over.
+
+    Raises `DataError`: the inputs hold no variant, or no predictions.
+    """
+    reason = inputs.missing(VARIANT, PREDICTIONS)
+    if inputs.variant is None or reason is not None:
+        raise DataError("The items of these records cannot be compared", got=reason)
+    view, rows = inputs.view, inputs.headline_rows
+    right = inputs.variant_predictions.correct[rows, 0].astype(np.float64)
+    measured, scored = inputs.variant.option_distances is not None, inputs.scored_by_both[rows]
+    return ItemScores(
+        task=view.task[rows],
+        item_id=view.item_id[rows],
+        correct=np.where(scored, right, np.nan),
+        kl=inputs.distance("kl")[rows] if measured else np.full(len(rows), np.nan),
+        flipped=np.where(scored, right != inputs.baseline_predictions.correct[rows, 0], np.nan),
+        group=view.group[rows],
+        design=inputs.units(rows).design,
+    )
+
+
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A paired difference of two variants, the second minus the first."""
+
+    value: float  # Mean difference per item and its interval, which is not corrected
+    low: float
+    high: float
+    n: int  # Items that both have
+    p: float  # p-value of no difference: see `_kl`, and of McNemar's mid-p test (correctness)
+    p_holm: float  # The same after Holm's correction over both tests of all pairs of the scoreboard
+
+    @property
+    def significant(self) -> bool:
+        """Whether the corrected p-value is below 0.05."""
+        return self.p_holm < SIGNIFICANCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """Whether two variants can be told apart."""
+
+    first: str  # Their names
+    second: str
+    # Difference of the KL per item, in nats; None where fewer than two items, or `FEWEST_GROUPS` groups, have one
+    kl: Difference | None
+    # Difference of the share of right answers; None where no item, or too few groups, were answered by both
+    correctness: Difference | None
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether KL or correctness differs significantly."""
+        return any(test is not None and test.significant for test in (self.kl, self.correctness))
+
+    @property
+    def tied(self) -> bool:
+        """Whether they were tested, and neither KL nor correctness differs significantly."""
+        return (self.kl is not None or self.correctness is not None) and not self.told_apart
+
+
+def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
+    """Return Student's paired test; of items in groups, of the groups' sums; of drawn items, of the weighted mean.
+
+    The p-value is the larger one of the sample's, and of the sample in which the unit that speaks most against the
+    difference stands twice: what the heaviest item is, a sample may not have seen (`benchmarks/kl_against_harm.py`).
+    """
+    difference, groups = second.kl - first.kl, first.group
+    there = np.isfinite(difference)
+    difference, groups = difference[there], groups[there]
+    n, units = len(difference), difference
+    if n and first.design is not None:
+        design = first.design[there]
+        mean_of_all = weighted_mean(difference, design, groups)
+        if mean_of_all.n_groups < FEWEST_GROUPS:
+            return None
+        units = as_if_independent(difference, design, mean_of_all.population)
+    elif n and are_grouped(groups):
+        sums = group_sums(difference, groups)[0]
+        units = sums * len(sums) / n  # whose mean is that of the items
+        if len(sums) < FEWEST_GROUPS:
+            return None
+    mean = paired_mean(units, level=level) if n else None
+    if mean is None:
+        return None
+    against = units.min() if mean.value > 0 else units.max()
+    twice = paired_mean(np.append(units, against))
+    assert twice is not None  # as `mean` is not
+    p = max(mean.p_value, twice.p_value) if twice.value * mean.value > 0 else 1.0
+    low, high = mean.interval
+    return Difference(value=mean.value, low=low, high=high, n=n, p=p, p_holm=p)
+
+
+def _correctness(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
+    both = np.isfinite(first.correct) & np.isfinite(second.correct)
+    if not both.any():
+        return None
+    units = Units(first.group, first.design)[both]
+    change = PairedDifference.of(first.correct[both] == 1, second.correct[both] == 1, units)
+    value, ends = change.at(MetricSettings(level=level), 1.0)
+    if ends is None:
+        return None
+    p = change.p_value.value
+    return Difference(value=value, low=ends[0], high=ends[1], n=change.n, p=p, p_holm=p)
+
+
+def separate(named: Sequence[tuple[str, ItemScores]], *, level: float = 0.95) -> tuple[Separation, ...]:
+    """Return every pair of variants, with Holm's correction over both tests of all pairs.
+
+    `named` has each variant's name and what it scored on its items.
+
+    Raises `AlignmentError`: two variants were not evaluated on the same items.
+    """
+    if all(items.design is None for _, items in named):  # aligned once, not in every pair
+        named = [(name, items.in_order_of(named[0][1])) for name, items in named]
+    pairs = tuple(
+        Separation(first=a, second=b, kl=_kl(x, y, level), correctness=_correctness(x, y, level))
+        for (a, one), (b, other) in itertools.combinations(named, 2)
+        for x, y in [one.in_common(other)]
+    )
+    tests = [test for pair in pairs for test in (pair.kl, pair.correctness) if test is not None]
+    corrected = iter(holm([test.p for test in tests]).tolist() if tests else [])
+
+    def with_correction(test: Difference | None) -> Difference | None:
+        return None if test is None else replace(test, p_holm=next(corrected))
+
+    return tuple(
+        replace(pair, kl=with_correction(pair.kl), correctness=with_correction(pair.correctness)) for pair in pairs
+    )
+
+
+def groups_not_told_apart(order: Sequence[str], apart: Collection[frozenset[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of a critical-difference view: neighbours in `order` of which no two are told apart.
+
+    `order` has the variants, sorted by the value that is compared. Groups have two members or more, and are part of no
+    larger one.
+
+    Examples
+    --------
+    >>> groups_not_told_apart(["a", "b", "c"], {frozenset("ac")})
+    (('a', 'b'), ('b', 'c'))
+    """
+    groups: list[tuple[str, ...]] = []
+    last = 0
+    for start in range(len(order)):
+        end = start + 1
+        while end < len(order) and not any(frozenset((order[i], order[end])) in apart for i in range(start, end)):
+            end += 1
+        if end > last and end - start > 1:
+            groups.append(tuple(order[start:end]))
+        last = max(last, end)
+    return tuple(groups)
