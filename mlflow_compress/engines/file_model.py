@@ -60,10 +60,12 @@ class FileModel(LightModel):
     def try_out(self) -> None:
         """Do nothing: what was compressed was loaded again by transformers."""
 
-    def scorer(
-        self, loaded: Any, *, after: StateStore | None = None, listed: Collection[ItemKey] | None = None
-    ) -> Scorer:
-        """Return what scores with it; `after` a stored pass with batches of half the size. No lists are read."""
+    def listing(self, items: Collection[ItemKey]) -> FileModel:
+        """Return itself: it has whole distributions."""
+        return self
+
+    def scorer(self, loaded: Any, *, after: StateStore | None = None) -> Scorer:
+        """Return what scores with it; `after` a stored pass with batches of half the size."""
         half = None if after is None else int(after.manifest.limits["batch_tokens"]) // 2
         return Scorer(loaded, ScoringConfig(batch_tokens=half, processes=processes_per_pass()))
 

@@ -129,10 +129,14 @@ class EngineModel(IdentifiedModel, Protocol):
     def try_out(self) -> None:
         """Refuse a model that its engine cannot run on this machine, before hours go into another one."""
 
-    def scorer(self, loaded: Any, *, after: Any = None, listed: Collection[ItemKey] | None = None) -> ModelScorer:
-        """Return what scores with the loaded model.
+    def listing(self, items: Collection[ItemKey]) -> EngineModel:
+        """Return the model, asked for lists of most probable tokens of these items alone, where lists cost much.
 
-        `listed` are the items whose lists of most probable tokens a server is asked for, None: of all.
+        Whole distributions, which all other engines have, are always there.
+        """
+
+    def scorer(self, loaded: Any, *, after: Any = None) -> ModelScorer:
+        """Return what scores with the loaded model.
 
         With `after`, the stored pass of the same model, it scores a second time under other conditions (other batches,
         or the server is asked again). The distance between the two is the noise floor.

@@ -125,7 +125,7 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
     recognised_in(resume, model)
     states = resume / STATES
     with model.capture(states, loaded) as capture:
-        first = model.scorer(loaded, listed=item_keys(sample))
+        first = model.listing(item_keys(sample)).scorer(loaded)
         outputs = run_model(first, suite, capture=capture, resume=resume / RECORDS)
     stored = model.stored(states)
     own = model.comparable_with(stored)

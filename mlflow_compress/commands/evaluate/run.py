@@ -156,7 +156,7 @@ def evaluate_variant(
             if asked_twice and suite.is_scored:
                 capture = stack.enter_context(variant.capture(own, loaded))
             if config.sampling.size is None:
-                scorer = variant.scorer(loaded, listed=item_keys(sample))
+                scorer = variant.listing(item_keys(sample)).scorer(loaded)
                 outputs = run_model(scorer, suite, capture=capture, baseline=states, resume=resume)
             else:
                 outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume)

@@ -486,7 +486,7 @@ def run_gate(config: GateConfig, store: Store | None = None, progress: Say = sil
             recognised_in(folder, variant)
             # The model is loaded for the first block that must be scored.
             listed = item_keys(noise_sample(suite, evaluation.evaluation.noise_items, seed=config.source.seed))
-            load_once = cache(lambda: variant.scorer(variant.load(), listed=listed))
+            load_once = cache(lambda: variant.listing(listed).scorer(variant.load()))
             scorer = BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
             so_far = _look(work, scorer, progress)
             found = verdict_of_gate(work, so_far, label, store.link(run.run_id))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,6 +105,7 @@ class ServedModel:
     max_length: int
     path: Path  # Folder of that tokenizer
     can: Capabilities  # What the server can
+    listed: Collection[ItemKey] | None = None  # Items whose lists are asked for; None: of all
 
     abilities: ClassVar[Abilities] = Abilities(
         whole_distributions=False, served=True, places_itself=True, own_kernels=False, repeats=False
@@ -160,11 +161,13 @@ class ServedModel:
         """Return itself: its server has loaded it."""
         return self
 
-    def scorer(
-        self, loaded: ServedModel, *, after: TopLists | None = None, listed: Collection[ItemKey] | None = None
-    ) -> EndpointScorer:
+    def listing(self, items: Collection[ItemKey]) -> ServedModel:
+        """Return the model, asked for lists of these items alone."""
+        return replace(self, listed=items)
+
+    def scorer(self, loaded: ServedModel, *, after: TopLists | None = None) -> EndpointScorer:
         """Return what asks it; `after` a stored pass it is asked everything again."""
-        return EndpointScorer(loaded, repeat=0 if after is None else 1, listed=listed)
+        return EndpointScorer(loaded, repeat=0 if after is None else 1, listed=self.listed)
 
     def capture(self, folder: Path, loaded: ServedModel) -> ListWriter:
         """Return what stores the lists that its server shows."""
