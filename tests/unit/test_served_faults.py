@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
+from mlflow_compress.engines.endpoint.endpoint_scorer import ANSWERS, EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.records import Request
 from mlflow_compress.transport import client
 from tests.judge_server import Raw, fault
 from tests.served_demo import ServedDemo, served_demo
@@ -205,13 +206,34 @@ def test_a_model_that_is_served_under_another_name_is_refused_when_it_is_opened(
             open_demo(server, loaded, max_retries=0)
 
 
+def in_request(body: dict[str, Any]) -> list[str]:
+    """Return the prompts of a request, and what is asked of each."""
+    prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+    return [json.dumps({**body, "prompt": prompt}) for prompt in prompts]
+
+
+def many(kind: str) -> list[Request]:
+    """Requests of eight or more: options that share requests, options that do not, and letters with two rounds."""
+    if kind == "letters":  # 40 prompts, and for the letters that no list shows 40 echoes
+        ways = [
+            (f"Question {n}: which?\nA. one\nB. two\nAnswer:", " ABCD"[o], o) for n in range(40) for o in range(1, 5)
+        ]
+    else:
+        words = (" a small even number", " the name of a river in the north")
+        ways = [(f"The number {n} is", words[o], o) for n in range(80 if kind == "packs" else 8) for o in range(2)]
+    return [Request(kind, prompt, 0, o, o, prompt, option, len(option), len(option)) for prompt, option, o in ways]
+
+
+@pytest.mark.parametrize("kind", ["packs", "alone", "letters"])
 @pytest.mark.usefixtures("command_signals")
 def test_an_interruption_asks_nothing_again_that_was_under_way(
-    opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path
+    kind: str, opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path
 ) -> None:
-    server, served, exact = opened
-    # A prompt a request, so that many are left when it is interrupted.
-    served = replace(served, endpoint=replace(served.endpoint, concurrency=4), can=replace(served.can, lists=False))
+    server, served, _ = opened
+    requests, concurrency = many(kind), 4
+    served = replace(served, endpoint=replace(served.endpoint, concurrency=concurrency))
+    served = replace(served, can=replace(served.can, lists=kind != "alone"))
+    exact, _ = EndpointScorer(served).score(requests)
     begin, enough = len(server.bodies), threading.Event()
 
     def slow(number: int, body: dict[str, Any]) -> None:
@@ -228,12 +250,25 @@ def test_an_interruption_asks_nothing_again_that_was_under_way(
     threading.Thread(target=press).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            EndpointScorer(served).score(requests_(), resume=tmp_path)
+            EndpointScorer(served).score(requests, resume=tmp_path)
     finally:
         server.fault = lambda number, body: None
     n_sent = len(server.bodies) - begin
     scorer = EndpointScorer(served)
-    scores, _ = scorer.score(requests_(), resume=tmp_path)
-    assert np.allclose(scores.column("loglik").tolist(), exact)
-    assert scorer.report is not None and n_sent >= 4
+    scores, _ = scorer.score(requests, resume=tmp_path)
+    assert np.allclose(scores.column("loglik").tolist(), exact.column("loglik").tolist())
+    assert scorer.report is not None and 4 <= n_sent < scorer.report.n_asked
     assert len(server.bodies) - begin == scorer.report.n_asked  # those under way were kept: none was asked twice
+    prompts = [prompt for body in server.bodies[begin:] for prompt in in_request(body)]
+    assert len(prompts) == len(set(prompts))
+    if kind == "packs":  # 16 prompts a request: none was asked by itself afterwards
+        assert {len(in_request(body)) for body in server.bodies[begin:]} == {16}
+
+    # Killed while an answer was written: what is whole on disk is kept, and only the rest is asked for.
+    journal = tmp_path / ANSWERS
+    kept = journal.read_bytes().splitlines(keepends=True)[:21]
+    journal.write_bytes(b"".join(kept) + b'{"key": "torn')
+    begin = len(server.bodies)
+    again, _ = EndpointScorer(served).score(requests, resume=tmp_path)
+    assert np.allclose(again.column("loglik").tolist(), exact.column("loglik").tolist())
+    assert sum(len(in_request(body)) for body in server.bodies[begin:]) == len(prompts) - len(kept)
