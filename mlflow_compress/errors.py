@@ -32,6 +32,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _MOST_SHOWN = 200  # characters of a wrong value
+_MOST_CHARACTERS = 3_000  # of a message
+_LONG_WORD = re.compile(rf"\S{{{2 * _MOST_SHOWN},}}")
 _MOST_ERRORS = 12  # of several that are told together
 _MOST_LISTED = 40  # names; of more, those that are nearest to what was given
 
@@ -81,7 +83,9 @@ class MlflowCompressError(Exception):
             parts.append(f"Got: {text if len(text) <= _MOST_SHOWN else cut}.")
         if fix is not None:
             parts.append(fix if fix.endswith("?") else fix.rstrip(".") + ".")
-        super().__init__(" ".join(parts))
+        text = _LONG_WORD.sub(lambda word: f"{word[0][:_MOST_SHOWN]}... ({len(word[0]):,} characters)", " ".join(parts))
+        cut = f"{text[: _MOST_CHARACTERS - 100]}... ({len(text):,} characters)"
+        super().__init__(text if len(text) <= _MOST_CHARACTERS else cut)
 
 
 def raise_together(errors: Sequence[MlflowCompressError]) -> None:
@@ -90,9 +94,11 @@ def raise_together(errors: Sequence[MlflowCompressError]) -> None:
         if errors:
             raise errors[0]
         return
-    more = [f"... and {len(errors) - _MOST_ERRORS:,} more"] if len(errors) > _MOST_ERRORS else []
-    lines = [str(error) for error in errors[:_MOST_ERRORS]] + more
-    raise type(errors[0])(f"{len(errors):,} things are wrong:\n" + "\n".join(lines))
+    lines = [str(error) for error in errors[:_MOST_ERRORS]]
+    while len(lines) > 1 and sum(map(len, lines)) > _MOST_CHARACTERS - 100:
+        lines.pop()
+    more = [f"... and {len(errors) - len(lines):,} more"] if len(errors) > len(lines) else []
+    raise type(errors[0])(f"{len(errors):,} things are wrong:\n" + "\n".join([*lines, *more]))
 
 
 class ConfigError(MlflowCompressError):

@@ -187,6 +187,9 @@ def _refuse_early(config: Parameters) -> None:
         check_tasks_named(tasks, model=model)
         if values.get("tokenizer") is None and Path(model).is_dir() and has_questions(tasks, model=model):
             require_own_tokens(Path(model))
+    from mlflow_compress.commands.shared.inputs import check_named
+
+    check_named(config)
 
 
 def _run_ids(config: Parameters) -> list[str]:

@@ -173,11 +173,12 @@ def test_the_command_s_exit_codes(near: Path, workdir: Path, capsys: pytest.Capt
     assert cli.main(["gate"]) == 2
 
 
-def test_what_is_wrong_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+def test_what_is_wrong_is_refused_before_a_run_is_made(near: Path, tmp_path: Path) -> None:
+    mean = policy(tmp_path, "gates: [{metric: distance/kl_mean, at_most: 1}]\n")
     for settings, message in (
         ({}, "'checkpoint' must be given"),
         ({"error": 0}, "'error' is too small"),
-        ({"policy": policy(tmp_path, "gates: [{metric: distance/kl_mean, at_most: 1}]\n")}, "KL has no upper bound"),
+        ({"checkpoint": near, "policy": mean}, "KL has no upper bound"),
     ):
         with pytest.raises(ConfigError, match=message):
             mc.gate(store=tmp_path / "none", **settings)  # type: ignore[arg-type]

@@ -28,7 +28,8 @@ def test_the_default_baseline_is_the_checkpoint_s_own(checkpoint: mc.CompressedM
     assert Path(base).name == "finetuned"
     assert configured(command, {"checkpoint": checkpoint}).source.model == base
     assert configured(command, {"checkpoint": checkpoint, "model": "demo"}).source.model == "demo"
-    assert configured(command, {}).source.model == "demo"
+    served = {"checkpoint": "endpoint:http://127.0.0.1:1/v1", "served_model": "x"}
+    assert configured(command, served).source.model == "demo"
 
 
 @pytest.mark.parametrize("stage", ["evaluate", "judge", "speed", "gate", "diagnose"])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.quantize.run import method_settings, new_checkpoint_folder
+from mlflow_compress.commands.quantize.run import new_checkpoint_folder
+from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.compression import CheckpointManifest, compress_model, method_config
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve

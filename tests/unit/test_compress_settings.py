@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.quantize.run import method_settings, variant_name
+from mlflow_compress.commands.quantize.run import variant_name
+from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.compression import METHODS, compress_model, method_config
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig
-from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.errors import ConfigError, DataError, raise_together
 from mlflow_compress.files import parse_json, read_json, read_yaml
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import load_file
@@ -188,3 +188,10 @@ def test_an_error_shows_neither_a_long_value_nor_a_long_list() -> None:
     message = str(ConfigError("Unknown metric", allowed=names, got="distance/metric_17x" + "y" * 5000))
     assert len(message) < 500 and "distance/metric_17" in message and "or one of 175 others" in message
     assert "(5,021 characters)" in message
+    # Whatever the words of an error are made of, and however many are told together, 3,000 characters are the most.
+    word = str(ConfigError(f"The file {'y' * 50_000} cannot be read", got="x"))
+    assert len(word) < 500 and "(50,000 characters)" in word
+    assert len(str(ConfigError("a word " * 5_000))) <= 3_000
+    with pytest.raises(ConfigError, match=r"(?s)200 things are wrong:\n.*\.\.\. and 19\d more\.$") as raised:
+        raise_together([ConfigError("word " * 60) for _ in range(200)])
+    assert len(str(raised.value)) <= 3_000

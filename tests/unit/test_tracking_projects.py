@@ -183,7 +183,7 @@ def slow(*_, **__):
         raise
 
 run.run_evaluate = slow
-sys.exit(cli.main(["evaluate", "--checkpoint", sys.argv[1]]))
+sys.exit(cli.main(["evaluate", "--checkpoint", "endpoint:http://127.0.0.1:1/v1", "--served_model", "x"]))
 """
 
 
@@ -191,7 +191,7 @@ sys.exit(cli.main(["evaluate", "--checkpoint", sys.argv[1]]))
 def test_ctrl_c_says_at_once_what_is_kept_and_a_stage_leaves_that_to_its_main_process(
     stage: bool, tmp_path: Path, python: Fork
 ) -> None:
-    done = python("-c", INTERRUPTED, str(tmp_path), cwd=tmp_path, **({STARTED_IN: "x"} if stage else {}))
+    done = python("-c", INTERRUPTED, cwd=tmp_path, **({STARTED_IN: "x"} if stage else {}))
     said = (
         "mlflow-compress: interrupted. What is computed is kept: go on with the same command, or with "
         "`mlflow-compress resume`; runs are closed now\n"

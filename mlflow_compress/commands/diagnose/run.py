@@ -18,12 +18,13 @@ from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, Diagnos
 from mlflow_compress.commands.diagnose.result import Diagnosis
 from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.evaluate.run import with_chat_template
-from mlflow_compress.commands.quantize.run import method_settings, quantize
+from mlflow_compress.commands.quantize.run import quantize
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
 from mlflow_compress.commands.shared.inputs import (
     calibration_set,
     described,
     folder_or_hub,
+    method_settings,
     model_label,
     model_path,
     suite_of,

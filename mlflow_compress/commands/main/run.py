@@ -18,15 +18,17 @@ from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.result import VariantRun
 from mlflow_compress.commands.main.stages import STAGES, Progress, Stages, StartStage, as_project
-from mlflow_compress.commands.quantize.run import method_settings, resolved, variant_name
+from mlflow_compress.commands.quantize.run import resolved, variant_name
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import (
+    OWN_ENGINES,
     SERVED_METHOD,
     baseline_label,
     calibration_set,
     described,
     instructions_of,
     is_small,
+    method_settings,
     model_path,
     not_served,
     suite_of,
@@ -60,7 +62,6 @@ from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 from mlflow_compress.transport.addresses import VARIABLES, without_password
 from mlflow_compress.warm_python import WarmPython
 
-_OWN_ENGINES = ("local", "ray", "vllm")  # known without importing them
 _OF_SERVED = ("checkpoint", "output_dir")  # parameters of the compression that a served variant may have
 
 
@@ -71,7 +72,7 @@ def check(config: MainConfig) -> dict[str, object]:
     So a misspelt task is refused before an hour of compression. For the demo and for files, the checks import neither
     torch nor transformers. For tasks of lm-evaluation-harness they do, because that package imports both.
     """
-    if config.running.engine not in _OWN_ENGINES:
+    if config.running.engine not in OWN_ENGINES:
         from mlflow_compress.engines.interface import engine_of_files  # imports torch
 
         engine_of_files(config.running.engine)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.result import CompressedModel
-from mlflow_compress.commands.shared.inputs import calibration_set, is_small, model_label, model_path
+from mlflow_compress.commands.shared.inputs import calibration_set, is_small, method_settings, model_label, model_path
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
-from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config, variant_label
+from mlflow_compress.compression.method import METHODS, MethodConfig, variant_label
 from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO, NONE
-from mlflow_compress.errors import ConfigError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
@@ -35,21 +34,6 @@ from mlflow_compress.version import __version__
 
 def _source(config: QuantizeConfig) -> SourceModel:
     return resolve_source(model_path(config.source.model), trust_remote_code=config.source.trust_remote_code)
-
-
-def method_settings(config: QuantizeConfig) -> MethodConfig:
-    """Return the method's frozen settings. Wrong settings are refused before any work is done."""
-    asked = config.compression
-    given: dict[str, Setting] = {"bits": asked.bits, "group_size": asked.group_size}
-    if METHODS.get(asked.method).needs_calibration:
-        given["calibration_samples"], given["calibration_length"] = asked.calibration_samples, asked.calibration_length
-        given["seed"] = asked.method_args.get("seed", config.source.seed)
-    if asked.checkpoint is not None:
-        given["checkpoint"] = asked.checkpoint
-    if twice := sorted(given.keys() & asked.method_args.keys() - {"seed"}):
-        got = as_text(config)["method_args"]
-        raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give {twice[0]}=VALUE")
-    return method_config(asked.method, **{**given, **asked.method_args})
 
 
 def variant_name(config: QuantizeConfig) -> str:

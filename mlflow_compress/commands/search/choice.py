@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.quantize.run import method_settings, variant_name
+from mlflow_compress.commands.quantize.run import variant_name
 from mlflow_compress.commands.search.measured_costs import SwapCosts
 from mlflow_compress.commands.search.parameters import LIMITS, SearchConfig
+from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, IntegerFormat, ask_autoscheme
 from mlflow_compress.compression.layers import ForLayers

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,30 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EMBEDDED, SourceConfig, as_text, is_endpoint
+from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config
+from mlflow_compress.config import (
+    EMBEDDED,
+    JudgeModelConfig,
+    Parameters,
+    SourceConfig,
+    as_text,
+    is_endpoint,
+    read_policy,
+)
+from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.errors import CheckpointError, ConfigError, MlflowCompressError
+from mlflow_compress.items.prompt_style import styles_of
+from mlflow_compress.items.sources.calibration_sets import SETS as CALIBRATION_SETS
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
+from mlflow_compress.items.sources.data_dir import check_set_or_file
+from mlflow_compress.items.sources.instructions import SETS as INSTRUCTION_SETS
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.judges.judge_registry import chosen_judges
+from mlflow_compress.judges.prompts import read_pair_prompts
+from mlflow_compress.judges.session import prices_of
 from mlflow_compress.kept import kept
 from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.placement import certainly_on_cpu
@@ -99,15 +116,18 @@ def described(config: EvaluateConfig | JudgeConfig) -> Made:
     return ServedVariant(f"endpoint-{_given('served_model', config.served.served_model)}")
 
 
-def read_manifest(checkpoint: str | None) -> CheckpointManifest:
-    """Return the manifest of a compressed checkpoint. A folder without a complete checkpoint is refused."""
+def read_manifest(checkpoint: str | None, *, verify: bool = True) -> CheckpointManifest:
+    """Return the manifest of a compressed checkpoint. A folder without a complete checkpoint is refused.
+
+    `verify` reads every file of it.
+    """
     if is_endpoint(checkpoint):
         raise not_served("checkpoint", str(checkpoint))
     if not checkpoint:
         raise ConfigError("Parameter 'checkpoint' must be given", allowed="the folder that quantize wrote")
     if not Path(checkpoint).is_dir():
         raise _no_folder("checkpoint", checkpoint, allowed="the folder that quantize wrote")
-    return CheckpointManifest.read(Path(checkpoint))
+    return CheckpointManifest.read(Path(checkpoint), verify=verify)
 
 
 def _check_made_from(manifest: CheckpointManifest, model: str) -> None:
@@ -175,6 +195,47 @@ def _no_folder(parameter: str, value: str, *, allowed: str) -> ConfigError:
     )
 
 
+_SETS: dict[str, Collection[str]] = {
+    "calibration": CALIBRATION_SETS,
+    "instructions": INSTRUCTION_SETS,
+    "trace_instructions": INSTRUCTION_SETS,
+}
+OWN_ENGINES = ("local", "ray", "vllm")  # known without importing them
+
+
+def check_named(config: Parameters) -> None:
+    """Refuse settings, and names of sets, files, styles, judges and engines, without importing what works with them."""
+    values = config.values()
+    quantize = config if isinstance(config, QuantizeConfig) else getattr(config, "quantize_config", None)
+    if quantize is not None and not is_endpoint(quantize.compression.checkpoint):
+        method_settings(quantize)
+    for method in str(values.get("methods") or "").split(",") if values.get("grid") is None else ():
+        if method.strip():
+            METHODS.get(method.strip())
+    for parameter, sets in _SETS.items():
+        if values.get(parameter, AUTO) != AUTO:
+            check_set_or_file(parameter, str(values[parameter]), sets)
+    if "prompt_style" in values:
+        styles_of(str(values["prompt_style"]))
+    if values.get("policy") is not None:
+        read_policy(str(values["policy"]))
+    engine = values.get("engine", OWN_ENGINES[0])
+    if engine not in (*OWN_ENGINES, "endpoint") and not entry_points(group="mlflow_compress.engines"):
+        raise ConfigError("Unknown engine", allowed=OWN_ENGINES, got=engine)
+    if isinstance(judging := getattr(config, "judging", None), JudgeModelConfig) and values.get("judge", True):
+        if values["judges"] != "all":
+            chosen_judges(str(values["judges"]))
+        prices_of(judging)
+        if judging.judge_prompts is not None:
+            read_pair_prompts(Path(judging.judge_prompts))
+    if "checkpoint" in values and quantize is None:
+        checkpoint = values["checkpoint"]
+        if is_endpoint(checkpoint):
+            _given("served_model", values["served_model"])
+        elif not is_endpoint(values["model"]):
+            read_manifest(checkpoint, verify=False)
+
+
 def task_settings(config: EvaluateConfig) -> TaskSettings:
     """Return how items are drawn and shown: the parameters of the same names, with "" for a text that is not given."""
     values = config.values()
@@ -213,6 +274,21 @@ def instructions_of(config: JudgeConfig) -> list[Instruction]:
         seed=config.source.seed, limit=config.answers.instruction_limit, data_dir=config.source.data_dir or ""
     )
     return find_instructions(config.answers.instructions, model=config.source.model, settings=settings)
+
+
+def method_settings(config: QuantizeConfig) -> MethodConfig:
+    """Return the method's frozen settings. Wrong settings are refused before any work is done."""
+    asked = config.compression
+    given: dict[str, Setting] = {"bits": asked.bits, "group_size": asked.group_size}
+    if METHODS.get(asked.method).needs_calibration:
+        given["calibration_samples"], given["calibration_length"] = asked.calibration_samples, asked.calibration_length
+        given["seed"] = asked.method_args.get("seed", config.source.seed)
+    if asked.checkpoint is not None:
+        given["checkpoint"] = asked.checkpoint
+    if twice := sorted(given.keys() & asked.method_args.keys() - {"seed"}):
+        got = as_text(config)["method_args"]
+        raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give {twice[0]}=VALUE")
+    return method_config(asked.method, **{**given, **asked.method_args})
 
 
 def calibration_set(config: QuantizeConfig) -> CalibrationSet | None:

@@ -14,12 +14,13 @@ from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.run import readable
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import check_served, name_of, resolved_parameters, variant_key
-from mlflow_compress.commands.quantize.run import method_settings, new_checkpoint_folder
+from mlflow_compress.commands.quantize.run import new_checkpoint_folder
 from mlflow_compress.commands.shared.inputs import (
     SERVED_METHOD,
     calibration_set,
     folder_or_hub,
     instructions_of,
+    method_settings,
     model_label,
     model_path,
     suite_of,

@@ -11,7 +11,7 @@ from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError
 from mlflow_compress.items.named.corpora import ARTICLE, read_pile, read_wikitext2
-from mlflow_compress.items.sources.data_dir import check_data_dir, load_split, read_data_file
+from mlflow_compress.items.sources.data_dir import check_data_dir, check_set_or_file, load_split, read_data_file
 from mlflow_compress.items.sources.question_files import read_jsonl, read_text
 
 Conversation = list[dict[str, str]]  # messages with "role" and "content"
@@ -106,12 +106,9 @@ def load_calibration(name_or_file: str, *, model: str, data_dir: str) -> Calibra
     if name in SETS:
         check_data_dir(data_dir)
         return SETS[name](data_dir)
+    check_set_or_file("calibration", name, SETS)
     path = Path(name)
-    if path.suffix == ".jsonl":
-        return _rows_file(name, path)
-    if not path.is_file():
-        raise ConfigError("Parameter 'calibration' names no set and no file", allowed=sorted(SETS), got=name)
-    return _text_file(name, path)
+    return _rows_file(name, path) if path.suffix == ".jsonl" else _text_file(name, path)
 
 
 def _text_file(name: str, path: Path) -> CalibrationSet:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,12 @@ def check_data_dir(data_dir: str) -> None:
     """Refuse a folder of data sets that does not exist."""
     if data_dir and not Path(data_dir).is_dir():
         raise ConfigError("Parameter 'data_dir' names no folder", got=data_dir)
+
+
+def check_set_or_file(parameter: str, name: str, sets: Collection[str]) -> None:
+    """Refuse a name that is neither that of a set nor a file."""
+    if name not in sets and not Path(name).is_file():
+        raise ConfigError(f"Parameter {parameter!r} names no set and no file", allowed=sorted(sets), got=name)
 
 
 def folder_of(dataset: str, data_dir: str) -> Path | None:

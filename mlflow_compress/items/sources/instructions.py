@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.items.sources.data_dir import check_data_dir, load_split
+from mlflow_compress.items.sources.data_dir import check_data_dir, check_set_or_file, load_split
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings, limited
 from mlflow_compress.records import Instruction as Instruction
@@ -138,6 +138,5 @@ def find_instructions(
     if name in SETS:
         check_data_dir(settings.data_dir)
         return SETS[name](settings)
-    if not Path(name).is_file():
-        raise ConfigError(f"Parameter '{parameter}' names no set and no file", allowed=sorted(SETS), got=name)
+    check_set_or_file(parameter, name, SETS)
     return load_instructions(Path(name), settings)
