@@ -195,7 +195,7 @@ def test_a_wrong_address_is_one_clear_error(address: str, more: dict[str, str], 
 
 @pytest.mark.slow
 def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: Path) -> None:
-    tasks = task(tmp_path, 12)
+    tasks = task(tmp_path, 16)
     beginning = loaded.tokenizer(TEXT)["input_ids"][:4]
 
     def questions(server: ServedDemo) -> dict[str, int]:
