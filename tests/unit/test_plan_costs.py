@@ -258,3 +258,7 @@ def test_a_plan_names_its_machine_and_a_cpu_is_this_one() -> None:
     assert here.seconds > 10 * plan.seconds  # type: ignore[operator]
     large = mc.plan(limit=2, judge=False, device="cpu", device_memory=0.01)
     assert large.devices_per_copy > 1
+
+
+def test_a_plan_for_a_gpu_is_made_on_any_machine() -> None:
+    assert mc.plan(limit=2, device="cuda", judge=False, noise_items=0).copies == 1
