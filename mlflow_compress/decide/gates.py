@@ -67,6 +67,8 @@ class Gate:
     factor: float = 1.0
     low: float = -math.inf
     high: float = math.inf
+    # Whether it is the largest of several slices, whose values and ends stand beside it: no slice may exceed the bound
+    by_slice: bool = False
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
         """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
@@ -89,6 +91,10 @@ class Gate:
         narrow = one_end is not None and abs(self.bound - read) < abs(read - one_end.value) / 5
         reason = f"{self.label}: {read:.4g} {sign} {self.bound:g}{', narrowly' if narrow else ''}"
         p_value = one_end.p_value(self.bound) if one_end is not None else float(not passed)
+        if self.by_slice and (slices := self._slices(metrics)):
+            # Within the bound only if every slice is: an intersection-union test.
+            p_value = max(end.p_value(self.bound) for end in slices.values())
+            reason += f" ({max(slices, key=lambda name: slices[name].end)})"
         return (Check(passed=passed, reason=reason, p_value=p_value),)
 
     def one_end(self, metrics: Mapping[str, float]) -> OneEnd | None:
@@ -97,6 +103,14 @@ class Gate:
             return None
         value = self.factor * metrics[self.value]
         return OneEnd(value=value, end=metrics[self.metric], low=self.low, high=self.high)
+
+    def _slices(self, metrics: Mapping[str, float]) -> dict[str, OneEnd]:
+        start, end = f"{self.value} of ", self.metric.removeprefix(self.value)
+        return {
+            name.removeprefix(start): OneEnd(value=value, end=metrics[name + end], low=self.low, high=self.high)
+            for name, value in metrics.items()
+            if name.startswith(start) and name + end in metrics
+        }
 
 
 def published_gate(metric: str, bound: float, *, label: str = "", at_least: bool = False) -> Gate:

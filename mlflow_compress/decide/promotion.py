@@ -263,9 +263,13 @@ def _better(metric: str) -> str:
     return _BETTER_SIZES.get(metric, "neither") if declared is None else declared.direction
 
 
+EVERY_SLICE = "*"
+"""In place of a task: wherever an evaluation has results of the metric, beside the pooled one."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class GateReading:
-    """One number of an evaluation: an end of the interval of a metric, or its value."""
+    """One number of an evaluation: an end of the interval of a metric, or its value; of `EVERY_SLICE` several."""
 
     metric: str  # The metric, and "upper", "lower", "value" or "n"
     end: str
@@ -289,7 +293,11 @@ def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading])
     """
     by_place = {(r.name, r.task or "", r.category or ""): r for r in results}
     values: dict[str, float] = {}
-    for reading in readings:
+    wanted = list(readings)
+    for reading in [one for one in wanted if one.task == EVERY_SLICE]:
+        places = [(task, part) for name, task, part in by_place if name == reading.metric and (task or part)]
+        wanted += [replace(reading, task=task, category=part) for task, part in places]
+    for reading in wanted:
         result = by_place.get((reading.metric, reading.task, reading.category))
         top = by_place.get((TOP_DOCUMENT.name, reading.task, reading.category))
         trusted = top is not None and top.n >= TRUSTED_ITEMS and top.value < TRUSTED_TOP_PCT
@@ -367,8 +375,11 @@ def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
         value="" if entry.end == "value" else value.name,
         low=declared.low,
         high=declared.high,
+        by_slice=declared.worst_of_slices and entry.end == "upper",
     )
-    return gate, (reading, value)
+    if not gate.by_slice:
+        return gate, (reading, value)
+    return gate, (reading, value, replace(reading, task=EVERY_SLICE), replace(value, task=EVERY_SLICE))
 
 
 def _margin(entry: MarginGate) -> tuple[Gate, tuple[GateReading, ...]]:

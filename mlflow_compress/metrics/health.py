@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, P
 from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import SAMPLES, VARIANT
+from mlflow_compress.metrics.core.slicing import SlicedDistance, by_slice, script, slice_key, slicings
 from mlflow_compress.metrics.stats.arrays import Bool, Float
 from mlflow_compress.metrics.stats.bootstrap import ratio
 from mlflow_compress.records import Generations, MetricResult
@@ -53,28 +51,6 @@ def loop_period(text: str) -> int | None:
         if p + length >= max(FEWEST_REPEATS * p, FEWEST_CHARACTERS):
             return p
     return None
-
-
-# Scripts that one language mixes
-_SCRIPTS = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "IDEOGRAPHIC": "CJK"}
-
-
-@cache
-def _script(letter: str) -> str:
-    name = unicodedata.name(letter, "").partition(" ")[0].partition("-")[0]
-    return _SCRIPTS.get(name, name)
-
-
-def script(text: str) -> str | None:
-    """Return the script of most letters of a text, by the first word of their Unicode names; None without letters.
-
-    Examples
-    --------
-    >>> script("The word is \u03bb\u03cc\u03b3\u03bf\u03c2."), script("42")
-    ('LATIN', None)
-    """
-    counts = Counter(_script(c) for c in unicodedata.normalize("NFKC", text) if c.isalpha())
-    return max(counts, key=counts.__getitem__) if counts else None
 
 
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)(.*)$", re.MULTILINE)
@@ -191,6 +167,14 @@ DELTA = _percent("defects_delta_pct", "Variant minus baseline; Tango's paired sc
 FLOOR = _percent(
     "defects_floor_pct", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
 )
+WORST_SLICE = slice_key(
+    "judge/worst_slice_defects_pct",
+    "Points by which the variant has more sampled answers with a defect,",
+    unit="percent",
+    low=-100.0,
+    high=100.0,
+    counted="answers",
+)
 KINDS = {
     kind: (
         _percent(f"{kind}_pct", f"Sampled answers of the variant {what}."),
@@ -215,14 +199,18 @@ def _found(samples: AnswerSamples, of: Generations) -> tuple[dict[str, Bool], Fl
 
 @METRICS.register("health")
 @metric(
-    keys=(LENGTH, LENGTH_FLOOR, DEFECTS_PCT, BASELINE, DELTA, FLOOR, *(key for keys in KINDS.values() for key in keys)),
+    keys=(
+        *(LENGTH, LENGTH_FLOOR, DEFECTS_PCT, BASELINE, DELTA, FLOOR, WORST_SLICE),
+        *(key for keys in KINDS.values() for key in keys),
+    ),
     requires=(VARIANT, SAMPLES),
     source="ours; loops by the Z-function, scripts by the Unicode names of letters",
 )
 def health(inputs: MetricInputs) -> list[MetricResult]:
     """Over the sampled answers of all instructions; every interval is over instructions, whose samples stay together.
 
-    The baseline's second sample is drawn as the variant's is. So both floors are what an equal model has.
+    The baseline's second sample is drawn as the variant's is. So both floors are what an equal model has. Slices are by
+    the category of the instruction, and its script.
     """
     samples = inputs.samples
     assert samples is not None  # `requires` has been checked
@@ -248,4 +236,16 @@ def health(inputs: MetricInputs) -> list[MetricResult]:
         estimates[FLOOR] = PairedDifference.of(ours["defects"], again["defects"], groups)
         if tokens.sum():
             estimates[LENGTH_FLOOR] = length(again_tokens)
-    return pooled(inputs, estimates)
+    keys = [(str(task), str(item)) for task, item, *_ in samples.baseline.key_rows()]
+    sliced = slicings(
+        [task for task, _ in keys],
+        [samples.categories.get(item) for _, item in keys],
+        [samples.questions[item] for _, item in keys],
+    )
+    change = SlicedDistance(
+        WORST_SLICE,
+        theirs["defects"].astype(np.float64) - ours["defects"],
+        groups,
+        lambda some: PairedDifference.of(ours["defects"][some], theirs["defects"][some], groups[some]),
+    )
+    return pooled(inputs, estimates) + by_slice(inputs, sliced, [change])

@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT
-from mlflow_compress.metrics.health import script
+from mlflow_compress.metrics.core.slicing import script
 from mlflow_compress.metrics.stats.arrays import Bool
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.metrics.text import answer_pairs

@@ -19,6 +19,7 @@ from mlflow_compress.reporting.headline import (
 )
 from mlflow_compress.reporting.numbers import scale_of, value_text
 from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Table, Words, cell_text, result_text
+from mlflow_compress.reporting.verdict import slice_findings
 
 if TYPE_CHECKING:  # avoids the import of matplotlib
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
@@ -78,6 +79,22 @@ def parts_table(results: Sequence[MetricResult]) -> Table:
         columns=[Column("task and category", left=True), Column("items"), *(Column(labels[name]) for name in names)],
         rows=rows,
         strong=frozenset(i for i, (_, category) in enumerate(sorted(parts)) if not category),
+    )
+
+
+SLICES_SHOWN = 20
+
+
+def slices_table(results: Sequence[MetricResult]) -> Table:
+    """Return the distances in slices that differ most from the others, smallest corrected p-value first."""
+    heads = ("slice", "measured")
+    numbers = (f"value [{interval_percent(headline(list(results)))} interval]", "others", "corrected p")
+    return Table(
+        columns=[*(Column(head, left=True) for head in heads), Column("n"), *map(Column, numbers)],
+        rows=[
+            (one.name, one.measured.rstrip(","), one.result.n, one.result, one.others, one.result.p)
+            for one in slice_findings(results)[:SLICES_SHOWN]
+        ],
     )
 
 
@@ -163,6 +180,8 @@ def render_report(
         n_flips=len(flips),
         answers_compared="distance/flips_pct" in pooled,
         parts=parts_table(results),
+        slices=slices_table(results),
+        n_slices=len(slice_findings(results)),
         setup=settings_table(setup or {}),
         not_computed=Table.of_pairs((not_computed or {}).items()),
         values=value_table(pooled),

@@ -3,21 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from mlflow_compress.config.policy import MARGIN, Requirements
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.metrics.core.account import Account
+from mlflow_compress.metrics.core.metric_registry import key
+from mlflow_compress.metrics.health import DELTA as DEFECTS
+from mlflow_compress.metrics.health import WORST_SLICE as WORST_DEFECTS
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED, shows_clipped
+from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, WORST_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import only_generated
-from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, interval_text, size_text
+from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, decimals, interval_text, plain, scale_of, size_text
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
 _REQUIRED = Requirements()
 # Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
 _TIMES, _POINTS = 2.0, 1.0
+
+
+# Of each distance by slice: what it is called, the metric over all slices, and what turns that into the same unit.
+_SLICED = {
+    WORST_FLIPS.name: ("flips", FLIPS, 1.0),
+    WORST_KL.name: ("KL, clipped,", CLIPPED.name, 1.0),
+    WORST_DROP.name: ("accuracy lost", DELTA, -100.0),
+    WORST_DEFECTS.name: ("answers with a defect", DEFECTS.name, 1.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceFinding:
+    """One distance in one slice, held against the other items."""
+
+    name: str  # The task, its category, or a script
+    measured: str
+    result: MetricResult  # With the corrected p-value of "more than in the others"
+    others: float | None  # The same of all other items, in the result's unit
+
+    @property
+    def text(self) -> str:
+        """The finding, as in "Greek script: flips 11.3 % [9.0, 14.1], others 4.1 %"."""
+        scale = scale_of(key(self.result.name).unit)
+        value = interval_text(self.result, scale, difference=False)
+        digits = decimals(self.result.value, self.result.low, self.result.high, fewest=scale.decimals)
+        others = "" if self.others is None else f", others {plain(self.others, digits)}{scale.suffix}"
+        return f"{self.name}: {self.measured} {value}{others}"
+
+
+def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
+    """Return every distance in every slice, that with the smallest corrected p-value first."""
+    pooled = {r.name: r for r in results if r.task is None and r.category is None}
+    found = []
+    for result in results:
+        if result.name not in _SLICED or (result.task is None and result.category is None):
+            continue
+        measured, name, factor = _SLICED[result.name]
+        whole, others = pooled.get(name), None
+        if whole is not None and whole.n > result.n:
+            others = (whole.n * factor * whole.value - result.n * result.value) / (whole.n - result.n)
+        place = "/".join(filter(None, (result.task, result.category)))
+        found.append(SliceFinding(name=place, measured=measured, result=result, others=others))
+    return sorted(found, key=lambda one: (one.result.p, list(_SLICED).index(one.result.name), -one.result.value))
+
+
+def worst_slice(results: Sequence[MetricResult]) -> str:
+    """Return the slice that surely moves most against the others, with its test; empty where none does."""
+    found = slice_findings(results)
+    if not found or (p := found[0].result.p) is None or p >= _SIGNIFICANCE:
+        return ""
+    tests = "1 test" if len(found) == 1 else f"{len(found)} tests"
+    return f"worst slice: {found[0].text} (p {p:.2g}, Holm over {tests})"
 
 
 def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
@@ -55,9 +113,9 @@ def _kl(pooled: Mapping[str, MetricResult]) -> str:
         above = interval_text(pooled[ABOVE_CLIP.name], PERCENT, difference=False)
         clipped = interval_text(pooled[CLIPPED.name], NATS, difference=False)
         return f"KL per item, clipped, {clipped}; {above} of items above {CLIP:g} nat"
-    for key, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
-        if key in pooled:
-            return f"{words} {interval_text(pooled[key], NATS, difference=False)}"
+    for name, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
+        if name in pooled:
+            return f"{words} {interval_text(pooled[name], NATS, difference=False)}"
     bound = next((result for name, result in pooled.items() if name.startswith("distance/kl_top")), None)
     if bound is not None:  # of a served model
         return f"KL at least {interval_text(bound, NATS, difference=False)}"
@@ -81,12 +139,14 @@ def verdict(
     account: Account | None = None,
     served_by: Sequence[str] | None = None,
     margin: float = MARGIN,
+    slices: str = "",
 ) -> str:
     """Return one sentence about a variant.
 
     As in "awq-4bit-g128: no worse than 2 points; accuracy -0.4 pt [-1.9, 1.1], but 6.1 % [4.8, 7.8] of answers flipped;
     KL 0.021 [0.019, 0.023]; 3.6x smaller; read by vllm": the direction, by a `margin` in points, then the volume, then
-    what it saves, then who can serve it (`served_by`; None where that is not known).
+    the worst slice (`slices`, see `worst_slice`), then what it saves, then who can serve it (`served_by`; None where
+    that is not known).
 
     The label "none" is the uncompressed control. The sentence says what was not measured, and by the `account` that
     there is no verdict where more items than the default policy accepts have no score, what was read of the prompts
@@ -109,4 +169,4 @@ def verdict(
     significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
     link = ", but " if _hidden(delta, flips, significant) else ", "
     accuracy = "" if delta is None else f"accuracy {interval_text(delta, SHARE, difference=True)}{link}"
-    return f"{label}: {harm}; {accuracy}{_flips(flips)}; {_kl(pooled)}; {size}{remark}"
+    return f"{label}: {harm}; {accuracy}{_flips(flips)}; {_kl(pooled)}; {f'{slices}; ' if slices else ''}{size}{remark}"

@@ -35,6 +35,9 @@ IDENTITY = {
     "quality/perplexity_ratio": 1.0,
     "distance/flips_pct": 0.0,
     "distance/all_flips_pct": 0.0,
+    "distance/worst_slice_flips_pct": 0.0,
+    "distance/worst_slice_kl_clipped": 0.0,
+    "quality/worst_slice_drop_pct": 0.0,
     "distance/c2w_pct": 0.0,
     "distance/w2c_pct": 0.0,
     "distance/w2w_pct": 0.0,
@@ -155,6 +158,7 @@ ALONE = {
 # Computed only where it is asked for. BERTScore needs a model: its identity test is in test_metrics_tools.
 ON_REQUEST = {
     "judge/bert_score",
+    "judge/worst_slice_defects_pct",  # needs instructions of several categories: test_metrics_slices
     # Where vLLM runs both models: test_metrics_tools.
     *(name.replace("noise/", "engine/") for name in IDENTITY if name.startswith("noise/")),
     # Several judge models, repeated gradings, comparisons in pairs: tests in test_metrics_judges.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mlflow_compress import demo
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all, headline
+from mlflow_compress.metrics.core.slicing import script
 from mlflow_compress.metrics.health import (
     FEWEST_CHARACTERS,
     FEWEST_REPEATS,
@@ -22,7 +23,6 @@ from mlflow_compress.metrics.health import (
     has_broken_format,
     is_unclosed,
     loop_period,
-    script,
 )
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import Generations, MetricResult, RunRecords

@@ -67,7 +67,9 @@ def cut() -> MetricInputs:
 def test_an_option_that_does_not_fit_leaves_its_item_unscored_in_every_metric(cut):
     found = {(r.name, r.task, r.category): r for r in compute_all(cut)}
     assert unmet(cut) == unmet(FULL)
-    assert set(found) == set(WHOLE)  # nothing failed, nothing is gone
+    # Nothing failed, nothing is gone, but for the slice of 20 items that has lost one.
+    assert {place[1:] for place in set(WHOLE) - set(found)} == {("mmlu", "physics")}
+    assert all("worst_slice" in name for name, *_ in set(WHOLE) ^ set(found))
     lost = {"mmlu": 1, "piqa": 2, "lambada": 1, None: 3}
     for task, n in lost.items():
         for name in ("quality/accuracy", "quality/accuracy_baseline", "quality/accuracy_delta", "distance/flips_pct"):

@@ -52,7 +52,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table
-from mlflow_compress.reporting.verdict import verdict
+from mlflow_compress.reporting.verdict import verdict, worst_slice
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
@@ -286,6 +286,7 @@ def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store,
             size_ratio=variant.size_ratio,
             sparsity=variant.sparsity,
             account=evaluated.account,
+            slices=worst_slice(results),
         )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})

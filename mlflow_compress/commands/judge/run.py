@@ -229,6 +229,7 @@ def judge(
             questions={item.item_id: item.turns[0] for item in instructions},
             most_tokens=config.answers.max_new_tokens,
             baseline_again=again,
+            categories={item.item_id: item.category for item in instructions},
         ),
         settings=settings,
     )

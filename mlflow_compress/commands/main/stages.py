@@ -33,7 +33,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.headline import not_computed
 from mlflow_compress.reporting.numbers import about
-from mlflow_compress.reporting.verdict import verdict
+from mlflow_compress.reporting.verdict import verdict, worst_slice
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import own_host
 from mlflow_compress.tracking.projects import run_stage
@@ -319,4 +319,5 @@ class Stages:
             sparsity=sparsity,
             account=self.account,
             served_by=None if made is None else made.served_by,
+            slices=worst_slice(self.results),
         )

@@ -12,7 +12,7 @@ from mlflow_compress.commands.shared.stored import results_from_json
 from mlflow_compress.config import EMBEDDED, ENDPOINT
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
-from mlflow_compress.decide.promotion import Candidate, GateReading, PolicyGates, read_gates
+from mlflow_compress.decide.promotion import EVERY_SLICE, Candidate, GateReading, PolicyGates, read_gates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
 from mlflow_compress.errors import ConfigError, TrackingError, raise_together
 from mlflow_compress.kept import kept
@@ -130,7 +130,10 @@ def candidates_of(
 
 
 def _check_places(readings: Iterable[GateReading], places: Collection[tuple[str, str]]) -> None:
-    wanted = sorted({(reading.task, reading.category) for reading in readings if reading.task} - set(places))
+    wanted = sorted(
+        {(reading.task, reading.category) for reading in readings if reading.task not in ("", EVERY_SLICE)}
+        - set(places)
+    )
     named = sorted("/".join(filter(None, place)) for place in places if place[0])
     raise_together(
         [

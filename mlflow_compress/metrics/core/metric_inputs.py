@@ -91,6 +91,7 @@ class AnswerSamples:
     questions: Mapping[str, str]  # What the user wrote, by the instruction's id
     most_tokens: int  # The token limit of all answers
     baseline_again: Generations | None = None  # A second sample of the baseline, for the floor
+    categories: Mapping[str, str] = field(default_factory=dict)  # Of the instructions, by id
 
     def __post_init__(self) -> None:
         keys = {tuple(key) for key in self.baseline.key_rows()}

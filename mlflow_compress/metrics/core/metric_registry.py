@@ -76,6 +76,7 @@ class MetricKey:
     gate_label: str = ""  # What the reasons of a gate call it; without it, its name
     # Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
     on_request: bool = False
+    worst_of_slices: bool = False  # Whether the pooled value is the largest of those by slice
 
     @property
     def is_difference(self) -> bool:
