@@ -27,7 +27,6 @@ _FLAGS = [
     "--disable-extensions",
     "--remote-debugging-pipe",
 ]
-# Chromium reads its commands from file 3 and answers on file 4.
 # Chromium reads commands from 3 and answers on 4. Copies from 10 upwards first: a copy that is 3 or 4 would end at exec.
 _START = """
 import os, sys

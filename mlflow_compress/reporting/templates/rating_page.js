@@ -8,9 +8,13 @@ const warning = document.getElementById("not-kept");
 
 const chosen = (pair) => pair.querySelector("input:checked")?.value ?? "";
 
-function keep() {
+function count() {
   const rated = pairs.filter((pair) => chosen(pair)).length;
   progress.textContent = `${rated} of ${pairs.length} rated`;
+}
+
+function keep() {
+  count();
   try {
     localStorage.setItem(store, JSON.stringify({ rater: rater.value, choices: Object.fromEntries(pairs.map((pair) => [pair.id, chosen(pair)])) }));
   } catch {
@@ -47,4 +51,4 @@ form.addEventListener("submit", (event) => {
 });
 form.addEventListener("input", keep);
 recall();
-keep();
+count(); // and nothing is kept before a choice: a page that opens must not write over what another has just kept
