@@ -291,6 +291,7 @@ def diagnose(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
@@ -372,6 +373,9 @@ def diagnose(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -414,6 +418,7 @@ def evaluate(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -488,6 +493,9 @@ def evaluate(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -585,6 +593,7 @@ def gate(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -663,6 +672,9 @@ def gate(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -983,6 +995,7 @@ def plan(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
@@ -1060,6 +1073,9 @@ def plan(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1302,6 +1318,7 @@ def run(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -1425,6 +1442,9 @@ def run(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1588,6 +1608,7 @@ def search(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -1694,6 +1715,9 @@ def search(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1887,6 +1911,7 @@ def sweep(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -2013,6 +2038,9 @@ def sweep(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]

@@ -20,6 +20,9 @@ class ItemFamily:
     # Its items are pooled into the headline values. Where an evaluation has no such item, all graded ones are.
     headline: bool = False
     by_category: bool = False  # Results are given for every category too
+    # The option is an answer that an application has logged: neither right nor wrong, but its tokens have distances.
+    # Its texts stay in the records: no page shows them.
+    logged: bool = False
     # The item is scored under every order of its options: only the metric `all_orders` reads its option scores
     every_order: bool = False
 

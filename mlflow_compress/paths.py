@@ -41,6 +41,9 @@ def _absolute(name: str, value: str, kind: str) -> str:
     if kind != "file" and is_endpoint(value):
         check_served_address(name, value.removeprefix(ENDPOINT))
         return value
+    reader, colon, file = value.partition(":")
+    if kind == "file" and colon and len(reader) > 1 and reader.replace("-", "").isalpha():  # as in openai:FILE
+        return value if reader == "mlflow-traces" else f"{reader}:{_absolute(name, file, kind)}"
     path = Path(value).expanduser()
     # For a file parameter, a folder of that name is ignored: the value may be the name of a set. And the reverse.
     if (kind != "folder" and path.is_file()) or (kind not in ("file", "program") and path.is_dir()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
                     values.get("model", EMBEDDED), "checkpoint", checkpoint=values[name], store=store, **shared
                 )
                 values[name] = fspath(made)
-    config = absolute_paths(parse(cls, values))
+    config = _with_traces(absolute_paths(parse(cls, values)), store)
     _refuse_early(config)
     run_ids = _run_ids(config)
     if store is None:
@@ -161,6 +162,33 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
     if "model" in parameters(cls) and "checkpoint" in parameters(cls) and "model" not in named:
         config = config.with_values(model=_own_baseline(config.values()["checkpoint"]))
     return config
+
+
+_OF_TRACES = "mlflow-traces:"  # before the name of an experiment, in `tasks`
+
+
+def _with_traces(config: P, store: StoreLike) -> P:
+    """Return parameters whose tasks name files of conversations in place of traces, redacted before they are written.
+
+    So what was read is frozen: traces that come later change nothing of a run that goes on.
+    """
+    tasks = config.values().get("tasks")
+    if not isinstance(tasks, str) or _OF_TRACES not in tasks:
+        return config
+    from mlflow_compress.items.sources.conversations import Redaction
+    from mlflow_compress.tracking.app_traces import read_conversations
+    from mlflow_compress.tracking.tracker import tracking_uri
+
+    redact = Redaction.of(str(config.values().get("redact") or ""))
+    parts = []
+    for part in map(str.strip, tasks.split(",")):
+        if part.startswith(_OF_TRACES):
+            where = part.removeprefix(_OF_TRACES)
+            name = re.sub(r"[^\w.-]+", "-", where).strip("-._")[:60] or "traces"
+            rows = read_conversations(tracking_uri(), where, redact)
+            part = f"openai:{write_task_files({name: rows}, _inputs(store))}"
+        parts.append(part)
+    return config.with_values(tasks=",".join(parts))
 
 
 def _refuse_early(config: Parameters) -> None:

@@ -103,6 +103,12 @@ class EvaluationConfig(Group):
     fewshot_as_multiturn: bool = option(
         True, "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)"
     )
+    redact: OptionalText = option(
+        None,
+        "cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a "
+        "regular expression per line; comma-separated",
+        path="files",
+    )
     noise_items: int = option(
         200,
         "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",

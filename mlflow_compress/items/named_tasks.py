@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlflow_compress.errors import ConfigError, MissingDependencyError, require_extra
 from mlflow_compress.items.task import Parts, TaskSettings
@@ -27,12 +28,15 @@ class NamedTask:
     build: Callable[[TaskSettings, int | None], Parts] | None = None
     # Names of a group's tasks, each with or without @SHOTS. A group has members instead of `build`.
     members: tuple[str, ...] = ()
+    # Returns what a file holds, by the file and the task's name: of a name that a file follows (NAME:FILE)
+    read: Callable[[Path, str, TaskSettings], Parts] | None = None
     requires: tuple[str, ...] = ()  # Import names of what it needs from an extra, and that extra
     extra: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.build is None) != bool(self.members) or (self.build is None) != (self.definition is None):
-            raise ConfigError("A named task has a definition and `build`, or the members of a group")
+        makes = [made for made in (self.build, self.read, self.members or None) if made is not None]
+        if len(makes) != 1 or (self.definition is None) != bool(self.members):
+            raise ConfigError("A named task has a definition and `build` or `read`, or the members of a group")
 
     def require_packages(self, name: str) -> None:
         """Raise `MissingDependencyError` where what the task, or a member of it, needs is not installed."""

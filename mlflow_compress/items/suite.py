@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
-from mlflow_compress.items.named_tasks import TASKS
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
-from mlflow_compress.items.sources.question_files import check_file, load_file
+from mlflow_compress.items.sources.question_files import check_file, file_task_name, load_file
 from mlflow_compress.items.task import (
     Corpus,
     GroupAverages,
@@ -28,25 +28,28 @@ from mlflow_compress.items.task import (
 from mlflow_compress.records import Items, Request, RunRecords, Traces
 
 
-def rendered(task: Task, prompt: Callable[[str], str]) -> Task:
+def rendered(task: Task, prompt: Callable[[str], str], conversation: Callable[[str], str]) -> Task:
     """Return a chat task with its messages rendered as text. Other tasks are returned unchanged.
 
-    `prompt` renders a user message in the chat template, up to the beginning of the answer. If the text ends in white
+    `prompt` renders a user message in the chat template, up to the beginning of the answer, `conversation` several
+    messages, after which an answer follows as it was logged. If the text ends in white
     space, the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
     then counts that white space as part of the answer, as lm-evaluation-harness does.
     """
-    if not task.chat:
+    if not task.chat and not task.conversations:
         return task
+    prompt = conversation if task.conversations else prompt
     messages = task.items.column("prompt").tolist()
     texts = {message: prompt(message) for message in {*messages, *(r.context for r in task.requests)}}
     requests = []
     for request in task.requests:
         text = texts[request.context]
-        answer = request.continuation.removeprefix(" ") if text[-1:].isspace() else request.continuation
+        spaced = text[-1:].isspace() and not task.conversations
+        answer = request.continuation.removeprefix(" ") if spaced else request.continuation
         requests.append(replace(request, context=text, continuation=answer))
     table, shown = task.items.table, pa.array([texts[message] for message in messages], type=pa.string())
     items = Items(table.set_column(table.schema.get_field_index("prompt"), "prompt", shown))
-    return replace(task, items=items, requests=tuple(requests), chat=False)
+    return replace(task, items=items, requests=tuple(requests), chat=False, conversations=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ class Suite:
 
     @property
     def requests(self) -> list[Request]:
-        if any(task.chat for task in self.tasks):
+        if any(task.chat or task.conversations for task in self.tasks):
             raise ValueError("chat messages must be rendered before a model reads them")
         return [request for task in self.tasks for request in task.requests]
 
@@ -77,8 +80,8 @@ class Suite:
         """Whether any token is scored; False where every answer is generated."""
         return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
 
-    def rendered(self, prompt: Callable[[str], str]) -> Suite:
-        return replace(self, tasks=tuple(rendered(task, prompt) for task in self.tasks))
+    def rendered(self, prompt: Callable[[str], str], conversation: Callable[[str], str]) -> Suite:
+        return replace(self, tasks=tuple(rendered(task, prompt, conversation) for task in self.tasks))
 
     def hashes(self) -> dict[str, str]:
         """Return the SHA-256 of every task's and corpus's content, by name."""
@@ -102,6 +105,8 @@ def _named(part: str, settings: TaskSettings) -> Parts:
 
         return build(name, shots=shots, settings=settings)
     known = TASKS.get(name)
+    if known.read is not None:
+        raise ConfigError(f"The task {name!r} reads a file", allowed=f"{name}:FILE.jsonl", got=part)
     if known.build is not None:
         with TASKS.blaming(name):
             parts = known.build(settings, shots)
@@ -142,9 +147,26 @@ def _parts(spec: str, model: str) -> list[str]:
     return [EMBEDDED] if spec == "auto" else [part.strip() for part in spec.split(",")]
 
 
+def _read_by_name(part: str) -> tuple[NamedTask, Path] | None:
+    """Return the task and the file of a part of `tasks` that is a name followed by a file; None of others."""
+    name, colon, file = part.partition(":")
+    if not colon or name not in TASKS.names() or TASKS.get(name).read is None:
+        return None
+    return TASKS.get(name), Path(file)
+
+
 def is_task_file(part: str | Path) -> bool:
-    """Return whether a part of `tasks` is a file, not a name."""
-    return Path(part).suffix in (".jsonl", ".txt")
+    """Return whether a part of `tasks` is a file, not a name, nor a name followed by a file."""
+    return Path(part).suffix in (".jsonl", ".txt") and _read_by_name(str(part)) is None
+
+
+def _load(part: str, settings: TaskSettings) -> Parts:
+    read = _read_by_name(part)
+    if read is not None:
+        task, file = read
+        assert task.read is not None
+        return task.read(file, file_task_name(file), settings)
+    return load_file(Path(part), settings) if is_task_file(part) else _named(part, settings)
 
 
 def check_tasks_named(spec: str, *, model: str) -> None:
@@ -152,7 +174,9 @@ def check_tasks_named(spec: str, *, model: str) -> None:
     errors: list[MlflowCompressError] = []
     for part in _parts(spec, model):
         try:
-            if is_task_file(part):
+            if _read_by_name(part) is not None:
+                _load(part, TaskSettings())
+            elif is_task_file(part):
                 check_file(Path(part))
             elif (name := part.partition("@")[0]) in TASKS.names():
                 TASKS.get(name).require_packages(name)
@@ -177,19 +201,14 @@ def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
 
     'auto' is the demo's tasks, for the demo only. A name is one of `TASKS`, or a task, group or tag of
     lm-evaluation-harness; @SHOTS after it sets the number of few-shot examples. A *.jsonl file holds items (its fields
-    decide the family), a *.txt file a corpus.
+    decide the family), a *.txt file a corpus. NAME:FILE is a file that a named task reads.
 
     Raises `ConfigError` or `DataError`: a name is unknown; a data set is missing (the message has the command that
     fetches it); a file is broken (the message has file and line).
     """
     check_data_dir(settings.data_dir)
     styles_of(settings.prompt_style)  # refuses a wrong name, even if no task uses the style
-    parts = Parts.join(
-        [
-            load_file(Path(part), settings) if is_task_file(part) else _named(part, settings)
-            for part in _parts(spec, model)
-        ]
-    )
+    parts = Parts.join([_load(part, settings) for part in _parts(spec, model)])
     names = [part.name for part in (*parts.tasks, *parts.corpora)]
     if twice := sorted({name for name in names if names.count(name) > 1}):  # records name their task
         raise ConfigError("Two tasks have the same name", got=twice, fix="Rename one of the files, or leave one out")

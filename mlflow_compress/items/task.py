@@ -32,6 +32,7 @@ class TaskSettings:
     shuffle_fewshot: bool = False  # Whether a shuffle also reorders the answers of the few-shot examples
     # Prompt styles of lettered tasks, comma-separated (see `prompt_style`); "auto" is the task's default
     prompt_style: str = "auto"
+    redact: str = ""  # What is cleaned from logged conversations: names of patterns, or files with patterns
     data_dir: str = ""  # Folder of data sets in hub layout ("" for none): the data set ORG/NAME is in data_dir/ORG/NAME
     # Whether the baseline's chat template is applied to lettered tasks and to those of lm-evaluation-harness
     apply_chat_template: bool = False
@@ -91,6 +92,8 @@ class Task:
     answering: Answering | None = None  # How answers are generated; None where no answer is generated
     # Whether prompts are user messages. `suite.rendered` turns them into the text that a model reads.
     chat: bool = False
+    # Whether prompts are lists of messages in JSON. `suite.rendered` renders them too.
+    conversations: bool = False
     # Texts whose every token is scored (rolling tasks, which have no items)
     documents: tuple[str, ...] = field(default=(), repr=False)
     # Computes the harness's own metrics from the records of a run
@@ -111,7 +114,7 @@ class Task:
             digest.update(repr((self.answering.until, self.answering.max_new_tokens)).encode())
         for document in self.documents:
             digest.update(repr(document).encode())
-        if self.chat:
+        if self.chat or self.conversations:
             digest.update(b"chat")
         if self.harness_metrics is not None:
             digest.update(f"lm_eval {version('lm_eval')}".encode())

@@ -44,7 +44,7 @@ def slices(inputs: MetricInputs) -> list[MetricResult]:
         for item in view.items.table.select(["question", "prompt"]).take(rows).to_pylist()
     ]
     before, after = (model.correct[rows, 0] for model in (inputs.baseline_predictions, inputs.variant_predictions))
-    both, groups = inputs.scored_by_both[rows], view.group[rows]
+    both, groups = inputs.scored_by_both[rows] & np.isin(view.family[rows], view.graded), view.group[rows]
 
     def scored(values: Float) -> Float:
         return np.where(both, values, np.nan)

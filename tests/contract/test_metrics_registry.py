@@ -159,6 +159,7 @@ ALONE = {
 ON_REQUEST = {
     "judge/bert_score",
     "judge/worst_slice_defects_pct",  # needs instructions of several categories: test_metrics_slices
+    "distance/logged_parted_pct",  # needs logged conversations: test_logged_conversations
     # Where vLLM runs both models: test_metrics_tools.
     *(name.replace("noise/", "engine/") for name in IDENTITY if name.startswith("noise/")),
     # Several judge models, repeated gradings, comparisons in pairs: tests in test_metrics_judges.
@@ -207,6 +208,7 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
         "engine_distance": "transformers itself ran both models",
         "judge_noise": "no answer was graded more than once",
         "judge_panel": "fewer than two judge models graded the answers",
+        "logged_answers": "no item of the family logged",
         "kl_top_k": "the variant run has no option_bounds records",
         "served_noise": "no server was asked for the variant twice",
         "win_rate": "the answers were not compared in pairs (judges=pairwise)",

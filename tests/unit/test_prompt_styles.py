@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lm_eval.tasks
@@ -16,7 +15,7 @@ import yaml
 
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.outputs import run_model
-from mlflow_compress.commands.evaluate.run import with_chat_template
+from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.harness.harness_build import build
 from mlflow_compress.items.named import mmlu_lettered
@@ -205,7 +204,7 @@ def test_a_chat_s_answer_begins_where_the_template_ends(
     )
     with pytest.raises(ValueError, match="must be rendered"):
         _ = asked.requests
-    plain = with_chat_template(SimpleNamespace(tokenizer=tokenizer), asked).tasks[0]  # type: ignore[arg-type]
+    plain = with_chat_template(tokenizer, asked).tasks[0]
     second = plain.requests[1]
     assert second.context.startswith(begin) and second.context.endswith(end)
     assert (second.continuation, second.n_chars) == (answer, 1)
@@ -215,7 +214,7 @@ def test_a_chat_s_answer_begins_where_the_template_ends(
 
 def test_tasks_without_a_chat_stay_as_they_are(tmp_path: Path) -> None:
     asked = suite(tmp_path, rows(1))
-    assert with_chat_template(SimpleNamespace(tokenizer=None), asked) is asked  # type: ignore[arg-type]
+    assert with_chat_template(None, asked) is asked
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +240,7 @@ def test_uacc_is_the_mean_over_prompts_and_scores(scorer: Scorer) -> None:
 def test_a_chat_is_scored_as_the_model_reads_it(scorer: Scorer) -> None:
     settings = TaskSettings(num_fewshot=1, num_shuffles=0, limit=1, apply_chat_template=True)
     asked = load_suite(str(demo.DATA_DIR / "choice.jsonl"), model="m", settings=settings)
-    found = run_model(scorer, with_chat_template(scorer.loaded, asked)).records
+    found = run_model(scorer, with_chat_template(scorer.loaded.tokenizer, asked)).records
     assert found.items is not None and found.option_scores is not None
     item = found.items.where(task="choice").table.to_pylist()[0]
     tokenizer, model = scorer.loaded.tokenizer, scorer.loaded.model

@@ -36,7 +36,7 @@ def test_every_task_says_where_it_comes_from_and_can_be_told_from_the_others() -
 
 def test_a_task_is_a_group_or_can_be_built() -> None:
     for name, task in TASKS.items():
-        assert (task.build is None) == bool(task.members), name
+        assert sum(map(bool, (task.build, task.read, task.members))) == 1, name
         assert all(member.partition("@")[0] in TASKS.names() for member in task.members)
 
 

@@ -394,5 +394,5 @@ def test_an_object_of_another_class_is_refused_when_it_registers() -> None:
     ):
         TASKS.register("mine")({})
     assert "mine" not in TASKS.names()
-    with pytest.raises(ConfigError, match="definition and `build`, or the members"):
+    with pytest.raises(ConfigError, match="definition and `build` or `read`, or the members"):
         NamedTask(source="", licence="", items="", shots="", rule="")

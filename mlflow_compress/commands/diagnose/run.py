@@ -17,7 +17,6 @@ from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, DiagnosisConfig
 from mlflow_compress.commands.diagnose.result import Diagnosis
 from mlflow_compress.commands.evaluate.models import as_baseline, light
-from mlflow_compress.commands.evaluate.run import with_chat_template
 from mlflow_compress.commands.quantize.run import quantize
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
 from mlflow_compress.commands.shared.inputs import (
@@ -28,6 +27,7 @@ from mlflow_compress.commands.shared.inputs import (
     model_label,
     model_path,
     suite_of,
+    with_chat_template,
 )
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
@@ -259,7 +259,7 @@ def _diagnose(
             say(f"{manifest.label} differs from {label} in {len(differences.groups)} groups of weights")
             windows = texts_of(corpora, models[0], config.diagnosis)
             records, groups, whole_model_reason = _measure(config, models, differences, windows, resume)
-            categories = _categories(models, with_chat_template(base, suite), resume)
+            categories = _categories(models, with_chat_template(base.tokenizer, suite), resume)
         table = SwapTable.of(records)
         texts = TokenTexts(windows, base.tokenizer)
         tokens, texts_of_tokens, before = texts.rows(table)

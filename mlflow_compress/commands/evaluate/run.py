@@ -29,7 +29,7 @@ from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of
+from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of, with_chat_template
 from mlflow_compress.commands.shared.stored import (
     EvalMetadata,
     logged,
@@ -49,11 +49,10 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
-from mlflow_compress.models.identity import TokenizedModel, check_same_tokenizer
+from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table
 from mlflow_compress.reporting.verdict import verdict, worst_slice
-from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import ACCOUNT, FACTS, NOISE, RECORDS
@@ -63,23 +62,12 @@ _ALL = "Leave it out, or set items=all"
 _SHOWN = "shown"  # sub-folder of unfinished work: the variant's first pass, where it is asked twice
 
 
-def with_chat_template(model: TokenizedModel, suite: Suite, system: str = "") -> Suite:
-    """Return the suite with its chat messages rendered in the model's chat template, after the system prompt.
-
-    The baseline's template renders the prompts of both models, so that both read the same text.
-    """
-    if not any(task.chat for task in suite.tasks):
-        return suite
-    chat = chat_format(model.tokenizer)
-    return suite.rendered(lambda message: chat.prompt([message], system=system))
-
-
 def readable(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite as models read it: in the baseline's chat template, and with the baseline's own answers.
 
     Answers that the store does not have are written now, unless `write` is false: see `with_traces`.
     """
-    rendered = with_chat_template(base, suite, config.inference.system_prompt or "")
+    rendered = with_chat_template(base.tokenizer, suite, config.inference.system_prompt or "")
     return with_traces(store, base, rendered, config, write=write)
 
 
@@ -236,7 +224,7 @@ def log_evaluation(
     """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
     pooled = headline(list(results))
     run.log_results(logged(results))
-    compared = pooled.get("distance/flips_pct")
+    compared = pooled.get("distance/flips_pct", pooled.get("distance/kl_mean"))
     run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
     run.log_json(results_json(results), "metrics.json")
     run.log_json(details(inputs, results), "details.json")

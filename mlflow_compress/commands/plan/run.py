@@ -17,7 +17,7 @@ from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.plan.parameters import MachineConfig, PlanConfig
 from mlflow_compress.commands.plan.result import CostPlan, StageCost
-from mlflow_compress.commands.shared.inputs import instructions_of, model_label, suite_of
+from mlflow_compress.commands.shared.inputs import instructions_of, model_label, suite_of, with_chat_template
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
@@ -285,9 +285,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
     length = max_length(model_config, tokenizer)
     shape = model_shape(model_config, trust_remote_code=config.source.trust_remote_code)
     suite = suite_of(EvaluateConfig(source=config.source, evaluation=config.evaluation, inference=config.inference))
-    if any(task.chat for task in suite.tasks):
-        chat, system = chat_format(tokenizer), config.inference.system_prompt or ""
-        suite = suite.rendered(lambda message: chat.prompt([message], system=system))
+    suite = with_chat_template(tokenizer, suite, config.inference.system_prompt or "")
     encoder = Encoder(tokenizer, length)
     # Batches and numbers have the size that they have on a GPU, unless a CPU is asked for.
     on_cpu, dtype = config.source.device == "cpu", config.inference.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -44,6 +45,7 @@ from mlflow_compress.models import architectures, stored_weights
 from mlflow_compress.models.placement import certainly_on_cpu
 from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.paths import started_in
+from mlflow_compress.scoring.generation.chat_format import chat_format
 
 
 def model_path(model: str) -> str:
@@ -254,6 +256,20 @@ def suite_of(config: EvaluateConfig) -> Suite:
     if any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
         trace_prompts(config)  # a wrong set is refused now, not when a model has been loaded
     return suite
+
+
+def with_chat_template(tokenizer: Any, suite: Suite, system: str = "") -> Suite:
+    """Return the suite with its messages rendered in the baseline's chat template, after the system prompt.
+
+    The baseline's template renders the prompts of both models, so that both read the same text.
+    """
+    if not any(task.chat or task.conversations for task in suite.tasks):
+        return suite
+    chat = chat_format(tokenizer)
+    return suite.rendered(
+        lambda message: chat.prompt([message], system=system),
+        lambda messages: chat.conversation(json.loads(messages), system=system),
+    )
 
 
 def trace_prompts(config: EvaluateConfig) -> list[Instruction]:

@@ -51,7 +51,7 @@ def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
 
 
 FILE = "about.json"
-PROMPT_SETTINGS = ("prompt_style", "apply_chat_template", "fewshot_as_multiturn", "system_prompt")
+PROMPT_SETTINGS = ("prompt_style", "apply_chat_template", "fewshot_as_multiturn", "system_prompt", "redact")
 """Settings that change the prompts only. The tasks' hashes cover the prompts."""
 
 EvalMetadata = dict[str, object]

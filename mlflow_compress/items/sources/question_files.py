@@ -130,7 +130,7 @@ def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
     return name, rows
 
 
-def _name_of(path: Path) -> str:
+def file_task_name(path: Path) -> str:
     """Return the name of a file's task, which is part of metric names and folder names."""
     name = path.stem
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME or name in RESERVED:
@@ -146,7 +146,7 @@ def _name_of(path: Path) -> str:
 
 def check_file(path: Path) -> None:
     """Refuse a file of items, or a corpus, that cannot be used: every wrong row is named."""
-    _name_of(path)
+    file_task_name(path)
     read_text(path) if path.suffix == ".txt" else read_questions(path)
 
 
@@ -156,7 +156,7 @@ def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) ->
     Raises `ConfigError`: the file's name cannot be the name of a task. Raises `DataError`: the file cannot be read or
     used. The message has file and line.
     """
-    name = name or _name_of(path)
+    name = name or file_task_name(path)
     if path.suffix == ".txt":
         return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
     family, rows = read_questions(path)

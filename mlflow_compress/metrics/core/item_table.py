@@ -163,8 +163,9 @@ class ItemTable:
 
     @cached_property
     def scored(self) -> tuple[str, ...]:
-        """Graded families whose options are scored, so that they have option distances."""
-        return tuple(name for name in self.graded if (self.n_options[self.family == name] > 0).any())
+        """Families that have option distances: graded ones whose options are scored, and logged answers."""
+        known = (*self.graded, *self.families(lambda family: family.logged))
+        return tuple(name for name in sorted(known) if (self.n_options[self.family == name] > 0).any())
 
     def __len__(self) -> int:
         return len(self.items)

@@ -192,8 +192,11 @@ class MetricInputs:
 
     @cached_property
     def headline_families(self) -> tuple[str, ...]:
-        """Families that the headline values are pooled over: multiple choice where there is any, else all answered."""
-        return self.view.choice or self.view.graded
+        """Families that the headline values are pooled over.
+
+        Multiple choice where there is any, else all answered, else logged answers.
+        """
+        return self.view.choice or self.view.graded or self.view.scored
 
     @cached_property
     def headline_rows(self) -> Int:

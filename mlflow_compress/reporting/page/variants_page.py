@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO, RATIO, DivergenceGate, Gate
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
+from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.kl_tail import CLIPPED
 from mlflow_compress.reporting.html import changes_table, settings_table
 from mlflow_compress.reporting.page import page_tables
@@ -189,12 +191,14 @@ def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
 
 
 def sample_prompts(content: PageContent) -> dict[str, str]:
-    """Return the prompt of the first item of each task."""
+    """Return the prompt of the first item of each task; of logged conversations none is shown."""
     if content.items is None:
         return {}
-    tasks = content.items.column("task")
+    logged = ItemTable(content.items).families(lambda family: family.logged)
+    shown = content.items.table.filter(~np.isin(content.items.column("family"), logged))
+    tasks = shown.column("task").to_pylist()
     first = {str(task): row for row, task in reversed(list(enumerate(tasks)))}
-    prompts = content.items.table.column("prompt")
+    prompts = shown.column("prompt")
     return {task: prompts[row].as_py() or "" for task, row in sorted(first.items())}
 
 

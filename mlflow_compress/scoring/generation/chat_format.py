@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,21 @@ class ChatFormat:
             lines = [f"System: {system}"] if system else []
             lines += [f"{'Assistant' if i % 2 else 'User'}: {text}" for i, text in enumerate(turns)]
             return "\n".join([*lines, "Assistant:"])
-        rendered = _render(self.tokenizer, turns, system=system, add_generation_prompt=True)
+        rendered = _render(self.tokenizer, _messages(turns, system), add_generation_prompt=True)
         if system.strip() not in rendered:
             raise CheckpointError("The tokenizer's chat template omits the system prompt", got=system)
         return rendered
+
+    def conversation(self, messages: Sequence[Mapping[str, str]], *, system: str = "") -> str:
+        """Return the prompt for messages that were logged, up to where the answer begins.
+
+        `system` stands for their own system prompt where they have none.
+        """
+        if system and not any(message["role"] in ("system", "developer") for message in messages):
+            messages = [{"role": "system", "content": system}, *messages]
+        if self.name == PLAIN:
+            return "\n".join([*(f"{m['role'].capitalize()}: {m['content']}" for m in messages), "Assistant: "])
+        return _render(self.tokenizer, messages, add_generation_prompt=True)
 
 
 def chat_format(tokenizer: Any) -> ChatFormat:
@@ -57,7 +68,7 @@ def chat_format(tokenizer: Any) -> ChatFormat:
             "The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines"
         )
         return ChatFormat(PLAIN, tokenizer, frozenset())
-    rendered = _render(tokenizer, ["question", _MARK], add_generation_prompt=False)
+    rendered = _render(tokenizer, _messages(["question", _MARK], ""), add_generation_prompt=False)
     if rendered.count(_MARK) != 1:
         raise CheckpointError("The chat template drops or repeats the assistant's answer")
     tail = tokenizer(rendered.split(_MARK)[1], add_special_tokens=False)["input_ids"]
@@ -67,12 +78,13 @@ def chat_format(tokenizer: Any) -> ChatFormat:
     return ChatFormat("chat_template", tokenizer, frozenset(ends))
 
 
-def _render(tokenizer: Any, turns: Sequence[str], *, system: str = "", add_generation_prompt: bool) -> str:
+def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
     from jinja2 import TemplateError
 
-    messages = _messages(turns, system)
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+        return str(
+            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+        )
     except (TemplateError, ValueError) as error:
         raise CheckpointError(f"The tokenizer's chat template fails: {error}") from error
 

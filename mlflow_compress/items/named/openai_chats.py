@@ -1,0 +1,55 @@
+"""Chat logs of one's own: KL on the answers that an application has logged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.sources.conversations import Redaction, answers_of, smallest_digests
+from mlflow_compress.items.task import Parts, Task, TaskSettings, item_row
+from mlflow_compress.records import Items, Request
+
+ITEM_FAMILIES.register("logged")(ItemFamily(logged=True, by_category=True))
+
+
+def _read(file: Path, name: str, settings: TaskSettings) -> Parts:
+    """Return the task of a file of conversations: every logged answer is the one option of an item."""
+    rows, requests = [], []
+    answers = smallest_digests(answers_of(file, Redaction.of(settings.redact)), settings.limit)
+    several = {one.conversation for one in answers}
+    for one in answers:
+        prompt = json.dumps(one.messages, ensure_ascii=False)
+        group = one.conversation if len(several) < len(answers) else None
+        row = {"id": one.answer_id, "category": one.category, "group_id": group}
+        asked = next(message["content"] for message in reversed(one.messages) if message["role"] == "user")
+        rows.append(item_row(name, "logged", "loglik", row, question=asked, prompt=prompt, options=[one.answer]))
+        requests.append(
+            Request(
+                task=name,
+                item_id=one.answer_id,
+                permutation=0,
+                option=0,
+                content=0,
+                context=prompt,
+                continuation=one.answer,
+                n_chars=len(one.answer),
+                n_bytes=len(one.answer.encode()),
+            )
+        )
+    task = Task(name=name, family="logged", items=Items.from_rows(rows), requests=tuple(requests), conversations=True)
+    return Parts(tasks=(task,))
+
+
+TASKS.register("openai")(
+    NamedTask(
+        source="a file: `openai:FILE.jsonl`",
+        licence="the user's",
+        items="every answer in the file's conversations",
+        shots="",
+        rule="KL, no right or wrong",
+        definition="text answers of an assistant, after the messages before them in the chat template".encode,
+        read=_read,
+    )
+)
