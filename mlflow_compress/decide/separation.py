@@ -13,10 +13,11 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.estimates import PairedDifference
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
-from mlflow_compress.metrics.core.requirements import PREDICTIONS, VARIANT
+from mlflow_compress.metrics.core.requirements import PREDICTIONS, TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
+from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects, same_length
 from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, are_grouped, group_sums
-from mlflow_compress.metrics.stats.significance import holm, paired_mean
+from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, paired_mean
 from mlflow_compress.metrics.stats.stratified import Design, Units, as_if_independent, weighted_mean
 
 
@@ -150,6 +151,40 @@ class Separation:
     def tied(self) -> bool:
         """Whether they were tested, and neither KL nor correctness differs significantly."""
         return (self.kl is not None or self.correctness is not None) and not self.told_apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsTest:
+    """On how many documents of running text each of two variants is nearer to the baseline, by mean KL."""
+
+    first: int
+    second: int
+    equal: int
+
+    @property
+    def p(self) -> float:
+        """The exact sign test's p-value; documents with equal KL do not count."""
+        return mcnemar_exact(self.first, self.second)
+
+
+def by_document(first: MetricInputs, second: MetricInputs) -> DocumentsTest | None:
+    """Return the paired comparison over the documents of running text, None where one has none.
+
+    Windows of one document share its topic and style. So documents count, not windows: more windows of the same few
+    documents are no more evidence. A text with unknown documents is cut as for its intervals.
+
+    Raises `AlignmentError`: the two have not scored the same tokens.
+    """
+    sides = (first, second)
+    if any(one.missing(VARIANT, TOKEN_SCORES, TOKEN_DISTANCES) is not None for one in sides):
+        return None
+    tokens, theirs = (one.baseline.token_scores for one in sides)
+    assert tokens is not None and theirs is not None
+    check_same_targets(tokens, theirs)
+    kl = [matched(tokens, one.variant.token_distances, "kl") for one in sides]  # type: ignore[union-attr, arg-type]
+    documents = group_sums(kl[1] - kl[0], token_groups(tokens).document)[0]
+    signs = Counter(np.sign(documents).tolist())
+    return DocumentsTest(first=signs[1.0], second=signs[-1.0], equal=signs[0.0])
 
 
 def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | None:

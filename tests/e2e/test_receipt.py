@@ -287,6 +287,7 @@ def test_receipts_of_two_people_are_compared_by_item(tmp_path: Path, capsys: pyt
     assert found.paired.kl.value == pytest.approx(kl["b_value"] - kl["a_value"], rel=1e-9)
     assert any("threads is 0 in A and 1 in B" in remark for remark in found.remarks)
     assert "KL, B minus A" in found.as_text() and "B: b" in found.as_text()
+    assert found.documents is not None and "Running text, by document: A is nearer" in found.as_text()
     same = mc.compare_receipts(a.file, a.file, key=a.public, other_key=a.public)
     assert same.paired is not None and not same.paired.told_apart and same.remarks == ()
     b.export(key=b.private, records=False)

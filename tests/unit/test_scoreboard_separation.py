@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from mlflow_compress.decide.separation import ItemScores, groups_not_told_apart, separate
+from mlflow_compress.decide.separation import DocumentsTest, ItemScores, by_document, groups_not_told_apart, separate
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.stats.significance import paired_mean
+from mlflow_compress.metrics import MetricInputs
+from mlflow_compress.metrics.stats.significance import mcnemar_exact, paired_mean
 from mlflow_compress.metrics.stats.stratified import Design
+from mlflow_compress.records import RunRecords, TokenDistances, TokenScores
 from tests.metric_records import QUICK
 from tests.scored_variants import scores
 
@@ -237,3 +239,39 @@ def test_items_that_were_drawn_in_another_order_are_refused() -> None:
     order = np.arange(100)[::-1]
     with pytest.raises(AlignmentError, match="not drawn in the same order"):
         two(drawn(items, strata, [10, 10]), drawn(items[order], strata[order], [10, 10]))
+
+
+def read(kl: Sequence[float], windows: Sequence[str]) -> MetricInputs:
+    """Return a variant's records of running text, one token a window."""
+    n = len(kl)
+    key = {"task": ["text"] * n, "item_id": list(windows), "position": np.ones(n)}
+    flat = {"target": np.zeros(n), "nll": np.ones(n), "p_target": np.full(n, 0.5), "argmax": np.zeros(n)}
+    tokens = TokenScores.from_columns({**key, **flat, "entropy": np.zeros(n)})
+    still = dict.fromkeys(("kl_reverse", "js", "tv", "same_top", "top10", "rbo10"), np.zeros(n))
+    moved = TokenDistances.from_columns({**key, "kl": np.array(kl), **still})
+    return MetricInputs(RunRecords(token_scores=tokens), RunRecords(token_scores=tokens, token_distances=moved))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "against", "by_window", "published"),
+    [((7, 6, 6, 6), (1, 1, 1, 2), "0.004077", 0.125), ((7, 5, 5), (2, 1, 1), "0.0490", 0.25)],
+)
+def test_windows_of_one_document_are_no_independent_evidence(
+    sizes: Sequence[int], against: Sequence[int], by_window: str, published: float
+) -> None:
+    """The published p-values of a panel of 25 windows from four documents, and of its 17 windows from three.
+
+    Of the windows, 20 and 13 agree with their document's mean; both documents' and windows' signs are tested exactly.
+    Source: malaiwah/quant-fidelity-suite, `jointstd/stats.py`, document_level_paired (K6 against K8).
+    """
+    signs = [-1.0 if n < few else 1.0 for size, few in zip(sizes, against, strict=True) for n in range(size)]
+    windows = [f"{document}.{n}" for document, size in enumerate(sizes) for n in range(size)]
+    other = read(np.full(len(signs), 0.02), windows)
+    found = by_document(read(0.02 + 0.001 * np.array(signs), windows), other)
+    assert found == DocumentsTest(first=0, second=len(sizes), equal=0) and found.p == published
+    assert f"{mcnemar_exact(sum(against), sum(sizes) - sum(against)):.{len(by_window) - 2}f}" == by_window
+    same = by_document(other, other)
+    assert same == DocumentsTest(first=0, second=0, equal=len(sizes)) and same.p == 1.0
+    assert by_document(other, MetricInputs(other.baseline)) is None
+    with pytest.raises(AlignmentError):
+        by_document(other, read([0.02], ["0.0"]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow_compress.commands.receipt.result import ReceiptComparison
 from mlflow_compress.commands.receipt.run import NOT_IN_THE_ID, records_of_receipt, verify_receipt
-from mlflow_compress.decide.separation import item_scores, separate
+from mlflow_compress.decide.separation import by_document, item_scores, separate
 from mlflow_compress.errors import AlignmentError, DataError
 
 
@@ -28,12 +28,15 @@ def compare_two(first: Path, second: Path, key: Path | None, other_key: Path | N
             got=f"{a['evaluation_id']} and {b['evaluation_id']}",
             fix="Evaluate both variants with the same baseline, tasks, settings and versions",
         )
-    pair = None
+    pair = documents = None
     if all(receipt.with_records for receipt in receipts):
+        records = [records_of_receipt(receipt) for receipt in receipts]
+        documents = by_document(*records)
         with suppress(DataError):  # evaluations of running text alone have no items
-            items = [item_scores(records_of_receipt(receipt)) for receipt in receipts]
-            [pair] = separate(list(zip("AB", items, strict=True)))
-    return ReceiptComparison(first=receipts[0], second=receipts[1], paired=pair, remarks=tuple(_remarks(a, b)))
+            [pair] = separate(list(zip("AB", map(item_scores, records), strict=True)))
+    return ReceiptComparison(
+        first=receipts[0], second=receipts[1], paired=pair, documents=documents, remarks=tuple(_remarks(a, b))
+    )
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], under: str = "") -> Iterator[str]:

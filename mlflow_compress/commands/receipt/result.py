@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow_compress.commands.shared.stored import results_from_json
 from mlflow_compress.commands.shared.tabular import Tabular
-from mlflow_compress.decide.separation import Difference, Separation
+from mlflow_compress.decide.separation import Difference, DocumentsTest, Separation
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.records import MetricResult
@@ -74,6 +74,7 @@ class ReceiptComparison(Tabular):
     second: Receipt
     # B minus A, paired by item; None where a receipt holds no records. `p_holm` is corrected over the two tests.
     paired: Separation | None
+    documents: DocumentsTest | None  # Of running text; None where a receipt holds no records of any
     remarks: Sequence[str]  # What does not forbid the comparison, but should be known
 
     @property
@@ -114,6 +115,11 @@ class ReceiptComparison(Tabular):
         signed = [f"{side}: {one.path}. {one.vouched}" for side, one in receipts]
         pair = self.paired
         tests = [] if pair is None else [_test("KL", pair.kl, NATS), _test("Accuracy", pair.correctness, SHARE)]
+        if (texts := self.documents) is not None:
+            tests.append(
+                f"Running text, by document: A is nearer to the baseline on {texts.first:,}, B on {texts.second:,}"
+                f"{f', neither on {texts.equal:,}' if texts.equal else ''}, p = {texts.p:.2g} (exact sign test)."
+            )
         return "\n".join([*verdicts, "", *self.table().lines(), "", *tests, self.summary, *self.remarks, *signed])
 
     def _figures(self) -> list[dict[str, MetricResult]]:
