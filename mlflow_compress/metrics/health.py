@@ -126,6 +126,13 @@ DEFECTS: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {
 }
 """Each kind of defect: what such answers are, and whether one is."""
 
+
+def defects_of(question: str, answer: str) -> list[str]:
+    """Return the kinds of defects that one answer has, as the names in `DEFECTS`."""
+    one = SampledAnswer(question, question, answer, 0, 0)
+    return [kind for kind, (_, holds) in DEFECTS.items() if holds(one)]
+
+
 CUT = ("cut at the token limit", lambda answer: answer.n_tokens >= answer.most_tokens)
 SHARES: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {"cut": CUT, **DEFECTS}
 

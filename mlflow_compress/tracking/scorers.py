@@ -1,4 +1,4 @@
-"""Scorers for `mlflow.genai.evaluate`: whether an answer flipped against the baseline's, and whether it refuses.
+"""Scorers for `mlflow.genai.evaluate`: whether an answer flipped against the baseline's, refuses, or has a defect.
 
 They return 1 and 0: MLflow's pages paint True green, as if it were good.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 from mlflow.entities import Feedback
-from mlflow.genai.scorers import scorer
+from mlflow.genai.scorers import Scorer, scorer
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.answer_files import answers_from_rows
+from mlflow_compress.metrics.health import DEFECTS, defects_of
 from mlflow_compress.metrics.refusals import refuses
 
 GOLD, BASELINE = "expected_response", "baseline_response"  # names of the expectations, the first as MLflow calls it
@@ -44,3 +46,42 @@ def refusal(outputs: str) -> float:
     if not isinstance(outputs, str):
         raise DataError("The scorer 'refusal' reads text", got=type(outputs).__name__)
     return float(refuses(outputs))
+
+
+@scorer(pass_if=lambda defect: not defect)  # type: ignore[untyped-decorator, unused-ignore]
+def health(inputs: dict[str, Any], outputs: str) -> Feedback:
+    """Return 1 where the answer has a defect of `mlflow_compress.metrics.health.DEFECTS`, else 0.
+
+    The question, which decides script and format, is the last message of the user, or the texts of the inputs.
+    """
+    if not isinstance(outputs, str):
+        raise DataError("The scorer 'health' reads text", got=type(outputs).__name__)
+    found = defects_of(_question(inputs), outputs)
+    return Feedback(value=float(bool(found)), rationale="; ".join(DEFECTS[kind][0] for kind in found) or "no defect")
+
+
+def _question(inputs: dict[str, Any]) -> str:
+    messages = inputs.get("messages") or []
+    asked = [message["content"] for message in messages if message.get("role") == "user"]
+    return str(asked[-1]) if asked else "\n".join(value for value in inputs.values() if isinstance(value, str))
+
+
+def kl(items: pd.DataFrame) -> Scorer:
+    """Return a scorer of the KL that an evaluation has measured on each item, in nats.
+
+    `items` is what `Evaluation.items` returns, or the table `compress_items` that our evaluator logs. `inputs` has the
+    item's `item_id`, and its `task` where there are several. An item without a KL is an error of this scorer, which
+    MLflow counts apart.
+    """
+    measured = {(row["task"], str(row["item_id"])): row["kl"] for row in items.to_dict("records")}
+    tasks = {task for task, _ in measured}
+    only = next(iter(tasks)) if len(tasks) == 1 else None
+
+    @scorer(name="kl")  # type: ignore[untyped-decorator, unused-ignore]
+    def of_item(inputs: dict[str, Any]) -> float:
+        key = (inputs.get("task", only), str(inputs.get("item_id")))
+        if (value := measured.get(key)) is None or pd.isna(value):
+            raise DataError("There is no KL of this item", got=f"task {key[0]!r}, item_id {key[1]!r}")
+        return float(value)
+
+    return of_item

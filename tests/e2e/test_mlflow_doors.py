@@ -25,7 +25,7 @@ from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.tracking.evaluator import CompressEvaluator, metric_thresholds
 from mlflow_compress.tracking.logged_model import log_data_sets, log_variant_model
-from mlflow_compress.tracking.scorers import flip, refusal
+from mlflow_compress.tracking.scorers import flip, health, kl, refusal
 from mlflow_compress.tracking.task_source import TaskSource, file_source
 from mlflow_compress.tracking.tracker import Tracker
 from tests.conftest import CHECKOUT
@@ -176,6 +176,27 @@ def test_a_scorer_refuses_an_item_that_it_cannot_judge() -> None:
     with pytest.raises(DataError, match="reads text"):
         refusal(outputs={"text": "no"})
     assert flip.pass_if(False) and not flip.pass_if(True)  # MLflow takes True for good where nothing is said
+
+
+def test_defects_and_measured_kl_per_item_are_in_mlflow_s_evaluation() -> None:
+    items = pd.DataFrame({"task": "sums", "item_id": [1, 2, 3], "kl": [0.25, 0.75, float("nan")]})  # ids as JSON's table
+    answers = ["It is four.", "It is so. " * 9, "{"]
+    asked = ["Two and two?", {"role": "user", "content": "Tell me more."}, "Answer in valid JSON."]
+    inputs = [{"messages": [one]} if isinstance(one, dict) else {"q": one} for one in asked]
+    data = [
+        {"inputs": {**one, "item_id": str(n)}, "outputs": answer}
+        for n, (one, answer) in enumerate(zip(inputs, answers, strict=True), 1)
+    ]
+    result = mlflow.genai.evaluate(data=data, scorers=[health, kl(items)])
+    rows = result.result_df.sort_values("request", key=lambda column: column.map(lambda one: one["item_id"]))
+    assert rows["health/value"].tolist() == [0.0, 1.0, 1.0]
+    assert rows["kl/value"].fillna("error").tolist() == [0.25, 0.75, "error"]
+    assert result.metrics["kl/mean"] == 0.5
+    assert "repeat a span" in health(inputs=inputs[1], outputs=answers[1]).rationale
+    with pytest.raises(DataError, match="reads text"):
+        health(inputs={}, outputs=None)
+    with pytest.raises(DataError, match=r"no KL of this item.*'other'"):
+        kl(items)(inputs={"task": "other", "item_id": 1})
 
 
 @pytest.mark.usefixtures("registered")
