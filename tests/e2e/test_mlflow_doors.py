@@ -179,7 +179,8 @@ def test_a_scorer_refuses_an_item_that_it_cannot_judge() -> None:
 
 
 def test_defects_and_measured_kl_per_item_are_in_mlflow_s_evaluation() -> None:
-    items = pd.DataFrame({"task": "sums", "item_id": [1, 2, 3], "kl": [0.25, 0.75, float("nan")]})  # ids as JSON's table
+    # The ids as numbers, as pandas reads the table from JSON.
+    items = pd.DataFrame({"task": "sums", "item_id": [1, 2, 3], "kl": [0.25, 0.75, float("nan")]})
     answers = ["It is four.", "It is so. " * 9, "{"]
     asked = ["Two and two?", {"role": "user", "content": "Tell me more."}, "Answer in valid JSON."]
     inputs = [{"messages": [one]} if isinstance(one, dict) else {"q": one} for one in asked]
