@@ -33,7 +33,7 @@ def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UnsupportedError("torch finds no GPU on this machine", got=device, fix="Use 'auto' or 'cpu'")
+        raise no_gpu(device)
     if device == "cuda":
         device = "cuda:0"
     try:
@@ -45,10 +45,19 @@ def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA's driver, of AMD's, and of either under WSL
 
 
+def no_gpu(device: str) -> UnsupportedError:
+    """Return the error of a machine without the GPU that is asked for."""
+    return UnsupportedError("torch finds no GPU on this machine", got=device, fix="Use 'auto' or 'cpu'")
+
+
+def certainly_without_gpu() -> bool:
+    """Return whether torch certainly finds no GPU here, without importing it."""
+    return sys.platform == "linux" and not any(Path(file).exists() for file in _GPU_FILES)
+
+
 def certainly_on_cpu(device: str) -> bool:
     """Return whether models of this device parameter certainly run on a CPU, without importing torch."""
-    on_linux = sys.platform == "linux"
-    return device == "cpu" or (device == "auto" and on_linux and not any(Path(file).exists() for file in _GPU_FILES))
+    return device == "cpu" or (device == "auto" and certainly_without_gpu())
 
 
 def _sizes(max_memory: Mapping[str, str]) -> dict[int | str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlflow_compress.engines.vllm.vllm_environment import HOW_TO, VERSION
+from mlflow_compress.engines.vllm_environment import HOW_TO, VERSION
 from tests.project_script import load_script
 
 PROJECT = Path(__file__).parents[2] / "projects" / "serve-vllm"

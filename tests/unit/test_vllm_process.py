@@ -18,7 +18,8 @@ import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.config import EngineConfig, SourceConfig
 from mlflow_compress.config.groups import VLLM_PYTHON
-from mlflow_compress.engines.vllm import vllm_environment, vllm_process
+from mlflow_compress.engines import vllm_environment
+from mlflow_compress.engines.vllm import vllm_process
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
 from mlflow_compress.models.memory_alignment import rounding_identity
@@ -100,6 +101,7 @@ def test_a_missing_kernel_is_found_before_the_baseline_is_scored_and_names_the_p
     monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
     environment = {"vllm": "1", "device": "cpu"}
     monkeypatch.setattr(vllm_process, "described_environment", lambda python: environment)
+    monkeypatch.setattr(vllm_environment, "installed", lambda python: environment)
     variant = mc.compress("demo", method="rtn", output_dir=str(tmp_path / "out"), store=tmp_path / "runs")
     processor = rounding_identity(torch.device("cpu"))["processor"]
     with pytest.raises(UnsupportedError, match=f"does not run it.*cpu_gemm_wna16.*AVX-512, and this is {processor}"):

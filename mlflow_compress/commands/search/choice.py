@@ -15,13 +15,13 @@ import numpy as np
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.run import variant_name
 from mlflow_compress.commands.search.measured_costs import SwapCosts
-from mlflow_compress.commands.search.parameters import LIMITS, SearchConfig
+from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, IntegerFormat, ask_autoscheme
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
-from mlflow_compress.compression.mixed_recipe import KEPT, MixedRecipe, format_parts
+from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
@@ -62,24 +62,13 @@ class CandidateFormat:
 
 def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
     """Return the formats, and whether a layer may stay as it is."""
-    names = [part.strip() for part in config.space.formats.split(",") if part.strip()]
-    if len(set(names)) < max(2, len(names)):
-        raise ConfigError("A search needs two different formats or more", got=config.space.formats)
-    choices = [_candidate(config, name) for name in names if name != KEPT]
-    return choices, KEPT in names
-
-
-def _candidate(config: SearchConfig, name: str) -> CandidateFormat:
-    method, bits = format_parts(name)
-    known = METHODS.get(method).Config.model_fields
-    values: dict[str, Any] = {"bits": bits, "group_size": config.space.group_size}
-    fixed = METHODS.get(method).for_single_layers
-    if fixed:
-        values["method_args"] = {**fixed, **config.space.method_args}
-    variant = config.main_config(method=method, **{k: v for k, v in values.items() if k in known or k == "method_args"})
-    uniform = _combination(variant)
-    METHODS.get(method).require_backend(uniform.settings)
-    return CandidateFormat(name=name, method=method, uniform=uniform)
+    uniform, may_keep = config.uniform_variants()
+    choices = []
+    for name, variant in uniform.items():
+        method, combination = variant.compression.method, _combination(variant)
+        METHODS.get(method).require_backend(combination.settings)
+        choices.append(CandidateFormat(name=name, method=method, uniform=combination))
+    return choices, may_keep
 
 
 def _combination(config: MainConfig) -> Combination:
@@ -88,12 +77,10 @@ def _combination(config: MainConfig) -> Combination:
 
 
 def limits_of(config: SearchConfig) -> list[Limit]:
-    """Return the limits, one variant each. None, or those of two kinds, are a `ConfigError`."""
-    kinds = [name for name in LIMITS if getattr(config.space, name) is not None]
-    if len(kinds) != 1:
-        raise ConfigError("A search needs one kind of limit", allowed=LIMITS, got=", ".join(kinds) or "none")
-    values = sorted({float(part) for part in getattr(config.space, kinds[0]).split(",")})
-    return [Limit(kind=kinds[0], value=value) for value in values]  # type: ignore[arg-type]
+    """Return the limits, one variant each."""
+    kind = config.limited
+    values = sorted({float(part) for part in getattr(config.space, kind).split(",")})
+    return [Limit(kind=kind, value=value) for value in values]  # type: ignore[arg-type]
 
 
 def recipe_variant(

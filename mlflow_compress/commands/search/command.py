@@ -57,6 +57,11 @@ def search(*, progress: Say | None = None, **parameters: Any) -> Search:
     mlflow_compress.errors.ConfigError: bits_per_weight is out of range. Allowed: 3 (every group in its smallest ...
     """
     config = configured(SearchConfig, parameters)
+    from mlflow_compress.commands.shared.inputs import method_settings
+
+    assert config.limited  # else it is refused now
+    for variant in config.uniform_variants()[0].values():
+        method_settings(variant.quantize_config)
     from mlflow_compress.commands.search.run import run_search
 
     return run_search(config, progress or silent)

@@ -29,6 +29,7 @@ from mlflow_compress.config.groups import (
     SourceConfig,
     TracesConfig,
 )
+from mlflow_compress.errors import ConfigError
 
 
 def _positive_numbers(value: str | None) -> str | None:
@@ -113,3 +114,35 @@ class SearchConfig(Parameters):
     def _uniform(self, command: type[C], **changes: Any) -> C:
         shared = {"experiment": self.experiment, "group_size": AUTO, "judge": False, "speed": False}
         return self.of_stage(command, **{**shared, **changes})
+
+    @property
+    def limited(self) -> str:
+        """What is limited. Nothing, or two things, are a `ConfigError`."""
+        kinds = [name for name in LIMITS if getattr(self.space, name) is not None]
+        if len(kinds) != 1:
+            raise ConfigError("A search needs one kind of limit", allowed=LIMITS, got=", ".join(kinds) or "none")
+        return kinds[0]
+
+    def uniform_variants(self) -> tuple[dict[str, MainConfig], bool]:
+        """Return the variant that has a format in all layers, for each format, and whether a layer may stay as it is.
+
+        A wrong format is a `ConfigError`.
+        """
+        from mlflow_compress.compression.method import METHODS
+        from mlflow_compress.compression.mixed_recipe import KEPT, format_parts
+
+        names = [part.strip() for part in self.space.formats.split(",") if part.strip()]
+        if len(set(names)) < max(2, len(names)):
+            raise ConfigError("A search needs two different formats or more", got=self.space.formats)
+        variants = {}
+        for name in names:
+            if name == KEPT:
+                continue
+            method, bits = format_parts(name)
+            known = METHODS.get(method).Config.model_fields
+            values = {"bits": bits, "group_size": self.space.group_size}
+            own: dict[str, Any] = {name: value for name, value in values.items() if name in known}
+            if fixed := METHODS.get(method).for_single_layers:
+                own["method_args"] = {**fixed, **self.space.method_args}
+            variants[name] = self.main_config(method=method, **own)
+        return variants, KEPT in names

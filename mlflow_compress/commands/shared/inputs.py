@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
@@ -27,6 +27,7 @@ from mlflow_compress.config import (
     read_policy,
 )
 from mlflow_compress.config.declarations import AUTO
+from mlflow_compress.engines import vllm_environment
 from mlflow_compress.errors import CheckpointError, ConfigError, MlflowCompressError
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import SETS as CALIBRATION_SETS
@@ -37,13 +38,14 @@ from mlflow_compress.items.sources.instructions import Instruction, find_instruc
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.judges.encoders.sentence_encoder import usable_folder
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.judges.prompts import read_pair_prompts
 from mlflow_compress.judges.session import prices_of
 from mlflow_compress.kept import kept
 from mlflow_compress.models import architectures, stored_weights
-from mlflow_compress.models.placement import certainly_on_cpu
-from mlflow_compress.models.source_model import local_model_folder
+from mlflow_compress.models.placement import certainly_on_cpu, certainly_without_gpu, no_gpu
+from mlflow_compress.models.source_model import local_model_folder, resolve_folder
 from mlflow_compress.paths import started_in
 from mlflow_compress.scoring.generation.chat_format import chat_format
 
@@ -221,12 +223,15 @@ def check_named(config: Parameters) -> None:
         styles_of(str(values["prompt_style"]))
     if values.get("policy") is not None:
         read_policy(str(values["policy"]))
-    engine = values.get("engine", OWN_ENGINES[0])
-    if engine not in (*OWN_ENGINES, "endpoint") and not entry_points(group="mlflow_compress.engines"):
-        raise ConfigError("Unknown engine", allowed=OWN_ENGINES, got=engine)
+    _check_place(values)
     if isinstance(judging := getattr(config, "judging", None), JudgeModelConfig) and values.get("judge", True):
-        if values["judges"] != "all":
-            chosen_judges(str(values["judges"]))
+        judges = chosen_judges(str(values["judges"]))
+        if "similarity" in judges and values["encoder_base_url"] is None and values["encoder"] != EMBEDDED_ENCODER:
+            with folder_or_hub("encoder", values["encoder"]):
+                usable_folder(values["encoder"])
+        if values["bertscore_model"] not in (None, EMBEDDED_ENCODER):
+            with folder_or_hub("bertscore_model", values["bertscore_model"]):
+                resolve_folder(values["bertscore_model"])
         prices_of(judging)
         if judging.judge_prompts is not None:
             read_pair_prompts(Path(judging.judge_prompts))
@@ -236,6 +241,18 @@ def check_named(config: Parameters) -> None:
             _given("served_model", values["served_model"])
         elif not is_endpoint(values["model"]):
             read_manifest(checkpoint, verify=False)
+
+
+def _check_place(values: Mapping[str, Any]) -> None:
+    """Refuse an engine that is not installed, and a GPU that this machine does not have."""
+    engine = values.get("engine", OWN_ENGINES[0])
+    if engine not in (*OWN_ENGINES, "endpoint") and not entry_points(group="mlflow_compress.engines"):
+        raise ConfigError("Unknown engine", allowed=OWN_ENGINES, got=engine)
+    if engine == "vllm":
+        vllm_environment.installed(vllm_environment.find_python(values["vllm_python"]))
+    elsewhere = "devices" in values or values.get("ray_address") or values.get("dry_run")  # nothing is run here
+    if values.get("device") == "cuda" and not elsewhere and engine in OWN_ENGINES and certainly_without_gpu():
+        raise no_gpu("cuda")
 
 
 def task_settings(config: EvaluateConfig) -> TaskSettings:

@@ -32,7 +32,7 @@ from mlflow_compress.compression.gguf_model import write_plain
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.config.groups import VLLM_PYTHON, named_python
 from mlflow_compress.engines.endpoint.served_timing import served_times
-from mlflow_compress.engines.vllm.vllm_environment import find_python
+from mlflow_compress.engines.vllm_environment import find_python
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.metrics.speed import serving_speed

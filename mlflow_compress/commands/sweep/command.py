@@ -47,6 +47,9 @@ def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **paramete
     mlflow_compress.errors.ConfigError: Parameter 'bits' must be a whole number. Allowed: whole numbers, auto. Got: 'x'.
     """
     config = configured(SweepConfig, parameters)
+    from mlflow_compress.commands.sweep.grid import asked_for
+
+    asked_for(config)
     from mlflow_compress.commands.sweep.run import run_sweep
 
     return run_sweep(config, progress or silent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,15 +25,15 @@ from mlflow_compress.commands.shared.inputs import (
     suite_of,
 )
 from mlflow_compress.commands.shared.scores import stage_seconds, wall_seconds
+from mlflow_compress.commands.sweep.grid import asked_for
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, MethodConfig
-from mlflow_compress.config import CompressionConfig, is_endpoint
+from mlflow_compress.config import CompressionConfig
 from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.engines.endpoint.served_model import check_same_model
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
-from mlflow_compress.files import read_yaml
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.judges.judge_registry import chosen_judges
@@ -47,11 +46,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import Store
 from mlflow_compress.tracking.tracker import Tracker
 
-_AXES = {"methods": "method"}  # a name that is clearer with several values
-_OF_SERVED = ("checkpoint", "served_model", "tokenizer")
-_IN_GRID = (*(name for name in CompressionConfig.model_fields if name != "output_dir"), *_OF_SERVED[1:])
 _SHARED = ("calibration", "calibration_samples", "calibration_length", "method_args")
-_GIVEN = ("methods", "bits", "group_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +82,7 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]
     """
     found: dict[tuple[str, str], Combination] = {}
     left_out: dict[str, str] = {}
-    for asked in _asked(config):
+    for asked in asked_for(config):
         method, given = asked.get("method", SERVED_METHOD), _own(asked)
         try:
             variant = absolute_paths(config.main_config(**given))
@@ -131,32 +126,6 @@ def _settings(variant: MainConfig) -> MethodConfig | None:
     return settings
 
 
-def _asked(config: SweepConfig) -> Iterable[dict[str, str]]:
-    axes = config.variants
-    if axes.grid is None:
-        return _product({name: _split(getattr(axes, name)) for name in _GIVEN})
-    default = SweepConfig().variants
-    if twice := [name for name in _GIVEN if getattr(axes, name) != getattr(default, name)]:
-        raise ConfigError(
-            f"Parameter '{twice[0]}' is given beside a grid", got=getattr(axes, twice[0]), fix="Write it into the grid"
-        )
-    return [one for entry in _entries(Path(axes.grid)) for one in _product(entry)]
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    named = {_AXES.get(name, name): values for name, values in axes.items()}
-    for method in named.get("method", []):
-        METHODS.get(method)
-    for bits in named.get("bits", []):
-        if bits != AUTO and not str(bits).isdigit():
-            raise ConfigError("Parameter 'bits' must be a whole number", allowed="whole numbers, auto", got=bits)
-    return [dict(zip(named, values, strict=True)) for values in itertools.product(*named.values())]
-
-
 def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return a combination without the settings that its method does not have: it then takes part once."""
     if "method" not in asked:  # a served model: what the methods share is not for it
@@ -186,33 +155,6 @@ def _renamed(one: Combination, same: list[Combination]) -> Combination:
     others = [other.shown for other in same]
     differing = [f"{name}={value}" for name, value in one.shown.items() if any(o[name] != value for o in others)]
     return Combination(name=f"{one.name} ({', '.join(differing)})", config=one.config, settings=one.settings)
-
-
-def _entries(file: Path) -> list[dict[str, list[Any]]]:
-    """Return the entries of a grid file: a list of values per parameter."""
-    content = read_yaml(file, parameter="grid")
-    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
-        raise ConfigError(
-            "The grid is no list of entries", allowed="entries such as '- {methods: [awq, gptq], bits: [4, 3]}'"
-        )
-    return [_entry(entry) for entry in content]
-
-
-def _entry(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
-    allowed = (*_AXES, *_IN_GRID)
-    if unknown := [name for name in entry if name not in allowed]:
-        raise ConfigError("An entry of the grid has a parameter that is no axis", allowed=allowed, got=unknown[0])
-    axes = {name: value if isinstance(value, list) else [value] for name, value in entry.items()}
-    served = [is_endpoint(str(checkpoint)) for checkpoint in axes.get("checkpoint", [])]
-    if any(served):
-        if not all(served) or (unused := [name for name in entry if name not in _OF_SERVED]):
-            got = dict(entry) if not all(served) else unused[0]
-            raise ConfigError("An entry of the grid for served models has something else", allowed=_OF_SERVED, got=got)
-    elif ("method" in entry) == ("methods" in entry):
-        raise ConfigError("Every entry of the grid needs 'method' or 'methods'", got=dict(entry))
-    if empty := [name for name, values in axes.items() if not values or None in values]:
-        raise ConfigError("An axis of the grid has no values", got=empty[0])
-    return axes
 
 
 @dataclass(frozen=True, kw_only=True)

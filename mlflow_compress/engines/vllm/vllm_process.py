@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.vllm.vllm_environment import described_environment, find_python, for_worker
+from mlflow_compress.engines.vllm_environment import described_environment, find_python, for_worker
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.baseline_store import from_bytes

