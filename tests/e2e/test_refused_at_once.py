@@ -105,7 +105,11 @@ CASES = {
     "no grid": (["sweep", "--grid", "x"], 2, "Parameter 'grid' names no YAML file that can be read: .*Got: 'x'."),
     "an axis": (["sweep", "--methods", "rtn", "--bits", "x"], 2, "Parameter 'bits' must be a whole number. .*"),
     "a format": (["search", "--formats", "rtn:4,nosuch:3", "--max_kl", "1"], 2, "Unknown .*Got: 'nosuch'."),
-    "bits of a format": (["search", "--formats", "rtn:4,rtn:99", "--max_kl", "1"], 2, "Method 'rtn' does not support these bits. .*Got: 99."),
+    "bits of a format": (
+        ["search", "--formats", "rtn:4,rtn:99", "--max_kl", "1"],
+        2,
+        "Method 'rtn' does not support these bits. .*Got: 99.",
+    ),
     "one format": (["search", "--formats", "rtn:4", "--max_kl", "1"], 2, "A search needs two different .*"),
     "no limit": (["search"], 2, "A search needs one kind of limit. Allowed: .*Got: 'none'."),
     "an encoder": (
