@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,7 +162,8 @@ def read_typed(
 
 
 _MOST_YAML_BYTES = 2**20
-_MOST_YAML_VALUES = 100_000
+_MOST_YAML_VALUES = 10_000
+_TOO_MANY = f"with its aliases it stands for more than {_MOST_YAML_VALUES:,} values"
 _DEEPEST_YAML = 100  # brackets within brackets
 
 
@@ -171,17 +173,26 @@ class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
     Aliases of aliases make a small file stand for any number of values: those are counted before one is made.
     """
 
+    _n_nodes = 0
+
     def fetch_flow_collection_start(self, token: Any) -> None:
         """Read a bracket; the time that many of them take grows with the square of their number."""
         if self.flow_level == _DEEPEST_YAML:
             raise yaml.YAMLError("it is nested too deeply")
         super().fetch_flow_collection_start(token)
 
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node; more of them than a file may have are not read."""
+        self._n_nodes += 1
+        if self._n_nodes > _MOST_YAML_VALUES:
+            raise yaml.YAMLError(_TOO_MANY)
+        return super().compose_node(parent, index)
+
     def get_single_node(self) -> Any:
         """Return the node of the document; one that stands for too many values is refused."""
         node = super().get_single_node()
         if node is not None and self._values(node, {}) > _MOST_YAML_VALUES:
-            raise yaml.YAMLError(f"with its aliases it stands for more than {_MOST_YAML_VALUES:,} values")
+            raise yaml.YAMLError(_TOO_MANY)
         return node
 
     def _values(self, node: Any, counted: dict[int, int]) -> int:
@@ -194,10 +205,9 @@ class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Return the mapping of a node."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.MarkedYAMLError(
-                problem=f"the name {twice[0][:60]!r} is there twice", problem_mark=node.start_mark
-            )
+        if len(set(names)) < len(names):
+            twice = next(name for name, number in Counter(names).items() if number > 1)
+            raise yaml.MarkedYAMLError(problem=f"the name {twice[:60]!r} is there twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 

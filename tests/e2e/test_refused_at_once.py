@@ -217,6 +217,42 @@ def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Pa
     assert len(done.stderr) <= 3000
 
 
+BOMBS = {
+    "aliases": "a0: &a0 [x,x,x,x,x,x,x,x,x]\n"
+    + "\n".join(f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 9)),
+    "keys": "a: &a {x: 1}\nb: " + "{<<: *a, c: " * 90 + "1" + "}" * 90,
+    "size": "a: " + "[x,x]," * 2_000_000,
+    "flat": "[" + "x," * 500_000 + "]",  # within the bytes
+    "text": "a: " + "x" * 1_000_000,
+    "names": "{" + ",".join(f"a{number}: 1" for number in range(80_000)) + "}",
+    "lines": "\n" * 1_000_000 + "a: 1",
+    "anchors": "[" + ",".join(f"&a{number} x" for number in range(90_000)) + "]",
+}
+MOST_BYTES = 100e6
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_yaml_bomb_is_refused_in_a_second_and_100_mb_whichever_file_it_is(
+    bomb: str, tmp_path: Path, light_python: Fork
+) -> None:
+    (tmp_path / "bomb.yaml").write_text(BOMBS[bomb])
+    counted = "import resource\nmost = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n" + TIMED.replace(
+        "print(sum", "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most) * 1024)\nprint(sum"
+    )
+    for arguments in (
+        ["main", "--config", "bomb.yaml"],
+        ["promote", "--policy", "bomb.yaml"],
+        ["promote", "--waiver", "bomb.yaml"],
+        ["sweep", "--grid", "bomb.yaml"],
+        ["main", "--method", "rtn", "--judge_prices", "bomb.yaml"],
+    ):
+        uri = f"sqlite:///{tmp_path}/mlflow.db"
+        done = light_python("-c", counted, *arguments, cwd=tmp_path, MLFLOW_TRACKING_URI=uri)
+        _, bytes_, seconds = done.stdout.splitlines()
+        assert done.returncode == 2 and len(done.stderr) <= 3000 and [*tmp_path.iterdir()] == [tmp_path / "bomb.yaml"]
+        assert float(seconds) <= MOST_SECONDS and float(bytes_) <= MOST_BYTES
+
+
 def test_under_mlflow_run_parameters_are_named_as_they_are_typed_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
