@@ -50,10 +50,6 @@ OTHERS: list[tuple[str, dict[str, str]]] = [
 SHORT = {"calibration_samples": "16", "calibration_length": "128"}
 """Settings of calibrated methods: enough for a model whose numbers are compared, too few for one that is used."""
 
-ROUNDS_CACHE = ("kv-cache",)
-"""Methods that round keys and values while the model runs: a sum's last bit can move one to its neighbour, as it does
-in methods that round activations."""
-
 MAX_LOG_PROB, MAX_KL = 1e-3, 1e-4
 """Largest float32 differences between GPU and CPU, in nats a token: ten times what other sums of the same products do
 to the logits of a model of this size (see `compression.probe`)."""
@@ -447,7 +443,9 @@ class Check:
             _, cpus = self.score("cpu", name, dtype, made, states=states)
             told, ours = self.score("gpu", name, dtype, made, states=self.states("gpu", dtype))
             row.measured(told)
-            rounded = METHODS.get(method).rounds_activations or method in ROUNDS_CACHE or "activations" in name
+            chosen = METHODS.get(method)
+            # A sum's last bit can move a number of the inputs, or of the cache, to its neighbour.
+            rounded = chosen.rounds_activations or chosen.rounds_cache or "activations" in name
             self.compare(row, dtype, name, ours, cpus, rounded=rounded)
 
         return work

@@ -50,7 +50,10 @@ VARIANTS: list[tuple[str, dict[str, str]]] = [
     ("layer-drop-angular", {}),
     ("slicegpt", {"slicing": "0.125"}),
     ("slicegpt", {"slicing": "0.25"}),
-    *(("kv-cache", {"cache_bits": bits}) for bits in ("8", "4", "3")),
+    *(("kv-cache", {"key_bits": bits, "value_bits": bits}) for bits in ("8", "4", "3", "2", "fp8")),
+    *(("kv-cache", {"key_bits": keys, "value_bits": values}) for keys, values in (("4", "16"), ("16", "4"))),
+    *(("kv-cache", {"key_bits": bits, "value_bits": bits, "keys_per": "channel"}) for bits in ("4", "2")),
+    ("kv-cache-fp8", {}),
     ("gaussian-noise", {}),
 ]
 

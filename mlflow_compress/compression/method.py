@@ -114,6 +114,8 @@ class Method(ABC, Generic[S]):
     """Whether the method can compress a model layer by layer from the disk (device=balanced)."""
     compresses: ClassVar[bool] = True
     """False for a control, which does not change the weights and can never be promoted."""
+    rounds_cache: ClassVar[bool] = False
+    """Whether keys and values are rounded: a variant that does not move at all is then refused as not applied."""
     extra: ClassVar[str | None] = None
     """Extra of this package that installs `requires`, where the plain installation does not."""
     for_single_layers: ClassVar[Mapping[str, Setting]] = {}

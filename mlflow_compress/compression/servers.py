@@ -15,6 +15,7 @@ from mlflow_compress.config.declarations import Target
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
+FP8_CACHE = "compressed-tensors (dense, kv_cache_scheme)"
 PACKED = "compressed-tensors (pack-quantized)"
 # Its loader has a scheme for these; kernels are on GPUs alone (benchmarks/vllm_formats.py).
 NOT_ON_CPUS = tuple(
@@ -25,6 +26,7 @@ FORMATS = (
     "compressed-tensors (float-quantized)",
     "compressed-tensors (int-quantized)",
     *NOT_ON_CPUS,
+    FP8_CACHE,
     "safetensors",
     "safetensors (dense)",
 )
@@ -64,6 +66,8 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
         raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
     if target == "vllm-cpu" and (written in NOT_ON_CPUS or _rounds_to_fp8(method.name, settings)):
         raise UnsupportedError(f"vLLM's CPU build has no kernel for {label}", got=written, fix=fix)
+    if target == "vllm-cpu" and written == FP8_CACHE:
+        raise UnsupportedError(f"vLLM's CPU build was not tried with {label}", got=written, fix=fix)
     if written != PACKED:
         return
     for bits, group, layers in method.packed(settings, source.linear):

@@ -143,11 +143,13 @@ def _agreement(name: str, meaning: str, **more: Any) -> MetricKey:
 
 KL = _nats(
     "kl_mean",
-    "Mean KL(baseline || variant) per corpus token.",
+    "Mean KL(baseline || variant) per corpus token; also by the number of tokens before it.",
     label="KL, corpus (nats)",
     headline=70,
     floor="noise/corpus_kl_mean",
 )
+CONTEXTS = 8
+"""Most ranges of the number of tokens before; their width is a power of two."""
 TOP_DOCUMENT = MetricKey.percent(
     "distance/corpus_kl_share_top_document_pct",
     "neither",
@@ -214,4 +216,26 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
         if sums.sum() > 0.0:
             estimates[TOP_DOCUMENT] = Number(top_share_pct(sums, 1), len(sums))
         results += of_subset(inputs, subset, estimates)
+        if subset.task is not None:
+            results += _by_context(inputs, subset, kl)
+    return results
+
+
+def _by_context(inputs: MetricInputs, subset: ItemSubset, kl: Float) -> list[MetricResult]:
+    """Return the mean KL of one corpus in at most `CONTEXTS` equally wide ranges of the number of tokens before."""
+    scores = _scores(inputs.baseline)
+    position = scores.column("position").astype(np.int64)[subset.rows]
+    document = token_groups(scores).document[subset.rows]
+    first, last = int(position.min()), int(position.max())
+    width = 1
+    while last // width - first // width >= CONTEXTS:
+        width *= 2
+    results = []
+    for number in range(first // width, last // width + 1):
+        rows = subset.rows[inside := position // width == number]
+        if len(rows):
+            trusted = len(np.unique(document[inside])) >= FEWEST_GROUPS
+            mean = _ratio(kl, rows=rows, documents=document[inside], trusted=trusted)
+            name = f"tokens {number * width}-{(number + 1) * width - 1}"
+            results += of_subset(inputs, ItemSubset(subset.task, name, rows), {KL: mean})
     return results

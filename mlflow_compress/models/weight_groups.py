@@ -195,7 +195,11 @@ def _require_same_architecture(baseline: Any, variant: Any) -> None:
             got=f"{type(variant).__name__} with {n_layers[1]} layers and {len(second)}",
             fix=_FIX,
         )
-    attention = [m.config.get_text_config(decoder=True)._attn_implementation for m in (baseline, variant)]
+    attention = [
+        m.config.get_text_config(decoder=True)._attn_implementation
+        + (" with compressed-tensors' cache" if any(hasattr(part, "kv_cache") for part in m.modules()) else "")
+        for m in (baseline, variant)
+    ]
     if attention[0] != attention[1]:
         raise UnsupportedError(
             "The variant computes attention in another way (rounded keys and values), which no module holds",

@@ -17,6 +17,7 @@ from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, ITEMS, OPT
 from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
+from mlflow_compress.metrics.perplexity import KL as CORPUS_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import details
 from mlflow_compress.reporting.plots import distances
@@ -83,6 +84,16 @@ def _positions(results: Sequence[MetricResult]) -> Drawing | None:
     return distances.draw_positions(places[None], parts) if parts else None
 
 
+def _contexts(results: Sequence[MetricResult]) -> Drawing | None:
+    """Draw the KL of the corpus with most tokens by the number of tokens before."""
+    ranges = [result for result in results if result.name == CORPUS_KL.name and result.category is not None]
+    if not any(part.value for part in ranges):  # none, or equal models
+        return None
+    wholes = [result for result in results if result.name == CORPUS_KL.name and result.category is None and result.task]
+    whole = max(wholes, key=lambda result: result.n)
+    return distances.draw_contexts(whole, {str(part.category): part for part in ranges if part.task == whole.task})
+
+
 @matplotlib.rc_context(RC)
 def draw_all(
     inputs: MetricInputs,
@@ -107,6 +118,7 @@ def draw_all(
         "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
         "answers_part": _answers_part(judged),
         "kl_by_position": _positions(results),
+        "kl_by_context": _contexts(results),
     }
     return _saved(drawings, folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.metrics.stats.corpus_statistics import corpus_statistics, mean_and_error, percentiles
+from mlflow_compress.records import RunRecords, TokenDistances, TokenScores
 from tests import metric_records
 from tests.metric_records import QUICK
 
@@ -161,3 +164,22 @@ def test_records_give_the_same_statistics_as_arrays():
     assert results["distance/corpus_kl_mean"] == pytest.approx(found.kl.value)
     assert results["distance/corpus_dp_rms_pct"] == pytest.approx(100 * found.dp_rms.value)
     assert results["distance/corpus_kl_p99"] == pytest.approx(found.kl_percentiles[0.99])
+
+
+def test_the_corpus_kl_by_context_by_hand():
+    # Two documents of 16 and 8 scored tokens, positions 1 to 16. In ranges of 2 they would be 9: the width is 4.
+    keys = [
+        {"task": "c", "item_id": f"{doc}.0", "position": p} for doc, n in ((0, 16), (1, 8)) for p in range(1, n + 1)
+    ]
+    score = {"target": 1, "nll": 1.0, "p_target": 0.3, "argmax": 1}
+    rows = {"kl_reverse": 0.0, "js": 0.0, "tv": 0.0, "same_top": True, "top10": 1.0, "rbo10": 1.0}
+    scores = TokenScores.from_rows([{**key, **score} for key in keys])
+    distances = TokenDistances.from_rows([{**key, **rows, "kl": 0.25 * key["position"]} for key in keys])
+    run = RunRecords(token_scores=scores)
+    found = MetricInputs(run, replace(run, token_distances=distances), settings=MetricSettings())
+    bins = {r.category: r for r in compute_all(found) if r.name == "distance/corpus_kl_mean" and r.category}
+    assert list(bins) == [f"tokens {a}-{a + 3}" for a in (0, 4, 8, 12, 16)]
+    # Tokens 1 to 3 of both; 8 of both and 9 to 11 of one: (2 * 8 + 9 + 10 + 11) / 5 / 4.
+    assert [bins[f"tokens {a}-{a + 3}"].value for a in (0, 8)] == pytest.approx([0.5, 2.3])
+    assert bins["tokens 8-11"].n == 5
+    assert all(r.low is None for r in bins.values())  # two documents

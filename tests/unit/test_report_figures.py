@@ -21,6 +21,7 @@ from mlflow_compress.reporting.plots.distances import (
     CategoryFlips,
     draw_answers_part,
     draw_categories,
+    draw_contexts,
     draw_divergence,
     draw_margin,
     draw_positions,
@@ -31,7 +32,8 @@ from tests import written_records
 from tests.scored_variants import variant
 
 ITEMS = ["size_against_kl", "kl_by_item", "change_by_margin", "flips_by_category", "baseline_and_variant"]
-ALL = [*ITEMS, "kl_by_position"]
+EQUAL = [*ITEMS, "kl_by_position"]
+ALL = [*EQUAL, "kl_by_context"]
 FAST = MetricSettings(resamples=100, method="percentile")
 VARIANTS = [
     {"name": "none", BITS: 16.0, SIZE: 100, KL: 0.0, f"{KL}_low": 0.0, f"{KL}_high": 0.0},
@@ -66,7 +68,7 @@ def full():
 
 def test_every_figure_of_full_evidence(full, tmp_path):
     before = dict(matplotlib.rcParams)
-    with_judge = [*ITEMS, "answers_part", "kl_by_position"]
+    with_judge = [*ITEMS, "answers_part", "kl_by_position", "kl_by_context"]
     assert drawn(draw_all(*full, VARIANTS, "mine", tmp_path / "new" / "folder", judged=full[0])) == with_judge
     assert dict(matplotlib.rcParams) == before
 
@@ -74,7 +76,7 @@ def test_every_figure_of_full_evidence(full, tmp_path):
 def test_identical_models(full, tmp_path):
     same = written_records.identical()
     figures = draw_all(same, compute_all(same), VARIANTS[:1], "none", tmp_path)
-    assert drawn(figures) == ALL
+    assert drawn(figures) == EQUAL
     titles = {figure.path.stem: figure.title for figure in figures}
     assert titles["kl_by_item"] == "KL is exactly 0 for all 120 items"
     assert titles["change_by_margin"].startswith("No answer changed")
@@ -91,7 +93,7 @@ def test_without_corpus_or_with_nothing_but_a_corpus(full, tmp_path):
     gone = dict.fromkeys(("items", "option_scores", "option_distances", "generations", "judgments"))
     corpus = MetricInputs(replace(inputs.baseline, **gone), replace(inputs.variant, **gone), settings=FAST)
     figures = draw_all(corpus, compute_all(corpus), [], "mine", tmp_path / "corpus")
-    assert drawn(figures) == ["kl_by_item", "kl_by_position"]
+    assert drawn(figures) == ["kl_by_item", "kl_by_position", "kl_by_context"]
     assert "681 corpus tokens" in figures[0].caption
 
 
@@ -177,6 +179,17 @@ def test_kl_by_position_states_both_ends():
     [axes] = drawing.canvas.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["token 1", "tokens 2-3", "tokens 4-7", "tokens 8-15", "reasoning", "answer"]
+
+
+def test_kl_by_context_states_both_ends():
+    def part(kl, name=None):
+        return MetricResult(name="distance/corpus_kl_mean", value=kl, n=5, task="corpus", category=name)
+
+    parts = {name: part(kl, name) for name, kl in (("tokens 256-287", 0.1), ("tokens 288-319", 0.4))}
+    drawing = draw_contexts(part(0.25), parts)
+    assert drawing.title == "KL as the context grows: 0.1 nats at tokens 256-287, 0.4 at tokens 288-319"
+    [axes] = drawing.canvas.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(parts)
 
 
 def test_labels_do_not_overlap():

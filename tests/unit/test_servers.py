@@ -75,6 +75,10 @@ def test_formats_that_vllm_does_not_read_are_named(method: str, source: SourceMo
     assert reason("any", source, method) is None
 
 
+def test_an_fp8_cache_was_not_tried_on_cpus(source: SourceModel) -> None:
+    assert "was not tried with kv-cache-fp8" in str(reason("vllm-cpu", source, "kv-cache-fp8"))
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "found"),
     [
@@ -88,6 +92,7 @@ def test_formats_that_vllm_does_not_read_are_named(method: str, source: SourceMo
         ("bnb-nf4", {}, ["transformers"]),
         ("hqq", {}, []),
         ("kv-cache", {}, []),
+        ("kv-cache-fp8", {}, ["vllm", "transformers"]),
         ("checkpoint", {}, None),
     ],
 )

@@ -40,11 +40,13 @@ from mlflow_compress.commands.shared.stored import (
 )
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+from mlflow_compress.compression.method import METHODS
+from mlflow_compress.compression.probe import MAX_KL
 from mlflow_compress.config import EMBEDDED, SEED, as_text
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.engines.interface import EngineModel, ModelScorer
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
@@ -213,6 +215,21 @@ def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
     return {name: value for name, value in known.items() if value}
 
 
+def require_cache_applied(manifest: CheckpointManifest, records: RunRecords) -> None:
+    """Refuse a rounded cache of keys and values that has moved no distribution: the engine did not round."""
+    if not METHODS.get(manifest.method).rounds_cache:
+        return
+    tables = (records.option_distances, records.token_distances, records.greedy_distances)
+    moved = [float(table.column("kl").max()) for table in tables if table is not None and len(table)]
+    if moved and max(moved) <= MAX_KL:
+        raise UnsupportedError(
+            f"The cache of {manifest.label} is not applied: no token's distribution differs from the baseline's",
+            allowed=f"a KL above {MAX_KL:g} nats at one token at least",
+            got=f"at most {max(moved):.1g} nats",
+            fix="Use an engine that rounds the cache, or texts that are longer than residual and token_group",
+        )
+
+
 def states_for(baseline: Baseline, base: EngineModel, variant: EngineModel) -> Any:
     """Return the baseline's stored pass as the variant is compared with it: see `EngineModel.comparable_with`."""
     return None if baseline.states is None else variant.comparable_with(base.stored(baseline.states))
@@ -265,6 +282,8 @@ def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store,
         run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
         run.log_params(_resolved(config))
         evaluated = evaluate_variant(config, suite, store, run, until_finished, say)
+        if isinstance(variant, CheckpointManifest):
+            require_cache_applied(variant, evaluated.inputs.subject)
         baseline = evaluated.baseline
         results = compute_all(evaluated.inputs)
         log_evaluation(store, run, evaluated.inputs, results, baseline.metadata)

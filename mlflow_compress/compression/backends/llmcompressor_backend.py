@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import patch
@@ -239,6 +240,7 @@ def _fetched_once(model: torch.nn.Module) -> Iterator[None]:
     from compressed_tensors.offload import disable_offloading
 
     def once(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)  # the hook of a quantized cache reads the names of its arguments
         def call(*arguments: Any, **named: Any) -> Any:
             with disable_offloading():
                 return forward(*arguments, **named)

@@ -13,15 +13,12 @@ import numpy as np
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.core_model_loading import ConversionOps, WeightConverter
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.architectures import HQQ_PACKED, NOISY_LOGITS, QUANTIZED_CACHE
+from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, quantize_cache
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero")
 KEY_ENTRIES = 8
@@ -129,44 +126,11 @@ class NoisyLogitsQuantizer(OwnFormat):
         return model
 
 
-def rounded_cache(vectors: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Return keys or values, shape (batch, heads, tokens, head_dim), with every group of neighbours in a head rounded.
-
-    The ``2^bits`` evenly spaced values range from the smallest to the largest number of the group.
-    """
-    groups = vectors.reshape(*vectors.shape[:-1], -1, group).float()
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    step = (high - low) / (2**bits - 1)
-    levels = torch.where(step > 0, (groups - low) / step, 0.0).round()
-    values: torch.Tensor = levels * step + low
-    return values.to(vectors.dtype).reshape(vectors.shape)
-
-
-def quantize_cache(model: Any, bits: int, group: int) -> None:
-    """Make every attention layer read rounded keys (after their rotation) and values."""
-    name = f"sdpa_cache_{bits}bit_g{group}"
-
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        key, value = rounded_cache(key, bits, group), rounded_cache(value, bits, group)
-        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
-
-    before = model.config.get_text_config()._attn_implementation
-    if before == "sdpa":
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, sdpa_mask)
-        model.set_attn_implementation(name)
-    if model.config.get_text_config()._attn_implementation != name:
-        raise UnsupportedError(
-            "Keys and values can only be rounded in transformers' sdpa attention",
-            got=f"{type(model).__name__}, {before}",
-        )
-
-
 class QuantizedCacheQuantizer(OwnFormat):
     """Transformers' hook after loading, which makes attention round; the weights are not quantized."""
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        quantize_cache(model, self.quantization_config.cache_bits, self.quantization_config.cache_group)
+        quantize_cache(model, QuantizedCache.of_settings(self.quantization_config))
         return model
 
 

@@ -151,6 +151,23 @@ def draw_positions(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Dr
     return Drawing(canvas, title, caption)
 
 
+def draw_contexts(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Drawing:
+    """Return the mean KL of a corpus by the number of tokens before, with intervals."""
+    canvas = new_canvas(1.7 + 0.27 * len(parts))
+    axes = canvas.subplots()
+    _draw_parts(axes, whole, parts)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.set(xlim=(0, None), xlabel="KL, nats; figures on the right: tokens")
+    (begin, first), (end, last) = (list(parts.items())[at] for at in (0, -1))
+    title = f"KL as the context grows: {first.value:.2g} nats at {begin}"
+    title += f", {last.value:.2g} at {end}" if len(parts) > 1 else ""
+    caption = (
+        f"Mean KL(baseline ‖ variant) of {whole.n:,} tokens of {whole.task}, by how many tokens of the text the models "
+        f"have read before, with {100 * whole.level:g} % intervals over documents. One without has too few documents."
+    )
+    return Drawing(canvas, title, caption)
+
+
 def _margin_finding(bins: BinnedShare) -> str:
     changed = np.rint(bins.share * bins.n)
     total = int(changed.sum())

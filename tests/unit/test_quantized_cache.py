@@ -1,0 +1,258 @@
+"""Caches of keys and values: the grids by hand, what each query reads, and checkpoints that servers read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+import mlflow_compress as mc
+from mlflow_compress.commands.evaluate.run import require_cache_applied
+from mlflow_compress.compression import METHODS, compress_model, method_config
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, Rounding, quantize_cache
+from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
+from tests.compress_models import TEXT, logits, mean_kl, token_rows
+from tests.unit.scoring_models import rounding_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WIDTH = 16  # numbers of a head's vector in the random base
+NOT_ROUNDED = Rounding(16, "token", WIDTH)
+
+
+def by_token(bits: int | str, group: int = WIDTH) -> Rounding:
+    return Rounding(bits, "token", group)
+
+
+def with_cache(base: Path, keys: Rounding, values: Rounding, residual: int = 0) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    quantize_cache(model, QuantizedCache(keys, values, residual))
+    return model
+
+
+def test_a_vector_is_rounded_to_the_grid_between_its_extremes() -> None:
+    vector = torch.tensor([[[[0.0, 1.2, 2.2, 3.0, -1.0, -1.0, -1.0, -1.0]]]])
+    # Group 1: steps of (3 - 0) / 3; group 2 is constant and comes back.
+    assert by_token(2, 4).by_token(vector).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0]
+    # One group: from -1 to 3 in steps of 4 / 3.
+    assert by_token(2, 8).by_token(vector).flatten()[:4].tolist() == pytest.approx([1 / 3, 5 / 3, 5 / 3, 3.0])
+
+
+def test_keys_are_rounded_by_channel_as_in_kivi() -> None:
+    # Two channels, one text of 4 tokens in groups of 2, and padding before it that is far off. Channel 1 of tokens 0
+    # and 1: 0 and 3, the ends of its grid. Channel 2: -3 and 3, too. Tokens 2 and 3: 1 and 1 (a constant), 0 and 1.5.
+    keys = torch.tensor([[99.0, -99.0], [0.0, -3.0], [3.0, 3.0], [1.0, 0.0], [1.0, 1.5]])[None, None]
+    number = torch.tensor([[-1, 0, 1, 2, 3]])
+    assert Rounding(2, "channel", 2).by_channel(keys, number)[0, 0, 1:].tolist() == keys[0, 0, 1:].tolist()
+    # One group of 4. Channel 1 from 0 to 3 in steps of 1; channel 2 from -3 to 3 in steps of 2: 0 -> 1 (1.5 is rounded
+    # to the even level 2, which is -3 + 2 * 2), 1.5 -> level 2.25 -> 1.
+    rounded = Rounding(2, "channel", 4).by_channel(keys, number)[0, 0, 1:]
+    assert rounded.tolist() == [[0.0, -3.0], [3.0, 3.0], [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_fp8_is_e4m3_between_the_largest_magnitudes() -> None:
+    # The largest magnitude is 448 steps. 1.0 / 4.48 * 448 = 100, between 96 and 104 (steps of 8): a tie to the even
+    # mantissa, 96 = 1.5 * 64; 13 is between 13 and 14 and is exact.
+    vector = torch.tensor([[[[-4.48, 1.0, 0.13, 0.0]]]])
+    expected = [-4.48, 0.96, 0.13, 0.0]
+    assert by_token("fp8", 4).by_token(vector).flatten().tolist() == pytest.approx(expected, rel=1e-6)
+    assert not by_token("fp8", 4).by_token(torch.zeros(1, 1, 1, 4)).any()
+
+
+@given(st.integers(0, 2**31), st.sampled_from([2, 3, 4, 8]), st.sampled_from([1.0, 1e-3, 100.0]))
+def test_no_number_moves_by_more_than_half_a_step(seed: int, bits: int, size: float) -> None:
+    vectors = size * torch.randn((2, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
+    number = torch.arange(8).expand(2, 8)
+    # Unit roundoff 2^-24 of float32: of the quotient, the level and the product, each at most 2^bits - 1 steps long.
+    for rounded, axis in ((by_token(bits, 8).by_token(vectors), -1), (Rounding(bits, "channel", 8), -2)):
+        got = rounded.by_channel(vectors, number) if isinstance(rounded, Rounding) else rounded
+        span = vectors.amax(axis, keepdim=True) - vectors.amin(axis, keepdim=True)
+        half_step = span / (2**bits - 1) / 2
+        assert ((got - vectors).abs() <= half_step + 4 * 2.0**-24 * (span + vectors.abs())).all()
+    moved = (by_token("fp8", 8).by_token(vectors) - vectors).abs()
+    # 3 bits of mantissa: at most 2^-4 of a number, or half the smallest subnormal, 2^-10 steps of largest / 448.
+    smallest = vectors.abs().amax(-1, keepdim=True) / 448 * 2.0**-10
+    assert (moved <= torch.maximum(2.0**-4 * vectors.abs(), smallest) * (1 + 2.0**-20)).all()
+
+
+@pytest.mark.parametrize("residual", [0, 5])
+def test_16_bits_are_the_model_itself(residual: int, base: Path) -> None:
+    ids = token_rows(base, TEXT[0], rows=2, length=48)
+    model = with_cache(base, NOT_ROUNDED, NOT_ROUNDED, residual)
+    with torch.inference_mode():
+        difference = (model(input_ids=ids).logits - logits(base, ids)).abs().max()
+    # Without a residual it is the same computation; with one, the same sums in another order.
+    assert difference <= (2 * rounding_of(model, ids) if residual else 0)
+
+
+def test_fewer_bits_lie_farther_and_keys_and_values_apart(base: Path) -> None:
+    ids = token_rows(base, TEXT[0], rows=4, length=64)
+    plain = logits(base, ids)
+
+    def distance(keys: Rounding, values: Rounding) -> float:
+        with torch.inference_mode():
+            return mean_kl(plain, with_cache(base, keys, values)(input_ids=ids).logits)
+
+    both = [distance(by_token(bits), by_token(bits)) for bits in (8, 4, 3, 2)]
+    keys = [distance(by_token(bits), NOT_ROUNDED) for bits in (8, 4, 3, 2)]
+    values = [distance(NOT_ROUNDED, by_token(bits)) for bits in (8, 4, 3, 2)]
+    for distances in (both, keys, values):
+        assert 0 < distances[0] < 1e-4 and distances == sorted(distances)
+    assert both[1] < distance(by_token("fp8"), by_token(2)) < both[3]
+
+
+CACHES = {
+    "token": (by_token(4), by_token(4), 0),
+    "kivi": (Rounding(2, "channel", 4), by_token(2), 8),
+    "channel": (Rounding(4, "channel", 8), by_token("fp8"), 0),
+    "residual": (by_token(3), by_token(3), 5),
+}
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+def test_a_whole_text_is_scored_as_if_decoded_token_by_token(cache: Any, base: Path) -> None:
+    model = with_cache(base, *cache)
+    ids = token_rows(base, TEXT[0], rows=1, length=24)
+    with torch.inference_mode():
+        whole, past, steps = model(input_ids=ids).logits, None, []
+        for position in range(24):
+            out = model(input_ids=ids[:, position : position + 1], past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            steps.append(out.logits[:, 0])
+    assert (whole - torch.stack(steps, 1)).abs().max() <= 2 * rounding_of(model, ids)  # both are rounded
+    assert (whole - logits(base, ids)).abs().max() > 100 * rounding_of(model, ids)
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+def test_rows_of_a_padded_batch_are_as_if_alone(cache: Any, base: Path) -> None:
+    model = with_cache(base, *cache)
+    ids = token_rows(base, TEXT[0], rows=2, length=24)
+    for side in (slice(5, None), slice(None, 19)):  # padding on the left, as when texts are written, and on the right
+        mask = torch.ones_like(ids)
+        mask[0] = 0
+        mask[0, side] = 1
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        with torch.inference_mode():
+            batch = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+            alone = model(input_ids=ids[:1, side]).logits
+        assert (batch[0, side] - alone[0]).abs().max() <= 2 * rounding_of(model, ids)
+
+
+def test_residual_tokens_are_read_as_they_are(base: Path) -> None:
+    ids = token_rows(base, TEXT[0], rows=1, length=24)
+    plain = logits(base, ids)
+    for keys in (by_token(2), Rounding(2, "channel", 4)):
+        with torch.inference_mode():
+            moved = (with_cache(base, keys, by_token(2), 10)(input_ids=ids).logits - plain).abs().amax(-1)[0]
+        # The eleventh token is the first that reads another one rounded: the first one's values.
+        assert moved[:10].max() <= 2 * rounding_of(with_cache(base, keys, by_token(2), 10), ids) < moved[10:].min()
+
+
+def test_a_text_is_written_with_the_rounded_cache(base: Path, tmp_path: Path) -> None:
+    settings = method_config("kv-cache", key_bits=2, keys_per="channel", token_group=4, value_bits=2)
+    compress_model(str(base), "kv-cache", settings, [], tmp_path / "out")
+    loaded = load_model(LoadConfig(path=str(tmp_path / "out"), device="cpu"))
+    prompts = [list(map(int, row)) for row in token_rows(base, TEXT[0], rows=2, length=20)]
+    rows = [GenerationRow(prompt[-n:], 0.0, np.empty(0)) for prompt, n in zip(prompts, (20, 13), strict=True)]
+    decode(loaded, rows, GenerationConfig(max_new_tokens=8, temperature=0.0, samples=1))
+    for row in rows:
+        ids = list(row.prompt)
+        for token in row.tokens:
+            with torch.inference_mode():
+                assert int(loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()) == token
+            ids.append(token)
+
+
+def test_an_fp8_cache_is_what_vllm_reads(base: Path, tmp_path: Path) -> None:
+    manifest = compress_model(
+        str(base),
+        "kv-cache-fp8",
+        method_config("kv-cache-fp8", calibration_samples=4, calibration_length=64),
+        TEXT,
+        tmp_path / "out",
+    )  # loaded in a new process, with the same logits
+    scheme = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
+    assert (scheme["num_bits"], scheme["type"], scheme["strategy"], scheme["dynamic"]) == (8, "float", "tensor", False)
+    assert manifest.served_by == ["vllm", "transformers"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    ids = token_rows(base, TEXT[0], rows=4, length=64)
+    kept: dict[str, torch.Tensor] = {}
+    attention = plain.model.layers[0].self_attn
+    attention.v_proj.register_forward_hook(lambda module, inputs, output: kept.update(values=output))
+    with torch.inference_mode():
+        moved = mean_kl(plain(input_ids=ids).logits, model(input_ids=ids, use_cache=False).logits)
+    assert 0 < moved < 0.01
+    # The scale of the first layer's values is that of the calibration text, which these tokens are from.
+    scale = float(model.model.layers[0].self_attn.v_scale)
+    assert scale == pytest.approx(float(kept["values"].abs().max()) / 448, rel=0.25)
+
+
+def test_what_cannot_be_done_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"key_bits.*16, 8, 4, 3, 2.*fp8"):
+        method_config("kv-cache", key_bits=5)
+    with pytest.raises(ConfigError, match="nothing to round"):
+        method_config("kv-cache", key_bits=16, value_bits=16)
+    with pytest.raises(UnsupportedError, match=r"a divisor of 16, or 'head'"):
+        compress_model(str(base), "kv-cache", method_config("kv-cache", cache_group=32), [], tmp_path / "out")
+    eager = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    with pytest.raises(UnsupportedError, match=r"sdpa attention.*LlamaForCausalLM, eager"):
+        quantize_cache(eager, QuantizedCache(by_token(4), by_token(4)))
+
+
+def test_labels_tell_caches_apart() -> None:
+    labels = [
+        METHODS.get("kv-cache").label(method_config("kv-cache", **settings))
+        for settings in (
+            {},
+            {"key_bits": "fp8", "value_bits": "fp8"},
+            {"key_bits": 2, "keys_per": "channel", "value_bits": 2, "residual": 128, "cache_group": 8},
+        )
+    ]
+    assert labels == ["kv-cache-k4-v4", "kv-cache-kfp8-vfp8", "kv-cache-k2-channel32-v2-g8-r128"]
+
+
+def test_a_cache_that_moves_nothing_is_refused_as_not_applied() -> None:
+    def records(kl: float) -> Any:
+        return cast(Any, SimpleNamespace(option_distances=None, greedy_distances=None, token_distances=Rows(kl)))
+
+    class Rows:
+        def __init__(self, kl: float) -> None:
+            self.kl = np.array([0.0, kl])
+
+        def __len__(self) -> int:
+            return 2
+
+        def column(self, name: str) -> Any:
+            return {"kl": self.kl}[name]
+
+    made = cast(Any, SimpleNamespace(method="kv-cache-fp8", label="kv-cache-fp8"))
+    require_cache_applied(made, records(1e-4))
+    with pytest.raises(UnsupportedError, match=r"cache of kv-cache-fp8 is not applied.*Got: .at most 1e-09 nats"):
+        require_cache_applied(made, records(1e-9))
+    require_cache_applied(cast(Any, SimpleNamespace(method="rtn", label="rtn")), records(0.0))
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_an_evaluation_of_a_cache_that_rounds_nothing_fails(tmp_path: Path) -> None:
+    made = mc.compress(
+        "demo",
+        "kv-cache",
+        method_args="keys_per=channel,token_group=4096,value_bits=16",
+        store=tmp_path / "store",
+        output_dir=str(tmp_path / "out"),
+    )
+    with pytest.raises(UnsupportedError, match="not applied"):
+        mc.evaluate(made, tasks="demo", limit=8, noise_items=8, store=tmp_path / "store")
