@@ -1766,6 +1766,7 @@ def serve_webhook(
     host: str = "127.0.0.1",
     port: int = 8765,
     tag: str = "decide",
+    gate: str | PathLike[str] | None = None,
     policy: str | PathLike[str] | None = None,
     needs: Literal["none", "approval"] = "none",
     alias: str = "champion",
@@ -1783,6 +1784,9 @@ def serve_webhook(
         port to listen on; 0 takes a free one [8765]
     tag
         tag that asks for a decision when it is set on a version; new versions always do [decide]
+    gate
+        YAML file of parameters of `gate`, which decides on versions that `main` has not made; none: nothing does
+        [none]
     policy
         YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
     needs

@@ -8,8 +8,10 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 
+from mlflow.artifacts import download_artifacts
 from mlflow.exceptions import MlflowException
 from mlflow.webhooks.constants import (
     WEBHOOK_DELIVERY_ID_HEADER,
@@ -18,6 +20,7 @@ from mlflow.webhooks.constants import (
     WEBHOOK_TIMESTAMP_HEADER,
 )
 
+from mlflow_compress.errors import DataError
 from mlflow_compress.tracking.experiment import every_page
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -97,6 +100,18 @@ class Deliveries:
         if not version.run_id and version.model_id:
             return str(self._client.get_logged_model(version.model_id).source_run_id)
         return str(version.run_id) if version.run_id else None
+
+    def checkpoint_of(self, one: Delivery, folder: Path) -> Path:
+        """Download a version's files, and return the folder among them that is a checkpoint of safetensors."""
+        files = download_artifacts(f"models:/{one.model}/{one.version}", dst_path=str(folder))
+        found = [path.parent for path in Path(files).rglob("config.json") if any(path.parent.glob("*.safetensors"))]
+        if len(found) != 1:
+            raise DataError(
+                "The version's files cannot be evaluated",
+                allowed="one folder with config.json and safetensors, as mlflow.transformers logs it",
+                got=f"{len(found)} such folders",
+            )
+        return found[0]
 
     def finish(self, one: Delivery, verdict: str, run_id: str | None) -> None:
         """Give a delivery its verdict, and show the last one as the version's tag `verdict`."""

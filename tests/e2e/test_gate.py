@@ -9,13 +9,18 @@ import sys
 import time
 from pathlib import Path
 
+import mlflow
 import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.commands.evaluate import blocks as item_blocks
+from mlflow_compress.commands.webhook.command import WebhookConfig
+from mlflow_compress.commands.webhook.run import Receiver, gate_config
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.folder_store import FolderStore
+from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.webhook import Delivery
 
 FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "noise_items": 4}
 OPTIONS = [f"--{name}={value}" for name, value in FEW.items()]
@@ -202,3 +207,32 @@ def test_speed_and_memory_are_measured_before_the_items(store: Path, tmp_path: P
     packed = Path(mc.compress("demo", "hqq", bits=8, store=store).folder)
     simulated = gate(packed, store, policy=rules, max_memory_ratio=1000)
     assert not simulated.passed and simulated.items_used == 0 and "only simulated" in simulated.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore")  # of MLflow's own
+def test_a_version_that_somebody_else_has_logged_is_decided_by_the_gate(
+    near: Path, tracker: Tracker, tmp_path: Path
+) -> None:
+    settings = "".join(f"{name}: {value}\n" for name, value in {**FEW, "block": 5}.items())
+    (tmp_path / "gate.yaml").write_text(f"model: demo\n{settings}policy: {policy(tmp_path, LOOSE)}\n")
+    receiver = Receiver(WebhookConfig(gate=str(tmp_path / "gate.yaml")), "a secret")
+    with mlflow.start_run():
+        named = {"name": "model", "task": "text-generation", "registered_model_name": "theirs"}
+        mlflow.transformers.log_model(str(near), pip_requirements=[], **named)
+    tracker.client.create_registered_model("no-model")
+    (tmp_path / "empty").mkdir()
+    tracker.client.create_model_version("no-model", str(tmp_path / "empty"))
+    for model in ("theirs", "no-model"):
+        receiver.decide(Delivery(model, "1", model))
+    verdict = tracker.client.get_model_version("theirs", "1").tags["verdict"]
+    [run] = tracker.find_finished("gate", delivery="theirs")
+    assert verdict == run.data.tags["verdict"] and run.data.tags["passed"] == "true"
+    assert run.data.tags["variant"] == "rtn-8bit-g128"
+    receiver.decide(Delivery("theirs", "1", "theirs"))  # killed after the gate, before the verdict was written
+    assert len(tracker.find_finished("gate")) == 1
+    assert "0 such folders" in tracker.client.get_model_version("no-model", "1").tags["verdict"]
+    with pytest.raises(ConfigError, match="blok"):
+        (tmp_path / "gate.yaml").write_text("blok: 5\n")
+        gate_config(receiver._config)

@@ -14,7 +14,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from mlflow_compress.commands.command import Say, silent
+from mlflow_compress.commands.command import Say, configured, silent
+from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
 from mlflow_compress.decide.promotion import gates_of
@@ -22,6 +23,7 @@ from mlflow_compress.errors import ConfigError, MachineError, MlflowCompressErro
 from mlflow_compress.home import home
 from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.webhook import HEADERS, Deliveries, Delivery, RefusedError, delivery_id
 
@@ -32,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_BODY = 1 << 20
 _SLOWEST_S = 10.0  # of a client, per read
+
+
+def gate_config(config: WebhookConfig, **more: Any) -> GateConfig:
+    """Return the parameters of the gate that versions of no main run must pass."""
+    policy = {} if config.policy is None else {"policy": config.policy}
+    return configured(GateConfig, {"config": config.gate, "experiment": config.experiment, **policy, **more})
 
 
 class Receiver:
@@ -105,20 +113,34 @@ class Receiver:
 
     def decide(self, one: Delivery) -> None:
         """Give a delivery its verdict. The decision of a process that was killed after it is taken, not made again."""
-        made = [str(run.info.run_id) for run in self.tracker.find_finished("promote", **{run_names.DELIVERY: one.id})]
         run_id = self._deliveries.run_of(one)
         tags = {} if run_id is None else self.tracker.look_up(run_id).tags
         verdict, decided = "Not decided: the version is of no main run", None
-        if tags.get(run_names.STAGE) == "main" and run_names.EVALUATION in tags:
-            try:
-                decided = made[0] if made else self._promote(one, tags)
+        try:
+            if tags.get(run_names.STAGE) == "main" and run_names.EVALUATION in tags:
+                decided = self._made("promote", one) or self._promote(one, tags)
                 verdict = self._verdict(decided, str(run_id))
-            except (TrackingError, MachineError):
-                raise
-            except MlflowCompressError as error:
-                verdict = f"Not decided: {error}"
+            elif self._config.gate is not None:
+                decided = self._made("gate", one) or self._gate(one)
+                verdict = self.tracker.look_up(decided).tags[run_names.VERDICT]
+        except (TrackingError, MachineError):
+            raise
+        except MlflowCompressError as error:
+            verdict = f"Not decided: {error}"
         self._deliveries.finish(one, verdict, decided)
         self._say(f"{one.model} version {one.version}: {verdict}")
+
+    def _made(self, stage: str, one: Delivery) -> str | None:
+        found = self.tracker.find_finished(stage, **{run_names.DELIVERY: one.id})
+        return str(found[0].info.run_id) if found else None
+
+    def _gate(self, one: Delivery) -> str:
+        from mlflow_compress.commands.gate.run import run_gate  # needs torch
+
+        with scratch_folder(self.tracker.uri) as scratch:
+            checkpoint = self._deliveries.checkpoint_of(one, scratch / f"{one.model}-version-{one.version}")
+            config = gate_config(self._config, checkpoint=checkpoint)
+            return run_gate(config, self.tracker, self._say, {run_names.DELIVERY: one.id}).run.run_id
 
     def _promote(self, one: Delivery, tags: Mapping[str, str]) -> str:
         config = PromoteConfig(
@@ -152,6 +174,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 def run_webhook(config: WebhookConfig, secret: str, say: Say) -> None:
     """Serve until the process is interrupted."""
     gates_of(PromoteConfig(policy=config.policy).read_policy(), config.policy)
+    if config.gate is not None:
+        gate_config(config)
     receiver = Receiver(config, secret, say)
     uri = receiver.tracker.uri
     (lock := home(uri) / "webhook.lock").parent.mkdir(parents=True, exist_ok=True)
