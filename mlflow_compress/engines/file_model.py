@@ -92,6 +92,9 @@ class FileModel(LightModel):
     def recognise(self, earlier: object) -> None:
         """Do nothing: the hash recognises it."""
 
+    def require_unchanged(self) -> None:
+        """Do nothing: its weights are in memory."""
+
     def about(self) -> str:
         """Return nothing."""
         return ""

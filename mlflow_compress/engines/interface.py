@@ -160,6 +160,9 @@ class EngineModel(IdentifiedModel, Protocol):
     def recognise(self, earlier: object) -> None:
         """Refuse a model that is not the one of these facts."""
 
+    def require_unchanged(self) -> None:
+        """Refuse a model that is not the one that was opened; called when it has answered everything."""
+
     def about(self) -> str:
         """Return what a person should know before numbers come; empty where there is nothing."""
 

@@ -17,7 +17,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.engines.endpoint.server_probe import TEXT
+from mlflow_compress.engines.endpoint.served_model import TEXT
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
@@ -57,7 +57,8 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     asked = settings(tmp_path, store=store, served_model=NAME, progress=said.append)
     with served_demo(loaded) as server:
         found = mc.evaluate(f"endpoint:{server.base_url}", noise_items=2, **asked)
-        n_asked, times = len(server.bodies), set(server.answered.values())
+        fixed, n_asked = loaded.tokenizer(TEXT)["input_ids"][:5], len(server.bodies)
+        times = {n for body, n in server.answered.items() if json.loads(body)["prompt"][:5] != fixed}
         again = mc.evaluate(f"endpoint:{server.base_url}", noise_items=2, **asked)
         n_probed = len(server.bodies) - n_asked
     assert found["distance/flips_pct"].value == 0.0
@@ -141,9 +142,31 @@ def test_another_model_under_the_same_name_is_refused(loaded: LoadedModel, tmp_p
     other.model.model.layers[2].mlp.down_proj.weight.data.zero_()
     with (
         served_demo(other) as server,
-        pytest.raises(AlignmentError, match="answers otherwise than when it was evaluated under this name"),
+        pytest.raises(AlignmentError, match="answers otherwise than before under this name"),
     ):
         mc.evaluate(f"endpoint:{server.base_url}", **asked)
+
+
+def test_a_model_that_is_exchanged_midway_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:
+    other = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+    other.model.model.layers[2].mlp.down_proj.weight.data.zero_()
+    with served_demo(loaded) as server:
+
+        def exchanged(number: int, body: dict[str, Any]) -> Raw | None:
+            if number == 25:  # behind the first questions about what the server can
+                server.loaded = other
+            return None
+
+        server.fault = exchanged
+        with pytest.raises(AlignmentError, match="answers otherwise than before under this name"):
+            mc.evaluate(
+                f"endpoint:{server.base_url}",
+                **settings(tmp_path, store=tmp_path / "runs", served_model=NAME, noise_items=1),
+            )
+    assert {json.loads(file.read_text())["status"] for file in (tmp_path / "runs").glob("*/run.json")} == {
+        "FINISHED",  # the baseline
+        "FAILED",
+    }
 
 
 @pytest.mark.slow

@@ -53,6 +53,18 @@ def shorten(reply: dict[str, Any]) -> None:
     tops[-1] = dict(list(tops[-1].items())[:3])
 
 
+def contradict(reply: dict[str, Any]) -> None:
+    part = logprobs(reply)
+    part["top_logprobs"][-1][part["tokens"][-1]] = part["token_logprobs"][-1] - 1
+
+
+def inflate(reply: dict[str, Any]) -> None:
+    part = logprobs(reply)
+    for tops in filter(None, part["top_logprobs"]):
+        tops |= dict.fromkeys(tops, -0.5)
+    part["token_logprobs"] = [None if value is None else -0.5 for value in part["token_logprobs"]]
+
+
 def poison(reply: dict[str, Any]) -> None:
     top = logprobs(reply)["top_logprobs"][-1]
     top[min(top)] = math.nan
@@ -74,6 +86,8 @@ KINDS: dict[str, tuple[str, Callable[[dict[str, Any]], Raw]]] = {
     "NaN in a list": ("not_finite", reply_with(poison)),
     "infinite": ("not_finite", last(-math.inf)),
     "above zero": ("above_zero", last(0.7)),
+    "too probable together": ("above_one", reply_with(inflate)),
+    "list against token": ("contradiction", reply_with(contradict)),
     "short list": ("short_list", reply_with(shorten)),
     "no lists": ("short_list", reply_with(lambda reply: logprobs(reply).update(top_logprobs=None))),
     "no log-probabilities": ("not_a_completion", reply_with(lambda reply: reply["choices"][-1].update(logprobs=None))),

@@ -174,6 +174,7 @@ def find_or_evaluate(
         if (facts := model.facts()) is not None:
             run.log_json(facts, FACTS)
         runs = _run_twice(model, suite, config, resume)
+        model.require_unchanged()
         if runs.states is not None:
             if model.abilities.whole_distributions:
                 Encoder(model.tokenizer, model.max_length).write(suite.requests, runs.states / _TOKENS)

@@ -154,6 +154,7 @@ def evaluate_variant(
             stored = variant.stored(own)
             second, first = variant.scorer(loaded, after=stored), variant.comparable_with(stored)
             again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
+        variant.require_unchanged()
     if (facts := variant.facts()) is not None:
         run.log_json(facts, FACTS)
     if config.sampling.size is None:

@@ -167,11 +167,14 @@ BIAS = 100.0  # what OpenAI's protocol allows at most
 ID_PREFIX = "token_id:"
 NEVER = -9998.0
 """Servers write -9999, or the lowest float, where a probability is 0: no log-probability."""
+_MASS_ROUNDING = 0.05  # p log p summed, of an entropy of 10 nats, times the roundoff of bfloat16 (2^-8)
+_AGREEING = 0.1  # nats between two places of one reply; in bfloat16 two values of -20 are 0.08 apart
 _ROUNDING = 0.01  # nats by which rounding, in bfloat16 too, can lift a log-probability above 0
 
 # Faults of replies that say something, but not what was asked: reasons of a `NoReply`, beside those of `replies`.
 NULL, NOT_FINITE, ABOVE_ZERO, SHORT_LIST = "null", "not_finite", "above_zero", "short_list"
 OTHER_MODEL, OTHER_TOKENS, NO_TOKEN = "other_model", "other_tokens", "no_token"
+ABOVE_ONE, CONTRADICTION = "above_one", "contradiction"
 
 
 class WrongReplyError(Exception):
@@ -192,6 +195,12 @@ def log_probability(value: object) -> float | None:
     if number > _ROUNDING:
         raise WrongReplyError(ABOVE_ZERO, f"gave {number} in place of a log-probability, which is at most 0")
     return number if number > NEVER else None
+
+
+def require_distribution(known: Mapping[int, float]) -> None:
+    """Refuse a list of tokens that are together more probable than 1."""
+    if (mass := sum(map(math.exp, known.values()))) > 1 + _MASS_ROUNDING:
+        raise WrongReplyError(ABOVE_ONE, f"showed top tokens with a probability of {mass:.2f} together")
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +329,13 @@ class CompletionsRoute:
         if len(shown) < min(n_top, self.vocabulary.size) and None not in shown:
             raise WrongReplyError(SHORT_LIST, f"showed {len(shown)} top log-probabilities of {n_top} asked for")
         known = {token: value for token, value in shown.items() if token is not None and value is not None}
-        return Position(log_probability(told.logprobs[place]), top_list(known, n_top))
+        require_distribution(known)
+        logprob, there = log_probability(told.logprobs[place]), told.tops[place].get(told.tokens[place])
+        if logprob is not None and there is not None and abs(logprob - float(there)) > _AGREEING:  # type: ignore[arg-type]
+            raise WrongReplyError(
+                CONTRADICTION, f"gave a token {logprob} alone and {there} in the list of its position"
+            )
+        return Position(logprob, top_list(known, n_top))
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,6 +361,8 @@ def read_completions(body: str, *, model: str, root: str | None, n: int) -> list
         if named not in (None, "", model, root):
             return NoReply(OTHER_MODEL, f"answered as the model {named!r}, where {model!r} was asked for")
         choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
+        if n > 1 and [choice.get("index") for choice in choices] != [*range(len(choices))]:
+            return NoReply(NOT_A_COMPLETION, f"does not say which of {n} prompts each completion is of")
         completions = [tokens_of(choice, read_usage(reply)) for choice in choices]
         if len(completions) != n:
             return NoReply(NOT_A_COMPLETION, f"gave {len(completions)} completions of {n} prompts")
@@ -403,6 +420,7 @@ class LlamaCppRoute:
             if len(top) < n_asked:
                 raise WrongReplyError(SHORT_LIST, f"showed {len(top)} top log-probabilities of {n_asked} asked for")
             known = {token: value for token, value in top.items() if value is not None}
+            require_distribution(known)
             logprob = log_probability(written["logprob"])
             said = question.forced == int(written["id"])
             return Positions([[Position(logprob if said else None, top_list(known, self.can.n_top))]])

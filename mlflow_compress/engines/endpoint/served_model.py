@@ -16,6 +16,7 @@ from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, Ser
 from mlflow_compress.engines.endpoint.routes import (
     LLAMA_CPP,
     Capabilities,
+    TokenQuestion,
     Vocabulary,
     route_of,
 )
@@ -29,6 +30,7 @@ from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.scoring.generation.decoding import shards
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, Speed
 from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, read_reply, read_usage
@@ -62,6 +64,15 @@ def _read(body: str, text_of: Callable[[Mapping[str, Any]], Any]) -> ChatAnswer 
     return answer
 
 
+TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and a café in São Paulo is open."
+_RECOGNISED = 8  # log-probabilities by which a model is recognised
+
+
+def recognising(tokens: Ids) -> list[TokenQuestion]:
+    """Return the questions about `TEXT` by whose answers a model is recognised."""
+    return [TokenQuestion(tokens[:end]) for end in range(len(tokens) - _RECOGNISED, len(tokens))]
+
+
 SAME = 0.1
 """Nats within which two answers about one position agree: in batches of another size kernels round otherwise."""
 
@@ -75,7 +86,7 @@ def check_same_model(now: Mapping[str, object], earlier: object) -> None:
         return
     if any(abs(float(a) - b) > SAME for a, b in zip(then, probe, strict=True)):
         raise AlignmentError(
-            f"The served model {now['served_model']!r} answers otherwise than when it was evaluated under this name",
+            f"The served model {now['served_model']!r} answers otherwise than before under this name",
             allowed=", ".join(f"{float(value):.2f}" for value in then),
             got=", ".join(f"{value:.2f}" for value in probe),
             fix="Serve each variant under a name of its own, and give it as served_model",
@@ -195,6 +206,13 @@ class ServedModel:
     def recognise(self, earlier: object) -> None:
         """Refuse a server that answers a fixed text otherwise than it did; see `check_same_model`."""
         check_same_model(self.facts(), earlier)
+
+    def require_unchanged(self) -> None:
+        """Refuse a server that answers a fixed text otherwise than when it was opened: its model was exchanged."""
+        tokens = Encoder(self.tokenizer, self.max_length).ids([TEXT])[0]
+        found = self.answers(None).ask(recognising(tokens), label="the same model")
+        now = [float(answer[0].top[1][0]) for answer in found if answer is not None and len(answer[0].top[1])]
+        check_same_model({**self.facts(), "probe": now}, self.facts())
 
     def about(self) -> str:
         """Return what the server can, in lines."""

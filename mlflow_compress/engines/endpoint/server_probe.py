@@ -22,7 +22,14 @@ from mlflow_compress.engines.endpoint.routes import (
     read_completions,
     route_of,
 )
-from mlflow_compress.engines.endpoint.served_model import SAME, ChatAnswer, ServedModel, read_chat
+from mlflow_compress.engines.endpoint.served_model import (
+    SAME,
+    TEXT,
+    ChatAnswer,
+    ServedModel,
+    read_chat,
+    recognising,
+)
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.generation.chat_format import PLAIN, chat_format
@@ -108,10 +115,8 @@ def _page(endpoint: EndpointConfig, url: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and a café in São Paulo is open."
 TOPS = (100, 50, 20, 10, 5, 1)
 """Lengths of a top list that are tried, the longest first; servers show up to 20 (vLLM) or 5 (OpenAI) by default."""
-_RECOGNISED = 8  # log-probabilities by which a model is recognised
 
 
 @dataclass(frozen=True)
@@ -339,10 +344,8 @@ class ServerProbe:
 
     def _recognised(self, transport: Transport, can: Capabilities) -> tuple[float, ...]:
         """Return log-probabilities of the fixed text: the highest one after each of its beginnings."""
-        ends = range(len(self.tokens) - _RECOGNISED, len(self.tokens))
         route = self._route(can)
-        questions = [TokenQuestion(self.tokens[:end]) for end in ends]
-        asked = [question for question in questions if route.request(question) is not None]
+        asked = [question for question in recognising(self.tokens) if route.request(question) is not None]
         return tuple(float(found[0].top[1][0]) for found in self._ask(transport, can, *asked) if len(found[0].top[1]))
 
 
