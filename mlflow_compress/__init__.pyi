@@ -291,10 +291,10 @@ def diagnose(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
-    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     corpus_tokens: int = 16384,
     corpus_window: int = 512,
     noise_control: bool = True,
@@ -373,9 +373,6 @@ def diagnose(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    redact
-        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
-        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -384,6 +381,9 @@ def diagnose(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     corpus_tokens
         tokens of each corpus on which every group of weights is measured; 0 takes all [16384]
     corpus_window
@@ -418,7 +418,6 @@ def evaluate(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
-    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -428,6 +427,7 @@ def evaluate(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
@@ -493,9 +493,6 @@ def evaluate(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    redact
-        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
-        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -520,6 +517,9 @@ def evaluate(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
@@ -593,7 +593,6 @@ def gate(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
-    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -602,6 +601,7 @@ def gate(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     served_model: str | None = None,
     baseline_served_model: str | None = None,
     tokenizer: str | PathLike[str] | None = None,
@@ -672,9 +672,6 @@ def gate(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    redact
-        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
-        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -695,6 +692,9 @@ def gate(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     served_model
         with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
     baseline_served_model
@@ -796,6 +796,7 @@ def judge(
     data_dir: str | PathLike[str] | None = None,
     instructions: str | PathLike[str] = "auto",
     instruction_limit: int = 0,
+    show_logged: bool = False,
     num_samples: int = 5,
     max_new_tokens: int = 128,
     encoder: str | PathLike[str] = "embedded",
@@ -819,6 +820,7 @@ def judge(
     judge_prompts: str | PathLike[str] | None = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
@@ -864,9 +866,12 @@ def judge(
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
+        demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
+    show_logged
+        show answers to logged conversations, and their questions, in reports and pages [false]
     num_samples
         sampled answers per instruction for ConSCompF [5]
     max_new_tokens
@@ -916,6 +921,9 @@ def judge(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
@@ -995,12 +1003,13 @@ def plan(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
-    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     instructions: str | PathLike[str] = "auto",
     instruction_limit: int = 0,
+    show_logged: bool = False,
     num_samples: int = 5,
     max_new_tokens: int = 128,
     encoder: str | PathLike[str] = "embedded",
@@ -1073,9 +1082,6 @@ def plan(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    redact
-        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
-        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1084,10 +1090,16 @@ def plan(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
+        demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
+    show_logged
+        show answers to logged conversations, and their questions, in reports and pages [false]
     num_samples
         sampled answers per instruction for ConSCompF [5]
     max_new_tokens
@@ -1318,7 +1330,6 @@ def run(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
-    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -1328,6 +1339,7 @@ def run(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
@@ -1343,6 +1355,7 @@ def run(
     endpoint_max_retries: int = 5,
     instructions: str | PathLike[str] = "auto",
     instruction_limit: int = 0,
+    show_logged: bool = False,
     num_samples: int = 5,
     max_new_tokens: int = 128,
     encoder: str | PathLike[str] = "embedded",
@@ -1442,9 +1455,6 @@ def run(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    redact
-        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
-        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1469,6 +1479,9 @@ def run(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
@@ -1500,9 +1513,12 @@ def run(
     endpoint_max_retries
         retries of such a request that failed for a reason that may pass [5]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
+        demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
+    show_logged
+        show answers to logged conversations, and their questions, in reports and pages [false]
     num_samples
         sampled answers per instruction for ConSCompF [5]
     max_new_tokens
@@ -1608,7 +1624,6 @@ def search(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
-    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -1617,6 +1632,7 @@ def search(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
@@ -1715,9 +1731,6 @@ def search(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    redact
-        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
-        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1738,6 +1751,9 @@ def search(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
@@ -1915,7 +1931,6 @@ def sweep(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
-    redact: str | PathLike[str] | None = None,
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -1925,6 +1940,7 @@ def sweep(
     trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
     engine: str = "local",
     workers: int | Literal["auto"] = "auto",
     cpus_per_worker: int = 1,
@@ -1940,6 +1956,7 @@ def sweep(
     endpoint_max_retries: int = 5,
     instructions: str | PathLike[str] = "auto",
     instruction_limit: int = 0,
+    show_logged: bool = False,
     num_samples: int = 5,
     max_new_tokens: int = 128,
     encoder: str | PathLike[str] = "embedded",
@@ -2042,9 +2059,6 @@ def sweep(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    redact
-        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
-        regular expression per line; comma-separated [none]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -2069,6 +2083,9 @@ def sweep(
         (auto | float32 | bfloat16 | float16) [auto]
     system_prompt
         system prompt of judged answers and of tasks in the chat template; none: none [none]
+    redact
+        cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
+        regular expression per line; comma-separated [none]
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
@@ -2100,9 +2117,12 @@ def sweep(
     endpoint_max_retries
         retries of such a request that failed for a reason that may pass [5]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
+        demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
+    show_logged
+        show answers to logged conversations, and their questions, in reports and pages [false]
     num_samples
         sampled answers per instruction for ConSCompF [5]
     max_new_tokens

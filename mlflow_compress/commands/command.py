@@ -168,27 +168,31 @@ _OF_TRACES = "mlflow-traces:"  # before the name of an experiment, in `tasks`
 
 
 def _with_traces(config: P, store: StoreLike) -> P:
-    """Return parameters whose tasks name files of conversations in place of traces, redacted before they are written.
+    """Return parameters that name files of conversations in place of traces, redacted before they are written.
 
     So what was read is frozen: traces that come later change nothing of a run that goes on.
     """
-    tasks = config.values().get("tasks")
-    if not isinstance(tasks, str) or _OF_TRACES not in tasks:
+    named = {name: config.values().get(name) for name in ("tasks", "instructions", "trace_instructions")}
+    given = {name: text for name, text in named.items() if isinstance(text, str) and _OF_TRACES in text}
+    if not given:
         return config
     from mlflow_compress.items.sources.conversations import Redaction
     from mlflow_compress.tracking.app_traces import read_conversations
     from mlflow_compress.tracking.tracker import tracking_uri
 
     redact = Redaction.of(str(config.values().get("redact") or ""))
-    parts = []
-    for part in map(str.strip, tasks.split(",")):
-        if part.startswith(_OF_TRACES):
-            where = part.removeprefix(_OF_TRACES)
-            name = re.sub(r"[^\w.-]+", "-", where).strip("-._")[:60] or "traces"
-            rows = read_conversations(tracking_uri(), where, redact)
-            part = f"openai:{write_task_files({name: rows}, _inputs(store))}"
-        parts.append(part)
-    return config.with_values(tasks=",".join(parts))
+
+    def file_of(part: str) -> str:
+        if not part.startswith(_OF_TRACES):
+            return part
+        where = part.removeprefix(_OF_TRACES)
+        name = re.sub(r"[^\w.-]+", "-", where).strip("-._")[:60] or "traces"
+        rows = read_conversations(tracking_uri(), where, redact)
+        return f"openai:{write_task_files({name: rows}, _inputs(store))}"
+
+    return config.with_values(
+        **{name: ",".join(map(file_of, map(str.strip, text.split(",")))) for name, text in given.items()}
+    )
 
 
 def _refuse_early(config: Parameters) -> None:

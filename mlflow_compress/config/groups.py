@@ -103,12 +103,6 @@ class EvaluationConfig(Group):
     fewshot_as_multiturn: bool = option(
         True, "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)"
     )
-    redact: OptionalText = option(
-        None,
-        "cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a "
-        "regular expression per line; comma-separated",
-        path="files",
-    )
     noise_items: int = option(
         200,
         "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",
@@ -191,6 +185,12 @@ class InferenceConfig(Group):
     system_prompt: OptionalText = option(
         None, "system prompt of judged answers and of tasks in the chat template; none: none"
     )
+    redact: OptionalText = option(
+        None,
+        "cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a "
+        "regular expression per line; comma-separated",
+        path="files",
+    )
 
 
 VLLM_PYTHON = "MLFLOW_COMPRESS_VLLM_PYTHON"
@@ -229,10 +229,12 @@ class AnswerConfig(Group):
 
     instructions: str = option(
         "auto",
-        "mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the demo's, for the demo",
+        "mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the "
+        "demo's, for the demo",
         path="file",
     )
     instruction_limit: int = option(0, "instructions per category after a seeded shuffle; 0 takes all", ge=0)
+    show_logged: bool = option(False, "show answers to logged conversations, and their questions, in reports and pages")
     num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2)
     max_new_tokens: int = option(128, "tokens per sampled answer", ge=1)
     encoder: str = option(

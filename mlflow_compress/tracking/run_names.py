@@ -57,6 +57,7 @@ RECORDS, NOISE = "records", "noise"
 ENGINE = "engine"  # of a baseline that another engine ran: records of its checkpoint under transformers
 EMBEDDINGS = "embeddings"  # of a judge run: vectors of the answers of "baseline", "again" and "variant"
 BASELINE_GRADES = "baseline_grades"  # of a judge run: what its judges say of the baseline's answers
+HIDDEN = "answers_hidden"  # tag of a judge run on logged conversations whose texts no report shows
 ANSWERS = "answers"  # of a judge run: both models' answers side by side, as page and as JSONL
 FACTS = "endpoint.json"  # of a run that has asked a served model: what its server can, and who it is
 ACCOUNT = "account.json"  # of an evaluate run: what was asked, what became of it, and under what conditions

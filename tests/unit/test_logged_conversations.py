@@ -18,6 +18,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.sources.conversations import PATTERNS, Redaction, answers_of, smallest_digests
+from mlflow_compress.items.sources.instructions import find_instructions, fingerprint_of
 from mlflow_compress.items.suite import check_tasks_named, is_task_file, load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics import MetricInputs, headline
@@ -155,6 +156,23 @@ def test_the_template_of_the_baseline_renders_the_messages_and_the_answer_follow
     [first, _] = sorted(with_chat_template(tokenizer, suite).requests, key=lambda request: len(request.context))
     assert first.context == "User: Hi.\nAssistant: "
     assert chat_format(tokenizer).conversation([{"role": "user", "content": "Hi."}]) == first.context
+
+
+def test_instructions_are_the_first_questions_after_the_system_prompt(tmp_path, caplog):
+    shop = [said("system", "Sell."), said("user", "How much?"), said("assistant", "Ten.")]
+    file = written(tmp_path, TWO_TURNS, shop, [said("user", "I am a@b.org."), said("assistant", "Hi.")])
+    named = f"openai:{file}"
+    with caplog.at_level(logging.WARNING):
+        plain = find_instructions(named, model="m", settings=TaskSettings(redact="email"))
+    assert {one.turns: one.reference for one in plain} == {("Hi.",): ("Hello.",), ("I am [email].",): ("Hi.",)}
+    assert {one.category for one in plain} == {"logged"} and "1 have another system prompt" in caplog.text
+    [sold] = find_instructions(named, model="m", settings=TaskSettings(system_prompt="Sell."))
+    assert sold.turns == ("How much?",)
+    assert len(find_instructions(named, model="m", settings=TaskSettings(limit=1))) == 1
+    assert fingerprint_of(plain, named) == [one.item_id for one in plain]  # no text is stored with it
+    assert fingerprint_of(plain, "mine.jsonl")[0]["turns"] == plain[0].turns
+    with pytest.raises(DataError, match=r"after the system prompt.*system_prompt: Buy\."):
+        find_instructions(named, model="m", settings=TaskSettings(system_prompt="Buy."))
 
 
 # --- what is measured

@@ -27,6 +27,7 @@ from mlflow_compress.commands.shared.stored import (
 )
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.engines.interface import EngineModel
+from mlflow_compress.items.sources.instructions import fingerprint_of
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
@@ -263,7 +264,7 @@ def _written(store: Store, base: EngineModel, config: EvaluateConfig, *, write: 
         "chat_template": base.tokenizer.chat_template,
         "system_prompt": config.inference.system_prompt,
         "sampling": asdict(drawn),
-        "prompts": [asdict(prompt) for prompt in prompts],
+        "prompts": fingerprint_of(prompts, config.traces.trace_instructions),
     }
     if not write and not store.find(STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mlflow_compress.commands.shared.inputs import (
     read_manifest,
 )
 from mlflow_compress.engines.interface import EngineModel
-from mlflow_compress.items.sources.instructions import Instruction
+from mlflow_compress.items.sources.instructions import Instruction, fingerprint_of
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.kept import kept
@@ -117,7 +117,7 @@ def _fingerprint(
         "judge_max_tokens": config.answers.judge_max_tokens,
         "seed": config.source.seed,
         "system_prompt": config.inference.system_prompt,
-        "instructions": [asdict(item) for item in instructions],
+        "instructions": fingerprint_of(instructions, config.answers.instructions),
     }
 
 
@@ -215,7 +215,7 @@ def _greedy_fingerprint(
         "chat_template": template,
         "judge_max_tokens": config.answers.judge_max_tokens,
         "system_prompt": config.inference.system_prompt,
-        "instructions": [asdict(item) for item in asked],
+        "instructions": fingerprint_of(asked, config.answers.instructions),
     }
 
 

@@ -38,7 +38,7 @@ from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
-from mlflow_compress.items.sources.instructions import Instruction
+from mlflow_compress.items.sources.instructions import Instruction, is_logged
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges, open_judge
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
@@ -261,13 +261,17 @@ def judge(
     log(RECORDS, inputs.subject.write)
     if inputs.baseline.judgments is not None:
         log(run_names.BASELINE_GRADES, inputs.baseline.judgments.write)
+    shown = config.answers.show_logged or not is_logged(config.answers.instructions)
     title = f"{described(config).label} against {baseline_label(config)}"
-    log_answers(run, store.uri, title, instructions, (baseline.graded, variant.graded), inputs)
+    if not shown:
+        run.set_tags({run_names.HIDDEN: "true"})
+    else:
+        log_answers(run, store.uri, title, instructions, (baseline.graded, variant.graded), inputs)
     log(SAMPLES, variant.samples.write)
     if vectors is not None:
         log(run_names.EMBEDDINGS, partial(_write_embeddings, vectors))
     remarks = [*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)]
-    if config.judging.judge_traces:
+    if config.judging.judge_traces and shown:
         remarks.append(_show(run, instructions, answers, inputs))
     return _Outcome(
         inputs=inputs,

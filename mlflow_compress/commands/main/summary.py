@@ -205,9 +205,10 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _log_answers(stages: Stages) -> None:
     """Log the variant's answers to the instructions as `outputs.json`. MLflow's UI compares this table between runs."""
-    if "judge" not in stages.children:
+    judge = stages.children.get("judge")
+    if judge is None or run_names.HIDDEN in stages.tracker.client.get_run(judge).data.tags:
         return
-    records = stages.read(stages.children["judge"]).generations
+    records = stages.read(judge).generations
     if records is not None:
         prompts, texts = records.column("prompt").tolist(), records.column("text").tolist()
         stages.run.log_table({"prompt": prompts, "output": texts}, "outputs.json")

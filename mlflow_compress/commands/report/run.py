@@ -59,7 +59,7 @@ from mlflow_compress.reporting.page.variants_page import (
 )
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, RECORDS
+from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, HIDDEN, RECORDS
 from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import shared_run_address
@@ -136,7 +136,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     for name, run in runs.items():
         judge = finished_judge(children[name])
         answered = None
-        if judge is not None and judge.data.tags[ANSWERS_RUN] == answers_run:
+        if judge is not None and judge.data.tags[ANSWERS_RUN] == answers_run and HIDDEN not in judge.data.tags:
             answered = tracker.fetch(judge.info.run_id, RECORDS)
         speed = children[name].get("speed")
         timed = speed if speed is not None and speed.info.status == "FINISHED" else None
@@ -250,9 +250,13 @@ def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: s
 def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:
     """Return what the page leaves out."""
     notes = []
-    judged = sum(finished_judge(stages) is not None for stages in children.values())
-    if judged > answered:
-        notes.append(f"The answers of {judged - answered} variants are not shown: they answered other instructions")
+    judges = [judge for stages in children.values() if (judge := finished_judge(stages)) is not None]
+    judged, hidden = len(judges), sum(HIDDEN in judge.data.tags for judge in judges)
+    if hidden:
+        notes.append(f"The answers of {hidden} variants to logged questions are not shown (show_logged)")
+    if judged - hidden > answered:
+        others = judged - hidden - answered
+        notes.append(f"The answers of {others} variants are not shown: they answered other instructions")
     if 0 < judged < n:
         notes.append(f"{n - judged} of {n} variants have no answers to instructions: no judge stage finished")
     return notes

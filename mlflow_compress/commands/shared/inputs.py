@@ -32,9 +32,10 @@ from mlflow_compress.errors import CheckpointError, ConfigError, MlflowCompressE
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import SETS as CALIBRATION_SETS
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
+from mlflow_compress.items.sources.conversations import Redaction
 from mlflow_compress.items.sources.data_dir import check_set_or_file
 from mlflow_compress.items.sources.instructions import SETS as INSTRUCTION_SETS
-from mlflow_compress.items.sources.instructions import Instruction, find_instructions
+from mlflow_compress.items.sources.instructions import Instruction, find_instructions, is_logged
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
@@ -217,8 +218,10 @@ def check_named(config: Parameters) -> None:
         if method.strip():
             METHODS.get(method.strip())
     for parameter, sets in _SETS.items():
-        if values.get(parameter, AUTO) != AUTO:
+        if values.get(parameter, AUTO) != AUTO and not is_logged(str(values[parameter])):
             check_set_or_file(parameter, str(values[parameter]), sets)
+    if values.get("redact") is not None:
+        Redaction.of(str(values["redact"]))
     if "prompt_style" in values:
         styles_of(str(values["prompt_style"]))
     if values.get("policy") is not None:
@@ -304,7 +307,11 @@ def trace_prompts(config: EvaluateConfig) -> list[Instruction]:
 def instructions_of(config: JudgeConfig) -> list[Instruction]:
     """Return the instructions that a configuration names."""
     settings = TaskSettings(
-        seed=config.source.seed, limit=config.answers.instruction_limit, data_dir=config.source.data_dir or ""
+        seed=config.source.seed,
+        limit=config.answers.instruction_limit,
+        data_dir=config.source.data_dir or "",
+        redact=config.inference.redact or "",
+        system_prompt=config.inference.system_prompt or "",
     )
     return find_instructions(config.answers.instructions, model=config.source.model, settings=settings)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.sources.conversations import Redaction, answers_of, smallest_digests
 from mlflow_compress.items.sources.data_dir import check_data_dir, check_set_or_file, load_split
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings, limited
 from mlflow_compress.records import Instruction as Instruction
+
+logger = logging.getLogger(__name__)
 
 MOST_TURNS = 2
 REFERENCES = Path("reference_answer") / "gpt-4.jsonl"  # in the folder of FastChat's question.jsonl
@@ -120,6 +125,52 @@ SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
 """Functions that read a set, by name."""
 
 
+LOGGED = "openai:"  # before a file of logged conversations
+
+
+def is_logged(name_or_file: str) -> bool:
+    """Return whether instructions are what people have asked an application."""
+    return name_or_file.startswith(LOGGED)
+
+
+def fingerprint_of(instructions: Sequence[Instruction], named: str) -> list[object]:
+    """Return what identifies instructions in a fingerprint, which is stored: digests alone of logged ones."""
+    return [one.item_id if is_logged(named) else asdict(one) for one in instructions]
+
+
+def _first_questions(file: Path, settings: TaskSettings) -> list[Instruction]:
+    """Return the first question of each logged conversation, with the logged answer as its reference, by their digests.
+
+    The models answer after `settings.system_prompt`: conversations with another system prompt are left out.
+    """
+    firsts, others = [], 0
+    for one in answers_of(file, Redaction.of(settings.redact)):
+        *before, last = one.messages
+        if last["role"] != "user" or any(message["role"] == "user" for message in before):
+            continue
+        if "\n".join(message["content"] for message in before) == settings.system_prompt:
+            firsts.append(one)
+        else:
+            others += 1
+    if not firsts:
+        raise DataError(
+            "No logged conversation begins with a question after the system prompt",
+            allowed=f"system_prompt: {settings.system_prompt or 'none'}",
+            got=f"{others} with another system prompt in {file}",
+            fix="Give their system_prompt",
+        )
+    if others:
+        logger.warning("%s: %d questions are asked; %d have another system prompt", file.name, len(firsts), others)
+    asked: dict[str, Instruction] = {}
+    for one in smallest_digests(firsts, settings.limit):
+        question, category = one.messages[-1]["content"], one.category or "logged"
+        asked.setdefault(
+            question,
+            Instruction(item_id=one.answer_id, category=category, turns=(question,), reference=(one.answer,)),
+        )
+    return list(asked.values())
+
+
 def find_instructions(
     name_or_file: str, *, model: str, settings: TaskSettings, parameter: str = "instructions"
 ) -> list[Instruction]:
@@ -127,10 +178,14 @@ def find_instructions(
 
     `parameter` is the one that names them, for the messages.
 
+    "openai:FILE" are the first questions of logged conversations.
+
     Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a set is missing (the message says
     where to get it), or a file is broken (the message has the line).
     """
     name = EMBEDDED if name_or_file == "auto" and model == EMBEDDED else name_or_file
+    if is_logged(name):
+        return _first_questions(Path(name.removeprefix(LOGGED)), settings)
     if name == "auto":
         instead = "judge=false" if parameter == "instructions" else "leave these tasks out"
         fix = f"Give {parameter}=NAME or FILE, or {instead}"

@@ -1,0 +1,52 @@
+"""One command on logged conversations: KL on what was logged, divergence and health, and no text in any report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mlflow_compress as mc
+
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
+
+SECRET, TEXT = "zoe@example.org", "Xylophone"
+
+
+def test_kl_divergence_and_health_of_own_traffic_and_no_text_in_a_report(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for i in range(24):
+        asked = {"role": "user", "content": f"Who has the {TEXT} {i}? Write to {SECRET}."}
+        said = {"role": "assistant", "content": f"Kainos has a basket and Hougem has {i} dolls."}
+        rows.append({"category": "toys" if i % 2 else "music", "messages": [asked, said]})
+    Path("chats.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = mc.run(
+        method="rtn",
+        bits=3,
+        tasks="openai:chats.jsonl",
+        instructions="openai:chats.jsonl",
+        redact="email",
+        judges="similarity,divergent_tokens",
+        num_samples=2,
+        max_new_tokens=16,
+        judge_max_tokens=8,
+        log_weights="false",
+        speed=False,
+        noise_items=4,
+    )
+    for name in ("distance/kl_mean", "distance/logged_parted_pct"):
+        assert found.pooled[name].n == 24
+    assert found.pooled["judge/length_ratio"].n == 48 and "judge/share_of_divergent_tokens_pct" in found.pooled
+    assert "quality/accuracy" not in found.pooled
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "chats.jsonl"]
+    texts = {path: path.read_bytes() for path in files}
+    assert [path for path, content in texts.items() if SECRET.encode() in content] == []
+    shown = {path.name for path, content in texts.items() if TEXT.encode() in content}
+    assert shown <= {"items.parquet", "generations.parquet", "greedy_answers.parquet"}
+    reports = [content.decode() for path, content in texts.items() if path.name == "report.html"]
+    assert reports and all("Logged answers parted" in report for report in reports)
+    mc.report(found.run.run_id, output="page.json")
+    page = Path("page.json").read_text(encoding="utf-8")
+    assert TEXT not in page and "logged questions are not shown" in page
