@@ -38,12 +38,19 @@ class WarmPython(AbstractContextManager["WarmPython"]):
 
     - `modules`: What is imported beforehand, while this process goes on. Within a process that was forked from such an
       interpreter with these modules, no other interpreter is started: a fork that was made before anything ran serves.
+    - `later`: What is imported while the first thing runs, for those that come after it.
     - `environment`: Variables that are set before these are imported, besides those of this process.
 
     Where there is no safe fork, which is everywhere but on Linux, each is a new interpreter.
     """
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        environment: Mapping[str, str] = MappingProxyType({}),
+        *,
+        later: Sequence[str] = (),
+    ) -> None:
         # It need not be installed: a checkout is found too.
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._path = path  # of the package, before those that the user has set
@@ -58,7 +65,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
                 _send(_clean[0], {}, [theirs.fileno()])
                 return
             self.server = subprocess.Popen(
-                [sys.executable, "-m", "mlflow_compress.warm_python", str(theirs.fileno()), *modules],
+                [sys.executable, "-m", "mlflow_compress.warm_python", str(theirs.fileno()), *modules, "--", *later],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # Without NVML, to ask whether there is a GPU makes it unusable in forks.
@@ -143,11 +150,23 @@ def _send(connection: socket.socket, asked: Mapping[str, object], files: Sequenc
     connection.sendall(text)
 
 
-def serve_forks(connection: socket.socket) -> None:
+def import_all(modules: Sequence[str]) -> None:
+    """Import what forks need."""
+    gc.disable()  # nothing that is imported is garbage
+    for module in modules:
+        import_module(module)
+    gc.freeze()  # a fork does not copy what it never looks at
+    gc.enable()
+
+
+def serve_forks(connection: socket.socket, later: Sequence[str] = ()) -> None:
     """Fork for every request, until the other end closes, which ends the fork. In the fork, do what was asked.
 
     A request that asks for nothing brings a connection, which another fork serves.
+
+    - `later`: What is imported while the first of them runs.
     """
+    modules = list(later)
     while True:
         header, files, *_ = socket.recv_fds(connection, _HEADER, 2)
         length = int.from_bytes(header, "big")
@@ -158,7 +177,7 @@ def serve_forks(connection: socket.socket) -> None:
         if (pid := os.fork()) == 0:
             connection.close()
             if not asked:
-                serve_forks(socket.socket(fileno=files[0]))
+                serve_forks(socket.socket(fileno=files[0]), modules)
                 os._exit(0)
             _keep_clean_fork(files)
             for number, file in zip((1, 2), files, strict=True):
@@ -177,9 +196,11 @@ def serve_forks(connection: socket.socket) -> None:
         ended, gone = 0, False
         while not ended:
             ended, status = os.waitpid(pid, 0 if gone else os.WNOHANG)
-            if not ended and select.select([connection], [], [], _SECONDS_BETWEEN_LOOKS)[0]:
+            if not ended and select.select([connection], [], [], 0 if modules else _SECONDS_BETWEEN_LOOKS)[0]:
                 gone = True
                 os.kill(pid, signal.SIGTERM)
+            elif modules:
+                import_all([modules.pop(0)])
         if gone:
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -221,13 +242,11 @@ def _become(arguments: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from mlflow_compress.warm_python import serve_forks  # not of `__main__`: what runs in a fork imports this module
+    # Not of `__main__`: what runs in a fork imports this module.
+    from mlflow_compress.warm_python import import_all, serve_forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the forks end themselves
     with socket.socket(fileno=int(sys.argv[1])) as _connection:
-        gc.disable()  # nothing that is imported is garbage
-        for _module in sys.argv[2:]:
-            import_module(_module)
-        gc.freeze()  # a fork does not copy what it never looks at
-        gc.enable()
-        serve_forks(_connection)
+        _end = sys.argv.index("--")
+        import_all(sys.argv[2:_end])
+        serve_forks(_connection, sys.argv[_end + 1 :])

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 _OF_EVERY_STAGE = (
     "mlflow_compress.cli",
     "mlflow_compress.commands.quantize.run",
-    "mlflow_compress.commands.evaluate.run",
     "mlflow.store.tracking.sqlalchemy_store",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "compressed_tensors",
+)
+_OF_LATER_STAGES = (
+    "mlflow_compress.commands.evaluate.run",
+    "mlflow_compress.commands.judge.run",
+    "sentence_transformers",
 )
 
 
@@ -54,9 +58,10 @@ def run(*, progress: Say | None = None, **parameters: Any) -> VariantRun:
         ...
     mlflow_compress.errors.ConfigError: Parameter 'limit' is too small. Allowed: 0 or more. Got: -1.
     """
-    config, say = configured(MainConfig, parameters), progress or silent
-    say("[check] reads tasks, texts and parameters, and loads the libraries")
-    with WarmPython(_OF_EVERY_STAGE) as python:  # it imports them while this process imports what it needs
+    # It imports them while this process checks, and imports what it needs.
+    with WarmPython(_OF_EVERY_STAGE, later=_OF_LATER_STAGES) as python:
+        config, say = configured(MainConfig, parameters), progress or silent
+        say("[check] reads tasks, texts and parameters, and loads the libraries")
         from mlflow_compress.commands.main.run import run_main
 
         return run_main(config, python, say)

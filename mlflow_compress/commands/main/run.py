@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -283,18 +283,16 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
             together = config.judge and config.running.engine == "local" and is_small(config.source)
-            with python.another() if together else nullcontext() as beside:
-                start = as_project(python)
-                return run_variant(
-                    config,
-                    tracker,
-                    known,
-                    say=say,
-                    finished=finished,
-                    start=start,
-                    beside=beside,
-                    more_tags={} if asked is None else {run_names.ASKED: asked},
-                )
+            return run_variant(
+                config,
+                tracker,
+                known,
+                say=say,
+                finished=finished,
+                start=as_project(python),
+                beside=python.another if together else None,
+                more_tags={} if asked is None else {run_names.ASKED: asked},
+            )
 
 
 _OF_KERNELS = ("ATEN_", "CUDA_", "MKL_", "NUMBA_", "OMP_")  # how environment variables begin that decide last bits
@@ -357,7 +355,7 @@ def run_variant(
     say: Say = silent,
     finished: Mapping[str, str] = MappingProxyType({}),
     start: StartStage,
-    beside: WarmPython | None = None,
+    beside: Callable[[], WarmPython] | None = None,
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> VariantRun:
     """Compress, evaluate and judge one variant under its main run, and return the results.

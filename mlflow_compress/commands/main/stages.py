@@ -125,10 +125,10 @@ class Stages:
     failed: dict[str, str] = field(default_factory=dict)
     broke_off: bool = False  # Whether one of them did not fail by an error that would come again
 
-    def run_all(self, start: StartStage, progress: Progress, beside: WarmPython | None = None) -> None:
+    def run_all(self, start: StartStage, progress: Progress, beside: Callable[[], WarmPython] | None = None) -> None:
         """Run the stages that are not finished. A failed judge, or speed, does not stop the run.
 
-        - `beside`: Runs the judge while the evaluation runs; None runs one after the other.
+        - `beside`: Makes what runs the judge while the evaluation runs; None runs one after the other.
         """
         asked = {"quantize": not self.config.is_served, "judge": self.config.judge, "speed": self.config.speed}
         wanted = [stage for stage in STAGES if asked.get(stage, True)]
@@ -141,7 +141,7 @@ class Stages:
                 if beside is not None and stage == "evaluate" and later[:1] == ["judge"]:
                     progress.begin(stage, number, len(wanted))
                     progress.begin("judge", number + 1, len(wanted), later=later[1:], when=" at the same time")
-                    with self._judge(beside):
+                    with beside() as python, self._judge(python):
                         self._run(stage, start)
                 else:
                     progress.begin(stage, number, len(wanted), later=later)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from mlflow_compress.items.suite import is_task_file
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.details import flips_table
-from mlflow_compress.reporting.figures import draw_all
+from mlflow_compress.reporting.figures import Figure, draw_all
 from mlflow_compress.reporting.headline import note_markdown
 from mlflow_compress.reporting.html import render_report
+from mlflow_compress.scoring.child_process import in_forks
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.live_processes import scratch_folder
@@ -231,8 +233,20 @@ def _log_all(stages: Stages, folder: Path) -> None:
     """Log report, figures, tables, model and note."""
     run = stages.run
     variants, shown = _variants(stages)
-    figures = draw_all(stages.inputs, stages.results, variants, shown, folder / "figures", _read_judged(stages))
-    flips = flips_table(stages.inputs)
+    inputs, results, judged = stages.inputs, stages.results, _read_judged(stages)
+
+    def draw(_: int) -> Iterator[list[Figure]]:
+        yield []
+        yield draw_all(inputs, results, variants, shown, folder / "figures", judged)
+
+    drawn = in_forks(draw, [0], 1) if sys.platform == "linux" else draw(0)
+    next(drawn)  # a fork has begun, and draws while this process logs the model
+    weights = {run_names.BASE_WEIGHTS: stages.base_weights, run_names.CHECKPOINT_SHA256: stages.checkpoint_sha256}
+    made = stages.manifest
+    readers = None if made is None else made.served_by
+    run.set_tags(weights if readers is None else {**weights, run_names.SERVED_BY: ",".join(readers) or NONE})
+    log_model(stages)
+    figures, flips = next(drawn), flips_table(inputs)
     page = render_report(
         title=f"{stages.variant} against {stages.label}",
         verdict=stages.verdict,
@@ -249,11 +263,6 @@ def _log_all(stages: Stages, folder: Path) -> None:
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
-    weights = {run_names.BASE_WEIGHTS: stages.base_weights, run_names.CHECKPOINT_SHA256: stages.checkpoint_sha256}
-    made = stages.manifest
-    readers = None if made is None else made.served_by
-    run.set_tags(weights if readers is None else {**weights, run_names.SERVED_BY: ",".join(readers) or NONE})
-    log_model(stages)
     run.log_file(report, "report")
     if figures:
         run.log_figures(folder / "figures", [figure.path.stem for figure in figures])
