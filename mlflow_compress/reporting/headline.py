@@ -205,13 +205,13 @@ _OF_SERVER = (("flips_pct", "flips"), ("kl_top100", "KL at least"), ("kl_top20",
 
 
 def _sampled(pooled: Pooled, name: str, things: str) -> str | None:
-    """Return the size of the noise floor's sample, and that of the distance; None without a floor."""
+    """Return on how much the noise floor and the distance were measured; None without a floor."""
     distance = pooled.get(name)
     floor = pooled.get(f"noise/{name.partition('/')[2]}")
     if distance is None or floor is None:
         return None
     if floor.n < distance.n:
-        return f"a sample of {floor.n:,} of {distance.n:,} {things}"
+        return f"{floor.n:,} {things} (the distances: {distance.n:,})"  # others, where the variant's were drawn
     return f"{floor.n:,} {things}"
 
 

@@ -52,7 +52,7 @@ def test_a_noise_floor_from_a_sample_says_so():
     floor, again = result("noise/kl_mean", 0.0, n=800), result("noise/corpus_kl_mean", 0.0, n=9180)
     sampled = footnotes(by_name(kl, corpus, floor, again))
     assert sampled == [
-        "Noise floor (the baseline against itself in a second run) from a sample of 800 of 1,920 items "
+        "Noise floor (the baseline against itself in a second run) from 800 items (the distances: 1,920) "
         "and 9,180 corpus tokens."
     ]
     assert footnotes(by_name(kl, replace(floor, n=1920)))[0].endswith("from 1,920 items.")
