@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.records import MetricResult
@@ -29,6 +31,11 @@ TEMPLATES = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+)
+_SMALL = re.compile(r"(\d+(?:\.\d+)?e-\d+)")
+# Browsers break 2.3e-05 after its hyphen.
+TEMPLATES.filters["whole_numbers"] = lambda text: Markup(
+    _SMALL.sub(r'<span class="whole">\1</span>', str(escape(text)))
 )
 
 
