@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress import demo
+from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
+from mlflow_compress.decide.promotion import gates_of, read_gates
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.slicing import script
@@ -200,6 +202,24 @@ def test_shares_by_hand() -> None:
 
 
 ENDS = ("_pct", "_delta_pct")
+
+
+def test_a_policy_bounds_health_and_fails_without_it() -> None:
+    """Loops in 30 of 100 answers more than the baseline's: at most 39.6 points by Tango's interval; twice the length."""
+    items = [f"i{n:02d}" for n in range(100)]
+    baseline = generations({item: [GOOD] for item in items})
+    variant = generations({item: [LOOP if n < 30 else GOOD] for n, item in enumerate(items)}, 8)
+    results = list(computed(baseline, variant).values())
+    for margin, passes in ((40.0, True), (39.0, False)):
+        policy = Policy(
+            kl=None,
+            gates=(MetricGate(metric="judge/length_ratio", at_most=2.5),),
+            margins=(MarginGate(metric="judge/defects_delta_pct", margin=margin),),
+        )
+        meant = gates_of(policy)
+        length, defects = (gate.checks(read_gates(results, meant.readings))[0] for gate in meant.gates)
+        assert length.passed and defects.passed == passes, defects.reason
+        assert not any(gate.checks({})[0].passed for gate in meant.gates)
 
 
 def test_the_samples_of_an_instruction_stay_together() -> None:
