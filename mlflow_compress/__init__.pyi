@@ -1921,6 +1921,7 @@ def sweep(
     calibration_length: int = 256,
     replicates: int = 1,
     method_args: str | Mapping[str, object] = {},
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
@@ -2037,6 +2038,9 @@ def sweep(
         are evaluated alone, and methods that read no calibration text are made once [1]
     method_args
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
+    target
+        server that must take the checkpoint; what its kernels do not take is refused before compressing (any |
+        vllm | vllm-cpu | llama.cpp | transformers) [any]
     output_dir
         folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state
         (beside the database, or MLFLOW_COMPRESS_HOME) [auto]

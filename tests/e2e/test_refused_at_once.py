@@ -76,6 +76,21 @@ CASES = {
     "a rollback of nothing": (["rollback", "--model", "nosuch"], 2, "The store .* has no such baseline. Allowed: .*"),
     "a history of nothing": (["history"], 2, "The store .* has no such baseline. Allowed: llama. Got: 'demo'."),
     "a setting": (["main", "--method", "gptq", "--group_size", "0"], 2, "Parameter 'group_size' .*Got: 0."),
+    "a target": (
+        ["main", "--method", "hqq", "--target", "vllm"],
+        2,
+        "vLLM does not read the format of hqq-4bit-g64. .*",
+    ),
+    "bits of a target": (
+        ["quantize", "--method", "rtn", "--bits", "2", "--target", "vllm"],
+        2,
+        "vLLM has no kernel for rtn-2bit-g128: .*",
+    ),
+    "a target of llama.cpp": (
+        ["main", "--method", "nvfp4", "--target", "llama.cpp"],
+        2,
+        "llama.cpp does not read the format of nvfp4. .*",
+    ),
     "a set": (["quantize", "--method", "gptq", "--calibration", "x"], 2, "Parameter 'calibration' names no set .*'x'."),
     "instructions": (["main", "--method", "rtn", "--instructions", "x"], 2, "Parameter 'instructions' names no .*'x'."),
     "no checkpoint": (["judge", "--checkpoint", "x"], 2, "Parameter 'checkpoint' names no folder .*Got: 'x'. Give .*"),

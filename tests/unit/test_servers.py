@@ -10,9 +10,12 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress.commands.shared.inputs import model_path
+from mlflow_compress.commands.sweep.parameters import SweepConfig
+from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.servers import check_target, served_by
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.config.declarations import parse
+from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel, resolve
 
 
@@ -127,3 +130,13 @@ def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> No
     }
     assert made["kv-cache"].endswith("Only this package reads its format: no server does")
     assert "Only this package" not in made["none"]
+
+
+def test_a_sweep_leaves_out_what_the_target_does_not_take() -> None:
+    asked = {"methods": "rtn,nvfp4,hqq,gguf", "bits": "4,3", "target": "vllm"}
+    chosen, left_out = combinations(parse(SweepConfig, asked))
+    assert [one.name for one in chosen] == ["rtn-4bit-g128", "nvfp4"]
+    assert "no kernel for rtn-3bit-g128" in left_out["rtn bits=3"]
+    assert "does not read the format of hqq-4bit-g64" in left_out["hqq bits=4"]
+    with pytest.raises(ConfigError, match=r"No combination of this sweep is supported.*rtn.*llama.cpp"):
+        combinations(parse(SweepConfig, {"methods": "rtn", "target": "llama.cpp"}))

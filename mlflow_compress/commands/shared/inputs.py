@@ -17,6 +17,7 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config
+from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import (
     EMBEDDED,
     JudgeModelConfig,
@@ -328,7 +329,9 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
     if twice := sorted(given.keys() & asked.method_args.keys() - {"seed"}):
         got = as_text(config)["method_args"]
         raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give {twice[0]}=VALUE")
-    return method_config(asked.method, **{**given, **asked.method_args})
+    settings = method_config(asked.method, **{**given, **asked.method_args})
+    check_target(asked.target, METHODS.get(asked.method), settings)
+    return settings
 
 
 def calibration_set(config: QuantizeConfig) -> CalibrationSet | None:

@@ -6,7 +6,17 @@ from typing import Any
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
-from mlflow_compress.config.declarations import AUTO, Group, Names, OptionalText, Pairs, Parameters, like, option
+from mlflow_compress.config.declarations import (
+    AUTO,
+    Group,
+    Names,
+    OptionalText,
+    Pairs,
+    Parameters,
+    Target,
+    like,
+    option,
+)
 from mlflow_compress.config.groups import (
     AnswerConfig,
     AutoOrCount,
@@ -48,6 +58,7 @@ class GridConfig(Group):
         ge=1,
     )
     method_args: Pairs = like(CompressionConfig, "method_args")
+    target: Target = like(CompressionConfig, "target")
     output_dir: str = like(CompressionConfig, "output_dir")
 
 

@@ -93,7 +93,7 @@ class Mixed(Method[MixedConfig]):
             part
             for name, one in config.formats.items()
             for part in METHODS.get(one.method).packed(
-                one.config, {layer: layers[layer] for layer in config.content.layers_of(name)}
+                one.config, {layer: layers[layer] for layer in config.content.layers_of(name) if layer in layers}
             )
         ]
 
