@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,12 @@ def write_task_files(value: Any, inputs: Path) -> str:
         if Path(str(name)).name != str(name):
             raise ConfigError("The name of a task cannot be a path", got=name)
         lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in _rows(rows)]
-        text = "".join(f"{line}\n" for line in lines).encode()
+        try:
+            text = "".join(f"{line}\n" for line in lines).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"A text of task {name!r} is no Unicode: {error.reason}", got=ascii(error.object[error.start])
+            ) from None
         file = inputs / hashlib.sha256(text).hexdigest()[:12] / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(text)

@@ -174,6 +174,8 @@ def check_tasks_named(spec: str, *, model: str) -> None:
     errors: list[MlflowCompressError] = []
     for part in _parts(spec, model):
         try:
+            if not part:
+                raise ConfigError("Parameter 'tasks' has an empty name", got=spec)
             if _read_by_name(part) is not None:
                 _load(part, TaskSettings())
             elif is_task_file(part):

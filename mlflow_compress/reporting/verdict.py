@@ -149,15 +149,18 @@ def verdict(
     that is not known).
 
     The label "none" is the uncompressed control. The sentence says what was not measured, and by the `account` that
-    there is no verdict where more items than the default policy accepts have no score, what was read of the prompts
-    where more of them were cut, and the seed where one was given.
+    there is no verdict where more items than the default policy accepts have no score, how many have none where they
+    are fewer, what was read of the prompts where more of them were cut, and the seed where one was given.
     """
     size = _size(label, size_ratio, sparsity) + _servers(served_by)
     seed = "" if account is None or "seed" not in account.setting else f"; seed {account.setting['seed']}"
     if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
         return f"{label}: no verdict, because {account.lacking}; {size}{seed}"
-    cut = account is not None and account.cut_pct > _REQUIRED.max_cut_pct
-    remark = (f"; {account.shortened}" if account is not None and cut else "") + seed
+    remark = seed
+    if account is not None and account.cut_pct > _REQUIRED.max_cut_pct:
+        remark = f"; {account.shortened}{remark}"
+    if account is not None and account.unscored:
+        remark = f"; {account.lacking}{remark}"
     delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
     kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
     direction = harm_of(pooled, margin)

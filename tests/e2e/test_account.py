@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,78 @@ def test_there_is_no_verdict_where_items_have_no_score(compressed: mc.Compressed
     gate = mc.gate(compressed, tasks=rows(8, too_long=3), store=compressed.folder.parents[1] / "results")
     assert not gate.passed and "37.5 % of the items have no score > 1 %" in gate.verdict
     assert gate.as_text().splitlines()[1].startswith("Account: 3 of 8 items have no score (the baseline gave none: 3)")
+
+
+def question(**fields: object) -> list[dict[str, object]]:
+    return [{**row, **fields} for row in rows(4)]
+
+
+LETTERS = [{"id": f"l{i}", "category": "m", "question": f"Which is {i}?", "choices": list("abcd")} for i in range(4)]
+# What is asked -> items of it, or None where it is an error that says why
+ASKED: dict[str, tuple[dict[str, Any], int | None, str]] = {
+    "all": ({"tasks": rows(4)}, 4, ""),
+    "a smaller limit": ({"tasks": rows(4), "limit": 3}, 3, ""),
+    "a larger limit": ({"tasks": rows(4), "limit": 100}, 4, ""),
+    "a negative limit": ({"tasks": rows(4), "limit": -1}, None, "'limit' is too small"),
+    "a limit that is no number": ({"tasks": rows(4), "limit": "x"}, None, "'limit' must be a whole number"),
+    "no noise floor": ({"tasks": rows(4), "noise_items": 0}, 4, ""),
+    "a noise floor of more items than there are": ({"tasks": rows(4), "noise_items": 100}, 4, ""),
+    "two tasks": ({"tasks": {"a": rows(3), "b": rows(2)}}, 5, ""),
+    "a task twice": ({"tasks": "{a},{a}"}, None, "Two tasks have the same name"),
+    "two families in one file": ({"tasks": [*rows(3), {**LETTERS[0], "answer": 1}]}, None, "'context' is missing"),
+    "no rows": ({"tasks": []}, None, "'tasks' has an empty name"),
+    "a task without rows": ({"tasks": {"a": []}}, None, "a.jsonl"),
+    "no tasks": ({"tasks": {}}, None, "'tasks' has an empty name"),
+    "an id twice": ({"tasks": [*rows(3), *rows(2)]}, None, "the id is used twice"),
+    "an option twice": ({"tasks": question(choices=["x", "x"])}, None, "holds a choice twice"),
+    "an empty option": ({"tasks": question(choices=["", "x"])}, None, "texts that are not empty"),
+    "one option": ({"tasks": question(choices=["x"])}, None, "two or more texts"),
+    "an empty prompt": ({"tasks": question(context="")}, None, "'context' must not be empty"),
+    "no answer": ({"tasks": question(answer=None)}, None, "answer"),
+    "an answer before the first": ({"tasks": question(answer=-1)}, None, "not the index of a choice"),
+    "an answer behind the last": ({"tasks": question(answer=2)}, None, "not the index of a choice"),
+    "an answer as text": ({"tasks": question(answer="0")}, None, "'answer' has the wrong type"),
+    "an answer as truth": ({"tasks": question(answer=True)}, None, "'answer' has the wrong type"),
+    "an answer as fraction": ({"tasks": question(answer=0.0)}, None, "'answer' has the wrong type"),
+    "half a character": ({"tasks": question(context="\ud800")}, None, "is no Unicode"),
+    "a text that is too short": ({"tasks": "{text}"}, None, "corpus is too short"),
+    "some options are too long": ({"tasks": rows(4, too_long=1)}, 4, "1 of 4 items has no score"),
+    "all options are too long": ({"tasks": rows(4, too_long=4)}, 4, "4 of 4 items have no score"),
+    "a few options are too long": ({"tasks": rows(120, too_long=1)}, 120, "1 of 120 items has no score"),
+    "a prompt is too long": ({"tasks": rows(4, long=1)}, 4, "1 of 4 prompts was cut"),
+    "drawn items": ({"tasks": rows(40), "items": 20}, 20, ""),
+    "drawn items of fewer": ({"tasks": rows(4), "items": 20}, 4, ""),
+    "another seed": ({"tasks": rows(4), "seed": 7}, 4, "; seed 7"),
+    "more examples than rows": ({"tasks": rows(2), "num_fewshot": 5}, 2, ""),
+    "another metric's key": ({"tasks": rows(4), "judge_limit": 3}, None, "Unknown parameter"),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_a_figure_is_of_all_items_asked_for_or_the_first_line_says_so(
+    case: str, compressed: mc.CompressedModel, tmp_path: Path
+) -> None:
+    asked, n, said = ASKED[case]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(4)))
+    (tmp_path / "t.txt").write_text("Too short.")
+    if isinstance(tasks := asked["tasks"], str):
+        asked = {**asked, "tasks": tasks.format(a=tmp_path / "a.jsonl", text=tmp_path / "t.txt")}
+
+    def work() -> mc.Evaluation:
+        return mc.evaluate(compressed, **{"noise_items": 2, "store": compressed.folder.parents[1] / "results", **asked})
+
+    if n is None:
+        with pytest.raises(mc.MlflowCompressError, match=said):
+            work()
+        return
+    found = work()
+    account, first = found.account, found.as_text().splitlines()[0]
+    assert account is not None and account.asked == n and said in first
+    for name, result in found.pooled.items():
+        # A metric of some families is of their items: of all of them that have a score, which the first line tells.
+        missing = n - account.scored
+        assert result.n_unscored == missing or not missing or "no verdict" in first or "no score" in first, name
+    if "distance/flips_pct" in found.pooled:
+        assert found["distance/flips_pct"].n == account.scored
+    else:
+        assert account.scored == 0

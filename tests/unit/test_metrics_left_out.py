@@ -162,7 +162,10 @@ def test_no_verdict_where_too_few_items_have_a_score_and_cut_prompts_are_said():
         "v: no verdict, because 11 of 24 items have no score (the variant gave none: 11); 2.0x smaller"
     )
     plain = verdict("v", pooled, size_ratio=2.0)
-    assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, unscored={"x": 2}, cut=2)) == plain
+    assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, cut=2)) == plain
+    assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, unscored={"x": 2}, cut=2)) == (
+        f"{plain}; 2 of 200 items have no score (x: 2)"
+    )
     assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, cut=3)) == (
         f"{plain}; 3 of 200 prompts were cut to the model's context"
     )

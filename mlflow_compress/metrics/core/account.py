@@ -65,8 +65,7 @@ class Account:
     @property
     def shortened(self) -> str:
         """How many prompts were cut, as "3 of 24 prompts were cut to the context"."""
-        prompts = "prompt was" if self.cut == 1 else "prompts were"
-        return f"{self.cut:,} of {self.asked:,} {prompts} cut to the model's context"
+        return f"{self.cut:,} of {self.asked:,} prompts {'was' if self.cut == 1 else 'were'} cut to the model's context"
 
     @property
     def sentence(self) -> str:
