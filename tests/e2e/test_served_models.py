@@ -129,7 +129,8 @@ def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_pat
         )
     assert found.baseline == NAME
     assert found["distance/flips_pct"].value == 0.0
-    assert found["distance/kl_top20"].value < 1e-5
+    # A KL is at most half of the square of the largest change of ln p, and both passes are rounded.
+    assert found["distance/kl_top20"].value <= (2 * rounding(loaded)) ** 2 / 2
     assert found["noise/kl_top20"].value == 0.0  # this server answers the same prompt in the same way
     assert found["noise/flips_pct"].value == 0.0
 

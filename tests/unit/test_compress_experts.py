@@ -225,7 +225,9 @@ def test_a_checkpoint_whose_experts_have_no_loader_is_an_error(
 @pytest.mark.parametrize(("method", "architecture"), [("gptq", "mixtral"), ("w8a8", "qwen3moe"), ("wanda", "mixtral")])
 def test_a_fresh_process_computes_the_same(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
     manifest = compress_model(str(bases(architecture)), method, settings(method), TEXT, tmp_path / "out")
-    assert manifest.reload["kl_max"] == pytest.approx(0.0, abs=1e-9)
+    ids = token_rows(bases(architecture), TEXT[0], rows=2, length=64)
+    model = AutoModelForCausalLM.from_pretrained(bases(architecture), dtype=torch.float32).eval()
+    assert manifest.reload["kl_max"] <= kl_of_rounding(model, ids)
 
 
 @pytest.mark.slow
@@ -238,9 +240,10 @@ def test_experts_are_compressed_from_the_disk(method: str, architecture: str, ba
     from_disk = compress_model(
         str(bases(architecture)), method, settings(method), TEXT, tmp_path / "disk", device="balanced", offload=little
     )
-    assert from_disk.size_bytes == in_memory.size_bytes and from_disk.reload["kl_max"] < 1e-6
     ids = token_rows(bases(architecture), TEXT[0], rows=2, length=64)
-    assert mean_kl(logits_of(tmp_path / "memory", ids), logits_of(tmp_path / "disk", ids)) < 1e-4
+    allowed = kl_of_rounding(AutoModelForCausalLM.from_pretrained(bases(architecture), dtype=torch.float32), ids)
+    assert from_disk.size_bytes == in_memory.size_bytes and from_disk.reload["kl_max"] <= allowed
+    assert mean_kl(logits_of(tmp_path / "memory", ids), logits_of(tmp_path / "disk", ids)) <= allowed
 
 
 @pytest.mark.usefixtures("no_fresh_process")

@@ -92,8 +92,11 @@ def test_sparsegpt_follows_its_equations(base: Path, tmp_path: Path) -> None:
     for name, x in inputs_of_layer(model, 0, calibration_ids(base)).items():
         expected = optimal_brain_surgeon(model.get_submodule(name).weight.data, x, damping=0.05, block=32)
         found = stored[f"{name}.weight"].double()
-        assert torch.mean(((found == 0) == (expected == 0)).double()) > 0.999, name
-        assert torch.nn.functional.mse_loss(found, expected) < 1e-4 * expected.square().mean(), name
+        same = (found == 0) == (expected == 0)
+        assert same.double().mean() > 0.999, name  # the score of a weight at the edge may round to the other side
+        # What is kept is rounded to bfloat16, by a relative 2**-9 at most; where a mask differs, the row does after it.
+        rows = same.all(dim=1)
+        assert (found - expected)[rows].square().mean() <= 2.0**-18 * expected[rows].square().mean(), name
 
 
 def test_a_layer_that_the_backend_passes_over_is_found(

@@ -10,6 +10,7 @@ import torch
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.quant_scheme import MXFP4, NVFP4
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import METHODS, compress_model, method_config
 from mlflow_compress.compression.schemes import SCHEMES
@@ -17,6 +18,7 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.placement import Offload
 from tests.compress_models import TEXT, make_llama, mean_kl, token_rows
+from tests.unit.scoring_models import kl_of_rounding
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
 
@@ -163,4 +165,5 @@ def test_a_format_is_the_same_from_the_disk(base: Path, tmp_path: Path, method: 
     from_disk = compress_model(str(base), method, settings, TEXT, tmp_path / "disk", device="balanced", offload=little)
     assert from_disk.size_bytes == in_memory.size_bytes
     ids = token_rows(base, TEXT[0], rows=2, length=64)
-    assert mean_kl(logits(tmp_path / "memory", ids), logits(tmp_path / "disk", ids)) < 1e-4
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    assert mean_kl(logits(tmp_path / "memory", ids), logits(tmp_path / "disk", ids)) <= kl_of_rounding(model, ids)

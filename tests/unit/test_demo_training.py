@@ -49,4 +49,4 @@ def test_a_stage_ends_with_a_saved_model_and_another_run_goes_on_from_it(tmp_pat
     again.run(TINY[1])
     assert lines(tmp_path) == wanted
     repeated = load_file(tmp_path / "after single questions.safetensors")
-    assert all(torch.allclose(repeated[name], final[name], atol=1e-5) for name in final)
+    assert all(torch.equal(repeated[name], final[name]) for name in final)  # the same steps from the same numbers
