@@ -192,6 +192,20 @@ def test_kl_by_context_states_both_ends():
     assert [label.get_text() for label in axes.get_yticklabels()] == list(parts)
 
 
+def test_ends_whose_intervals_overlap_are_not_told_apart():
+    def ends(first, last):
+        found = [
+            MetricResult(
+                name="distance/corpus_kl_mean", value=0.2, low=low, high=high, n=5, task="corpus", category=name
+            )
+            for name, (low, high) in (("tokens 0-1", first), ("tokens 2-3", last))
+        ]
+        return draw_contexts(found[0], {part.category: part for part in found}).title
+
+    assert ends((0.1, 0.2), (0.2, 0.3)).endswith(" (not told apart)")
+    assert ends((0.1, 0.2), (0.21, 0.3)).endswith("0.2 at tokens 2-3")
+
+
 def test_labels_do_not_overlap():
     crowd = [{"name": f"method-{i}-4bit-g128", BITS: 4.0 + 0.04 * i, KL: 0.1 + 0.004 * i} for i in range(8)]
     canvas = draw_variants([*crowd, {"name": "far", BITS: 8.0, KL: 0.001}], crowd[3]["name"]).canvas

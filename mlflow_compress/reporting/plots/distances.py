@@ -156,11 +156,15 @@ def draw_contexts(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Dra
     canvas = new_canvas(1.7 + 0.27 * len(parts))
     axes = canvas.subplots()
     _draw_parts(axes, whole, parts)
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), frameon=False, fontsize=9)  # above all lines
     axes.set(xlim=(0, None), xlabel="KL, nats; figures on the right: tokens")
     (begin, first), (end, last) = (list(parts.items())[at] for at in (0, -1))
     title = f"KL as the context grows: {first.value:.2g} nats at {begin}"
-    title += f", {last.value:.2g} at {end}" if len(parts) > 1 else ""
+    if len(parts) > 1:
+        title += f", {last.value:.2g} at {end}"
+        ends = first.low, first.high, last.low, last.high
+        if None not in ends and first.low <= last.high and last.low <= first.high:  # type: ignore[operator]
+            title += " (not told apart)"
     caption = (
         f"Mean KL(baseline ‖ variant) of {whole.n:,} tokens of {whole.task}, by how many tokens of the text the models "
         f"have read before, with {100 * whole.level:g} % intervals over documents. One without has too few documents."
