@@ -230,6 +230,9 @@ def traced(tmp_path_factory) -> Iterator[str]:
     """A store in which an application has logged five traces."""
     folder = tmp_path_factory.mktemp("traced")
     uri, before = f"sqlite:///{folder / 'mlflow.db'}", mlflow.get_tracking_uri()
+    patch = pytest.MonkeyPatch()  # what MLflow keeps of the experiment would reach the tests of other files
+    patch.setattr("mlflow.tracking.fluent._active_experiment_id", None)
+    patch.setenv("MLFLOW_EXPERIMENT_ID", "0")
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment(experiment_id=mlflow.create_experiment("shop", artifact_location=str(folder / "artifacts")))
 
@@ -261,6 +264,8 @@ def traced(tmp_path_factory) -> Iterator[str]:
         broken("lost")
     mlflow.flush_trace_async_logging()
     yield uri
+    mlflow.tracing.reset()
+    patch.undo()
     mlflow.set_tracking_uri(before)
 
 
