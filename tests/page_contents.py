@@ -101,6 +101,16 @@ def page_content(text: str = "why") -> PageContent:
             MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=4),
             MetricResult("quality/accuracy_delta", -0.15 * number, -0.3 * number - 0.005, 0.005 - 0.1 * number, n=4),
             MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=3, task="choice", category="animals"),
+            MetricResult(
+                "distance/worst_slice_flips_pct",
+                2 * flips,
+                flips,
+                3 * flips,
+                n=2,
+                task="choice",
+                category="law",
+                p=0.01,
+            ),
         ]
         sizes = {"size/bytes": 4e6 - 1e6 * number, "size/ratio": 2.0 + number}
         gates = {"gate/kl_items": 3, "gate/kl_upper": 2 * kl, "gate/flips_pct_upper": 2 * flips}

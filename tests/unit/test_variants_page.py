@@ -16,7 +16,14 @@ import pytest
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
-from mlflow_compress.reporting.page.page_tables import LEVELS, direction_table, heat_map, scores_table, shared_table
+from mlflow_compress.reporting.page.page_tables import (
+    LEVELS,
+    direction_table,
+    heat_map,
+    scores_table,
+    shared_table,
+    worst_slices,
+)
 from mlflow_compress.reporting.page.variants_page import (
     choice_reason,
     choice_sentence,
@@ -206,6 +213,18 @@ def test_every_label_and_every_link_leads_somewhere():
 
 def _ids_of(path):
     return re.findall(r'byId\("([\w-]+)"\)', path.read_text(encoding="utf-8"))
+
+
+def test_the_slice_that_moves_most_is_named_for_each_variant():
+    # Of 4 items with 1 % and 21 % of flips, 2 have 2 % and 42 %: the others have none.
+    table = worst_slices(page_content())
+    assert table.rows == [
+        ("near", "choice/law: flips 2.0 % [1.0, 3.0], others 0 %", 0.01),
+        ("far", "choice/law: flips 42.0 % [21.0, 63.0], others 0 %", 0.01),
+    ]
+    assert "The slice that moves most" in render_page(page_content())
+    assert "choice/law: flips" in page_markdown(page_content())
+    assert [row["variant"] for row in content_values(page_content())["worst_slices"]] == ["near", "far"]
 
 
 def test_a_page_without_items_has_neither_explorer_nor_heat_map():

@@ -17,6 +17,7 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.page_content import PageContent, shared_changes, ties
 from mlflow_compress.reporting.scoreboard_text import baseline_row, score_cell
 from mlflow_compress.reporting.tables import Column, Table, Words
+from mlflow_compress.reporting.verdict import slice_findings
 
 LEVELS = 8
 """Shades of a heat map."""
@@ -157,6 +158,15 @@ def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
         ],
         strong=frozenset(i for i, (_, category) in enumerate(parts) if category is None),
         shades=[[None, *(_level(f[n].value, highest) if n in f else None for n in names)] for f in parts.values()],
+    )
+
+
+def worst_slices(content: PageContent) -> Table:
+    """Return of each variant the slice with the smallest corrected p-value of "moves more than the others"."""
+    first = {v.name: found[0] for v in content.variants if (found := slice_findings(v.results))}
+    return Table(
+        columns=[Column("variant", left=True), Column("slice that moves most", long=True), Column("corrected p")],
+        rows=[(name, one.text, one.result.p) for name, one in first.items()],
     )
 
 

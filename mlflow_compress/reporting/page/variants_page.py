@@ -75,6 +75,7 @@ def render_page(content: PageContent) -> str:
         groups=page_tables.ties_table(content),
         heat=page_tables.heat_map(content, intervals=intervals),
         heat_intervals=intervals,
+        slices=page_tables.worst_slices(content),
         shared=page_tables.shared_table(content),
         alike=page_tables.alike_table(content),
         correlations=[correlation_text(board, correlation) for correlation in main_correlations(board)],
@@ -221,7 +222,8 @@ def page_markdown(content: PageContent) -> str:
     ]
     if len(content.variants) <= MOST_COLUMNS:
         heat, shared = page_tables.heat_map(content), page_tables.shared_table(content)
-        parts += [heat.markdown()] if heat.rows else []
+        slices = page_tables.worst_slices(content)
+        parts += [table.markdown() for table in (heat, slices) if table.rows]
         parts += [shared.table.markdown()] if shared is not None else []
     setup = settings_table(content.setup)
     parts.append(f"<details><summary>How it was measured</summary>\n\n{setup.markdown()}\n\n</details>")
@@ -250,6 +252,9 @@ def content_values(content: PageContent) -> dict[str, Any]:
                 },
             }
             for (task, category), flips in page_tables.flips_by_part(content).items()
+        ],
+        "worst_slices": [
+            dict(zip(("variant", "slice", "p"), row, strict=True)) for row in page_tables.worst_slices(content).rows
         ],
         "shared_changes": None
         if shared is None
