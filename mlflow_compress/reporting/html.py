@@ -92,7 +92,7 @@ def slices_table(results: Sequence[MetricResult]) -> Table:
     return Table(
         columns=[*(Column(head, left=True) for head in heads), Column("n"), *map(Column, numbers)],
         rows=[
-            (one.name, one.measured.rstrip(","), one.result.n, one.result, one.others, one.result.p)
+            (one.name, one.measured.rstrip(","), one.result.n, one.result, one.others_text, f"{one.result.p:.2g}")
             for one in slice_findings(results)[:SLICES_SHOWN]
         ],
     )

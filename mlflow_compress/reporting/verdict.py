@@ -46,11 +46,17 @@ class SliceFinding:
     @property
     def text(self) -> str:
         """The finding, as in "Greek script: flips 11.3 % [9.0, 14.1], others 4.1 %"."""
+        value = interval_text(self.result, scale_of(key(self.result.name).unit), difference=False)
+        return f"{self.name}: {self.measured} {value}{f', others {self.others_text}' if self.others_text else ''}"
+
+    @property
+    def others_text(self) -> str:
+        """The value of all other items, with as many digits."""
+        if self.others is None:
+            return ""
         scale = scale_of(key(self.result.name).unit)
-        value = interval_text(self.result, scale, difference=False)
         digits = decimals(self.result.value, self.result.low, self.result.high, fewest=scale.decimals)
-        others = "" if self.others is None else f", others {plain(self.others, digits)}{scale.suffix}"
-        return f"{self.name}: {self.measured} {value}{others}"
+        return plain(self.others, digits) + scale.suffix
 
 
 def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:

@@ -218,9 +218,9 @@ def _ids_of(path):
 def test_the_slice_that_moves_most_is_named_for_each_variant():
     # Of 4 items with 1 % and 21 % of flips, 2 have 2 % and 42 %: the others have none.
     table = worst_slices(page_content())
-    assert table.rows == [
-        ("near", "choice/law: flips 2.0 % [1.0, 3.0], others 0 %", 0.01),
-        ("far", "choice/law: flips 42.0 % [21.0, 63.0], others 0 %", 0.01),
+    assert [(name, said.text, said.notes) for name, said in table.rows] == [
+        ("near", "choice/law: flips 2.0 % [1.0, 3.0], others 0 %", ["corrected p 0.01"]),
+        ("far", "choice/law: flips 42.0 % [21.0, 63.0], others 0 %", ["corrected p 0.01"]),
     ]
     assert "The slice that moves most" in render_page(page_content())
     assert "choice/law: flips" in page_markdown(page_content())

@@ -165,8 +165,8 @@ def worst_slices(content: PageContent) -> Table:
     """Return of each variant the slice with the smallest corrected p-value of "moves more than the others"."""
     first = {v.name: found[0] for v in content.variants if (found := slice_findings(v.results))}
     return Table(
-        columns=[Column("variant", left=True), Column("slice that moves most", long=True), Column("corrected p")],
-        rows=[(name, one.text, one.result.p) for name, one in first.items()],
+        columns=[Column("variant", left=True), Column("slice that moves most", long=True)],
+        rows=[(name, Words(one.text, [f"corrected p {one.result.p:.2g}"])) for name, one in first.items()],
     )
 
 

@@ -25,6 +25,7 @@ from mlflow_compress.reporting.scoreboard_text import (
     scoreboard_markdown,
 )
 from mlflow_compress.reporting.tables import TEMPLATES, Column, Table, escape_markdown, policy_hash
+from mlflow_compress.reporting.verdict import slice_findings
 
 _HERE = Path(__file__).parent
 MOST_WARNINGS = 6
@@ -254,7 +255,9 @@ def content_values(content: PageContent) -> dict[str, Any]:
             for (task, category), flips in page_tables.flips_by_part(content).items()
         ],
         "worst_slices": [
-            dict(zip(("variant", "slice", "p"), row, strict=True)) for row in page_tables.worst_slices(content).rows
+            {"variant": v.name, "slice": found[0].text, "p": found[0].result.p}
+            for v in content.variants
+            if (found := slice_findings(v.results))
         ],
         "shared_changes": None
         if shared is None
