@@ -136,7 +136,7 @@ def _size_checks(candidate: Candidate) -> list[Check]:
     if ratio > SAME_SIZE:
         return []
     if ratio >= 2 - SAME_SIZE:
-        return [_failed("not smaller than the baseline: saved dense, same size")]
+        return [_failed("not smaller than the baseline: the same size on disk")]
     return [_failed(f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
 
 

@@ -77,8 +77,8 @@ def test_no_candidates_no_champion() -> None:
 @pytest.mark.parametrize(
     ("ratio", "passes", "reason"),
     [
-        (1.0, False, "not smaller than the baseline: saved dense, same size"),
-        (1.004, False, "not smaller than the baseline: saved dense, same size"),
+        (1.0, False, "not smaller than the baseline: the same size on disk"),
+        (1.004, False, "not smaller than the baseline: the same size on disk"),
         (0.5, False, "not smaller than the baseline: 2 times its size"),
         (1.02, True, "KL: 0.01 <= 0.05"),
     ],
