@@ -74,7 +74,9 @@ class Gate:
         """Return whether the metric is within the bound. A metric that is missing or NaN fails."""
         read = metrics.get(self.metric)
         if read is None:
-            why = f"{self.label}: {self.metric} is missing"
+            why = (
+                f"{self.metric} is missing" if self.label == self.metric else f"{self.label}: {self.metric} is missing"
+            )
             if self.metric.startswith((KL, KL_REVERSE, CORPUS_KL)) and "(upper end)" in self.metric:
                 units = "documents" if self.metric.startswith(CORPUS_KL) else "items"
                 why += (
