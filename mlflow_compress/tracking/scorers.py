@@ -5,6 +5,8 @@ They return 1 and 0: MLflow's pages paint True green, as if it were good.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -17,6 +19,7 @@ from mlflow_compress.metrics.health import DEFECTS, defects_of
 from mlflow_compress.metrics.refusals import refuses
 
 GOLD, BASELINE = "expected_response", "baseline_response"  # names of the expectations, the first as MLflow calls it
+CALLS = "expected_tool_calls"  # the right calls, or the baseline's; as MLflow calls it
 
 
 @scorer(pass_if=lambda flipped: not flipped)  # type: ignore[untyped-decorator, unused-ignore]
@@ -64,6 +67,47 @@ def _question(inputs: dict[str, Any]) -> str:
     messages = inputs.get("messages") or []
     asked = [message["content"] for message in messages if message.get("role") == "user"]
     return str(asked[-1]) if asked else "\n".join(value for value in inputs.values() if isinstance(value, str))
+
+
+@scorer  # type: ignore[untyped-decorator, unused-ignore]
+def tool_match(outputs: Any, expectations: dict[str, Any]) -> Feedback:
+    """Return 1 where an answer makes the expected calls of tools and no other, in any order, else 0.
+
+    `outputs` is a message, or a reply with one choice, in OpenAI's format; an answer without `tool_calls` makes none.
+    `expected_tool_calls` lists names and arguments, `[]` for none. Arguments are equal as JSON is, by type: 1 is 1.0,
+    but neither true nor "1". Arguments that are no JSON match nothing.
+    """
+    if CALLS not in expectations:
+        raise DataError("The scorer 'tool_match' lacks expectations", allowed=CALLS, got=f"{sorted(expectations)}")
+    made, wanted = Counter(map(_call, _made(outputs))), Counter(map(_call, expectations[CALLS]))
+    told = [
+        f"{what} {name}({arguments})"
+        for what, calls in (("made", made - wanted), ("missing", wanted - made))
+        for name, arguments in calls.elements()
+    ]
+    return Feedback(value=float(made == wanted), rationale="; ".join(told) or f"the {wanted.total()} expected calls")
+
+
+def _made(outputs: Any) -> list[Any]:
+    if isinstance(outputs, str):
+        return []
+    try:
+        [message] = [choice["message"] for choice in outputs["choices"]] if "choices" in outputs else [outputs]
+        return message.get("tool_calls") or []
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise DataError("The scorer 'tool_match' reads a message of OpenAI's format", got=str(outputs)[:200]) from error
+
+
+def _call(call: Any) -> tuple[str, str]:
+    """Return the name and the arguments of a call as canonical JSON; what is no JSON as it is."""
+    function = call.get("function", call)
+    given = function.get("arguments") or {}
+    try:
+        text = given if isinstance(given, str) else json.dumps(given)
+        read = json.loads(text, parse_float=lambda number: int(x) if (x := float(number)).is_integer() else x)
+    except ValueError:
+        return function["name"], f"no JSON: {given}"
+    return function["name"], json.dumps(read, sort_keys=True)
 
 
 def kl(items: pd.DataFrame) -> Scorer:

@@ -25,7 +25,7 @@ from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.tracking.evaluator import CompressEvaluator, metric_thresholds
 from mlflow_compress.tracking.logged_model import log_data_sets, log_variant_model
-from mlflow_compress.tracking.scorers import flip, health, kl, refusal
+from mlflow_compress.tracking.scorers import flip, health, kl, refusal, tool_match
 from mlflow_compress.tracking.task_source import TaskSource, file_source
 from mlflow_compress.tracking.tracker import Tracker
 from tests.conftest import CHECKOUT
@@ -198,6 +198,43 @@ def test_defects_and_measured_kl_per_item_are_in_mlflow_s_evaluation() -> None:
         health(inputs={}, outputs=None)
     with pytest.raises(DataError, match=r"no KL of this item.*'other'"):
         kl(items)(inputs={"task": "other", "item_id": 1})
+
+
+WEATHER = {"name": "weather", "arguments": {"city": "Bern", "days": 2, "at": {"hour": 1.0}}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "wanted", "match", "why"),
+    [
+        ([WEATHER], [WEATHER], 1, "the 1 expected calls"),
+        ([], [], 1, "the 0 expected calls"),
+        ([WEATHER], [], 0, "made weather"),
+        ([], [WEATHER], 0, "missing weather"),
+        ([WEATHER, {"name": "now"}], [{"name": "now", "arguments": {}}, WEATHER], 1, "the 2 expected calls"),
+        ([WEATHER, WEATHER], [WEATHER], 0, "made weather"),
+        ([{**WEATHER, "arguments": '{"days": 2.0, "at": {"hour": 1}, "city": "Bern"}'}], [WEATHER], 1, "expected"),
+        ([{**WEATHER, "arguments": '{"days": "2", "at": {"hour": 1}, "city": "Bern"}'}], [WEATHER], 0, "missing"),
+        ([{**WEATHER, "arguments": '{"days": 2, "at": {"hour": true}, "city": "Bern"}'}], [WEATHER], 0, "missing"),
+        ([{**WEATHER, "arguments": '{"days": 2, '}], [WEATHER], 0, "made weather(no JSON"),
+        ([{**WEATHER, "name": "forecast"}], [WEATHER], 0, "made forecast"),
+    ],
+)
+def test_calls_of_tools_match_by_name_and_by_arguments_of_their_type(
+    calls: list[dict[str, Any]], wanted: list[dict[str, Any]], match: int, why: str
+) -> None:
+    message = {"role": "assistant", "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    for outputs in (message, {"choices": [{"message": message}]}, {"role": "assistant", "tool_calls": calls}):
+        found = tool_match(outputs=outputs, expectations={"expected_tool_calls": wanted})
+        assert found.value == match and why in found.rationale
+    text = tool_match(outputs="It rains.", expectations={"expected_tool_calls": wanted})
+    assert text.value == (wanted == [])
+    for outputs, expectations in (
+        (message, {}),
+        (None, {"expected_tool_calls": []}),
+        ({"choices": []}, {"expected_tool_calls": []}),
+    ):
+        with pytest.raises(DataError, match="tool_match"):
+            tool_match(outputs=outputs, expectations=expectations)
 
 
 @pytest.mark.usefixtures("registered")
