@@ -32,6 +32,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.run_names import ACCOUNT, NOISE, RECORDS
 from tests import metric_records
+from tests.compress_models import make_llama
 
 Forge = Callable[[dict[str, Any], dict[str, bytes]], None]
 
@@ -303,6 +304,39 @@ def test_receipts_of_two_people_are_compared_by_item(tmp_path: Path, capsys: pyt
     other.file.write_bytes(other.file.read_bytes()[:-1])
     assert cli.main(["compare-receipts", str(a.file), str(other.file), "--key", str(a.public)]) == 1
     assert capsys.readouterr().err.count("Error") <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_what_decides_comparability_elsewhere_decides_here(tmp_path: Path) -> None:
+    """The key of malaiwah/quant-fidelity-suite has seven fields. What of them can differ here forbids a comparison.
+
+    Panel: other items. Reference: other weights. Stack: other arithmetic. Metric and direction are in a figure's name,
+    the accumulation is float64, and each model has its own head.
+    """
+    rows = [
+        {"id": str(i), "category": "c", "context": f"{i} and one", "choices": ["two", "four"], "answer": i % 2}
+        for i in range(12)
+    ]
+    bases = [str(make_llama(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
+    variants = [mc.compress(base, "rtn", bits=4, group_size=32, store=tmp_path / "store") for base in bases]
+
+    def receipt(name: str, number: int = 0, **more: Any) -> Path:
+        asked = {"model": bases[number], "tasks": rows, "noise_items": 4, "store": tmp_path / "store", **more}
+        run = mc.evaluate(variants[number], **asked).run
+        return mc.export(run.run_id, output=tmp_path / f"{name}.zip", store=tmp_path / "store").path
+
+    own = receipt("own")
+    others = {
+        "tasks items": receipt("panel", tasks=rows[:8]),
+        "weights": receipt("reference", 1),
+        "dtype": receipt("stack", dtype="bfloat16"),
+    }
+    for named, other in others.items():
+        with pytest.raises(AlignmentError, match=rf"not comparable: .*\b{named} is "):
+            mc.compare_receipts(own, other)
+    names = {row["name"] for row in mc.verify(own).to_rows()}
+    assert {"distance/kl_mean", "distance/kl_reverse_mean"} <= names
 
 
 def test_a_card_that_cannot_be_written_is_one_error(desk: Desk, tmp_path: Path) -> None:
