@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.filterwarnings("igno
 SECRET, TEXT = "zoe@example.org", "Xylophone"
 
 
-def test_kl_divergence_and_health_of_own_traffic_and_no_text_in_a_report(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("workdir")
+def test_kl_divergence_and_health_of_own_traffic_and_no_text_in_a_report(tmp_path: Path) -> None:
     rows = []
     for i in range(24):
         asked = {"role": "user", "content": f"Who has the {TEXT} {i}? Write to {SECRET}."}

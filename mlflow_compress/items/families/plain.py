@@ -5,6 +5,7 @@
 - `exact`: short generation, correct if the first line equals one of the answers.
 - `ungraded`: items that are scored, but have no single correct option. Only the harness's own metrics grade them; they
   come from tasks of lm-evaluation-harness, not from question files.
+- `logged`: answers that an application has logged, which are neither right nor wrong (`openai:FILE`).
 """
 
 from __future__ import annotations
@@ -104,3 +105,4 @@ register_family(
     ),
 )
 ITEM_FAMILIES.register("ungraded")(ItemFamily())
+ITEM_FAMILIES.register("logged")(ItemFamily(logged=True, by_category=True))

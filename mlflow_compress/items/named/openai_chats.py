@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.conversations import Redaction, answers_of, smallest_digests
 from mlflow_compress.items.task import Parts, Task, TaskSettings, item_row
 from mlflow_compress.records import Items, Request
-
-ITEM_FAMILIES.register("logged")(ItemFamily(logged=True, by_category=True))
 
 
 def _read(file: Path, name: str, settings: TaskSettings) -> Parts:
