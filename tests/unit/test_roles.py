@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from mlflow_compress.tracking.tracker import Tracker
 from tests.unit.test_candidates import finished
 from tests.unit.test_promote_policy import aliases, stages
 
-TODAY = datetime.now(UTC).date()
+UNTIL = datetime.now(UTC).date() + timedelta(days=7)  # tests that run over midnight find it in the future too
 NAME = "compressed-llama"
 
 
@@ -30,7 +31,7 @@ def waits(tracker: Tracker, **parameters: object) -> mc.Promotion:
 
 @pytest.fixture
 def waiver(tmp_path: Path) -> Callable[..., str]:
-    def write(until: date = TODAY, **content: object) -> str:
+    def write(until: date = UNTIL, **content: object) -> str:
         path = tmp_path / "waiver.yaml"
         said = {"requirement": "distance/flips_pct", "reason": "The items are old.", "person": "Ada", "until": until}
         path.write_text(yaml.safe_dump({name: value for name, value in {**said, **content}.items() if value != ""}))
@@ -125,30 +126,35 @@ def test_the_verdict_quotes_a_waiver_and_an_expired_one_is_refused(
     strict = {"model": "llama", "max_flips_pct": 1.5}  # the upper end is 2
     assert mc.promote(**strict, dry_run=True).outcome == "nothing"
     found = mc.promote(**strict, waiver=waiver(), needs="approval")
-    quote = f"distance/flips_pct is waived until {TODAY} by Ada: The items are old"
+    quote = f"distance/flips_pct is waived until {UNTIL} by Ada: The items are old"
     assert f"{quote}. Without it: flips in % (upper end): 2 > 1.5." in found.verdict and found.run is not None
     assert quote in tracker.client.get_model_version(NAME, "1").description
     assert found.policy_sha256 == Policy().overridden(max_flips_pct=1.5).sha256  # a waiver changes no policy
     record = tracker.fetch_json(found.run.run_id, "decision.json")
-    assert (record["waiver"]["person"], record["waiver"]["until"]) == ("Ada", str(TODAY))
-    with monkeypatch.context() as later:
+    assert (record["waiver"]["person"], record["waiver"]["until"]) == ("Ada", str(UNTIL))
+    for days, expired in ((0, False), (1, True)):
 
-        class Tomorrow(datetime):
+        class Then(datetime):
             @classmethod
-            def now(cls, tz: object = None) -> datetime:
-                return datetime.now(UTC) + timedelta(days=1)
+            def now(cls, tz: object = None, days: int = days) -> datetime:
+                return datetime.combine(UNTIL, datetime.min.time(), UTC) + timedelta(days=days)
 
-        later.setattr("mlflow_compress.config.policy.datetime", Tomorrow)
-        with pytest.raises(ConfigError, match="The waiver of distance/flips_pct by Ada has expired"):
-            mc.approve(1, by="Bo", model="llama")
+        with monkeypatch.context() as later:
+            later.setattr("mlflow_compress.config.policy.datetime", Then)
+            with pytest.raises(ConfigError, match="by Ada has expired") if expired else nullcontext():
+                mc.promote(**strict, waiver=waiver(), dry_run=True)
+            if expired:
+                with pytest.raises(ConfigError, match="The waiver of distance/flips_pct by Ada has expired"):
+                    mc.approve(1, by="Bo", model="llama")
     approved = mc.approve(1, by="Bo", model="llama")
     assert quote in approved.verdict
     [tenure] = mc.history(model="llama").tenures
     assert tenure.waiver == quote and quote in mc.history(model="llama").as_text()
     assert "makes no difference to the winner" in mc.promote(model="llama", waiver=waiver(), dry_run=True).as_text()
     runs = stages(tracker)
-    with pytest.raises(ConfigError, match=f"has expired. Allowed: until {TODAY - timedelta(days=1)}. Got: '{TODAY}'"):
-        mc.promote(**strict, waiver=waiver(TODAY - timedelta(days=1)))
+    past = UNTIL - timedelta(days=9)
+    with pytest.raises(ConfigError, match=rf"has expired. Allowed: until {past}. Got: '\d{{4}}-\d\d-\d\d'"):
+        mc.promote(**strict, waiver=waiver(past))
     assert stages(tracker) == runs
 
 
