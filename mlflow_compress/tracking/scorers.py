@@ -79,7 +79,11 @@ def tool_match(outputs: Any, expectations: dict[str, Any]) -> Feedback:
     """
     if CALLS not in expectations:
         raise DataError("The scorer 'tool_match' lacks expectations", allowed=CALLS, got=f"{sorted(expectations)}")
-    made, wanted = Counter(map(_call, _made(outputs))), Counter(map(_call, expectations[CALLS]))
+    try:
+        made, wanted = (Counter(map(_call, calls)) for calls in (_made(outputs), expectations[CALLS]))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        got = f"{outputs} and {expectations[CALLS]}"[:200]
+        raise DataError("The scorer 'tool_match' reads messages and calls of OpenAI's format", got=got) from error
     told = [
         f"{what} {name}({arguments})"
         for what, calls in (("made", made - wanted), ("missing", wanted - made))
@@ -91,11 +95,8 @@ def tool_match(outputs: Any, expectations: dict[str, Any]) -> Feedback:
 def _made(outputs: Any) -> list[Any]:
     if isinstance(outputs, str):
         return []
-    try:
-        [message] = [choice["message"] for choice in outputs["choices"]] if "choices" in outputs else [outputs]
-        return message.get("tool_calls") or []
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise DataError("The scorer 'tool_match' reads a message of OpenAI's format", got=str(outputs)[:200]) from error
+    [message] = [choice["message"] for choice in outputs["choices"]] if "choices" in outputs else [outputs]
+    return message.get("tool_calls") or []
 
 
 def _call(call: Any) -> tuple[str, str]:

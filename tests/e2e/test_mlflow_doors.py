@@ -232,6 +232,8 @@ def test_calls_of_tools_match_by_name_and_by_arguments_of_their_type(
         (message, {}),
         (None, {"expected_tool_calls": []}),
         ({"choices": []}, {"expected_tool_calls": []}),
+        (message, {"expected_tool_calls": [{"arguments": {}}]}),
+        (message, {"expected_tool_calls": ["weather"]}),
     ):
         with pytest.raises(DataError, match="tool_match"):
             tool_match(outputs=outputs, expectations=expectations)

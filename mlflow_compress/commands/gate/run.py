@@ -423,14 +423,14 @@ def write_verdict(found: GateVerdict, folder: Path) -> None:
 
 
 def run_gate(
-    config: GateConfig, store: Store | None = None, progress: Say = silent, more: Mapping[str, str] | None = None
+    config: GateConfig, store: Store | None = None, progress: Say = silent, asked_by: Mapping[str, str] | None = None
 ) -> GateVerdict:
     """Evaluate a checkpoint until every gate is decided or one has failed, and return the verdict.
 
     The baseline is found in the store, or evaluated as a whole. The variant is scored in blocks, on the items that the
     policy reads, in the original order of their options. A gate that was interrupted goes on with the block that it was
     at. Wrong parameters are refused before a run is made; a task that the policy names and the evaluation lacks, after.
-    `more` are tags of the run.
+    `asked_by`: more tags of the run.
     """
     policy = read_policy(config.policy).overridden(
         min_decode_speedup=config.min_decode_speedup, max_memory_ratio=config.max_memory_ratio
@@ -447,7 +447,12 @@ def run_gate(
         if about := model.about():
             progress(about)
     check_same_tokenizer(base, variant)
-    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method, **(more or {})}
+    tags = {
+        run_names.BASE_MODEL: label,
+        run_names.VARIANT: made.label,
+        run_names.METHOD: made.method,
+        **(asked_by or {}),
+    }
     with (
         keeping(),  # the tokens of a baseline that is evaluated now are stored with it, and not made twice
         cores_shared_out(evaluation.running, evaluation.source),
