@@ -25,6 +25,7 @@ class ItemFamily:
     logged: bool = False
     # The item is scored under every order of its options: only the metric `all_orders` reads its option scores
     every_order: bool = False
+    again: bool = False  # The question stands in another task too, and is asked again in another form
 
 
 def shared_text(document: Mapping[str, object]) -> str | None:

@@ -110,8 +110,8 @@ def _flips(flips: MetricResult | None) -> str:
     if flips is None:
         return "flips not measured"
     if flips.value == 0:
-        return "no answer flipped" + (f" (at most {flips.high:.2g} %)" if flips.high else "")
-    return f"{interval_text(flips, PERCENT, difference=False)} of answers flipped"
+        return f"none of {flips.n:,} answers flipped" + (f" (at most {flips.high:.2g} %)" if flips.high else "")
+    return f"{interval_text(flips, PERCENT, difference=False)} of {flips.n:,} answers flipped"
 
 
 def _kl(pooled: Mapping[str, MetricResult]) -> str:
@@ -149,10 +149,10 @@ def verdict(
 ) -> str:
     """Return one sentence about a variant.
 
-    As in "awq-4bit-g128: no worse than 2 points; accuracy -0.4 pt [-1.9, 1.1], but 6.1 % [4.8, 7.8] of answers flipped;
-    KL 0.021 [0.019, 0.023]; 3.6x smaller; read by vllm": the direction, by a `margin` in points, then the volume, then
-    the worst slice (`slices`, see `worst_slice`), then what it saves, then who can serve it (`served_by`; None where
-    that is not known).
+    As in "awq-4bit-g128: no worse than 2 points; accuracy -0.4 pt [-1.9, 1.1], but 6.1 % [4.8, 7.8] of 1,000 answers
+    flipped; KL 0.021 [0.019, 0.023]; 3.6x smaller; read by vllm": the direction, by a `margin` in points, then the
+    volume, then the worst slice (`slices`, see `worst_slice`), then what it saves, then who can serve it (`served_by`;
+    None where that is not known).
 
     The label "none" is the uncompressed control. The sentence says what was not measured, and by the `account` that
     there is no verdict where more items than the default policy accepts have no score, how many have none where they

@@ -139,15 +139,17 @@ def test_the_account_says_how_many_items_have_no_score_and_why():
     assert account.unscored_pct == 700 / account.asked and account.cut_pct == 200 / account.asked
     assert account.sentence == (
         "Account: 7 of 232 items have no score (an option is longer than the model's context: 1, the baseline gave "
-        "none: 4, the variant gave none: 2); 2 of 232 prompts were cut to the model's context; 600 tokens of text "
-        "scored, in 24 windows of 24 texts; 4 requests repeated (not a number: 4). Baseline demo, dtype float32."
+        "none: 4, the variant gave none: 2); 72 of the items are questions asked again in another form; 2 of 232 "
+        "prompts were cut to the model's context; 600 tokens of text scored, in 24 windows of 24 texts; 4 requests "
+        "repeated (not a number: 4). Baseline demo, dtype float32."
     )
     assert Account.from_dict(json.loads(json.dumps(account.to_dict()))) == account
     whole = take_account(FULL)
     assert (whole.unscored, whole.values()) == ({}, {"items/unscored_pct": 0.0, "items/cut_pct": 0.0})
     assert (
         whole.sentence
-        == "Account: all 232 items scored; no prompt cut; 600 tokens of text scored, in 24 windows of 24 texts."
+        == "Account: all 232 items scored; 72 of the items are questions asked again in another form; no prompt cut; "
+        "600 tokens of text scored, in 24 windows of 24 texts."
     )
     text_alone = MetricInputs(*(replace(run, items=None) for run in (FULL.baseline, FULL.variant)))
     assert take_account(text_alone).sentence == "Account: 600 tokens of text scored, in 24 windows of 24 texts."

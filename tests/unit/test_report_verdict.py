@@ -49,25 +49,29 @@ def test_quiet_accuracy_with_many_flips_gets_a_but():
     results = pooled(n=1000, delta=(-0.004, -0.019, 0.011), p=0.69, flips=(6.1, 4.8, 7.8), kl=(0.021, 0.019, 0.023))
     assert verdict("awq-4bit-g128", results, size_ratio=3.6) == (
         "awq-4bit-g128: open (about 7,000 items would settle it); accuracy -0.4 pt [-1.9, 1.1], "
-        "but 6.1 % [4.8, 7.8] of answers flipped; KL 0.021 [0.019, 0.023]; 3.6x smaller"
+        "but 6.1 % [4.8, 7.8] of 1,000 answers flipped; KL 0.021 [0.019, 0.023]; 3.6x smaller"
     )
 
 
 def test_no_but_where_accuracy_moved_or_flips_are_few():
     moved = pooled(delta=(-0.055, -0.08, -0.03), p=0.0001, flips=(8.8, 7.0, 10.9), kl=0.1)
-    assert "x: worse; accuracy -5.5 pt [-8.0, -3.0], 8.8 % [7.0, 10.9] of answers flipped" in verdict(
+    assert "x: worse; accuracy -5.5 pt [-8.0, -3.0], 8.8 % [7.0, 10.9] of 1,000 answers flipped" in verdict(
         "x", moved, size_ratio=4.0
     )
     # 0.9 flips beside 0.5 points: 0.9 < 2 x 0.5.
     few = pooled(delta=(0.005, -0.01, 0.02), p=0.3, flips=(0.9, 0.5, 1.6), kl=0.1)
-    assert "accuracy +0.5 pt [-1.0, 2.0], 0.9 % [0.5, 1.6] of answers flipped" in verdict("x", few, size_ratio=4.0)
+    assert "accuracy +0.5 pt [-1.0, 2.0], 0.9 % [0.5, 1.6] of 1,000 answers flipped" in verdict(
+        "x", few, size_ratio=4.0
+    )
 
 
 def test_unchanged_accuracy_with_flips_is_not_called_unchanged():
     # 46 right to wrong, 46 wrong to right of 975: 92/975 = 9.4 %, delta exactly 0.
     results = pooled(delta=(0.0, -0.0197, 0.0197), p=1.0, flips=(100 * 92 / 975, 7.8, 11.4), kl=0.05)
     text = verdict("x", results, size_ratio=2.0)
-    assert "x: open (" in text and "accuracy +0.0 pt [-2.0, 2.0], but 9.4 % [7.8, 11.4] of answers flipped" in text
+    assert (
+        "x: open (" in text and "accuracy +0.0 pt [-2.0, 2.0], but 9.4 % [7.8, 11.4] of 1,000 answers flipped" in text
+    )
     assert "unchanged" not in text
 
 
@@ -77,7 +81,7 @@ def test_a_small_sample_says_how_many_items_would_settle_it():
     results = pooled(n=20, delta=(0.0, -0.1611, 0.1611), p=1.0, flips=(0.0, 0.0, 16.11), kl=0.01)
     assert verdict("x", results, size_ratio=2.0) == (
         "x: open (about 390 items would settle it); accuracy +0.0 pt [-16.1, 16.1], "
-        "no answer flipped (at most 16 %); KL 0.0100; 2.0x smaller"
+        "none of 20 answers flipped (at most 16 %); KL 0.0100; 2.0x smaller"
     )
 
 
@@ -101,7 +105,7 @@ def test_identical_models():
 
 
 def test_no_flip_is_not_identical_while_the_distribution_or_a_wrong_answer_moved():
-    assert "no answer flipped (at most 0.38 %); KL 3.0e-06" in verdict(
+    assert "none of 1,000 answers flipped (at most 0.38 %); KL 3.0e-06" in verdict(
         "x", pooled(flips=(0.0, 0.0, 0.3827), kl=3e-6), size_ratio=1.9
     )
     assert "identical" not in verdict("x", pooled(flips=0.0, every=0.1, kl=0.0), size_ratio=1.9)

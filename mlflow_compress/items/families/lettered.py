@@ -248,8 +248,8 @@ register_family(
         build=_build,
         items={
             "lettered": ItemFamily(chooses=True, graded=True, headline=True, by_category=True),
-            "lettered_six": ItemFamily(chooses=True),  # read by the conformal metrics alone
-            "lettered_orders": ItemFamily(chooses=True, every_order=True),
+            "lettered_six": ItemFamily(chooses=True, again=True),  # read by the conformal metrics alone
+            "lettered_orders": ItemFamily(chooses=True, every_order=True, again=True),
         },
     ),
 )

@@ -27,6 +27,7 @@ class Account:
     """What one evaluation was asked, and what became of it."""
 
     asked: int  # Items
+    again: int = 0  # Of them, questions of another task that are asked again in another form: no more answers to flip
     drawn_from: int | None = (
         None  # Items from which these were drawn by the baseline's margin; None where all were asked
     )
@@ -76,6 +77,8 @@ class Account:
                 least = f", with probabilities from {self.smallest_probability:.2g} to 1, and weighted"
                 parts.append(f"{self.asked:,} of {self.drawn_from:,} items drawn by the baseline's margin{least}")
             parts.append(self.lacking if self.unscored else f"all {self.asked:,} items scored")
+            if self.again:
+                parts.append(f"{self.again:,} of the items are questions asked again in another form")
             if self.groups is not None:
                 few = f" (no intervals: fewer than {FEWEST_GROUPS})" if self.groups < FEWEST_GROUPS else ""
                 parts.append(f"they are in {self.groups:,} groups that share a text or source{few}")
@@ -157,4 +160,5 @@ def take_account(
         empty = replace(empty, drawn_from=inputs.design.n_items, smallest_probability=least)
     groups = len(np.unique(view.group))
     empty = replace(empty, groups=groups if groups < len(view) else None)
-    return replace(empty, asked=len(view), unscored=dict(reasons), cut=len(set(names) & set(cut)))
+    again = int(np.isin(view.family, view.families(lambda family: family.again)).sum())
+    return replace(empty, asked=len(view), again=again, unscored=dict(reasons), cut=len(set(names) & set(cut)))
