@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -138,16 +138,14 @@ def _metric_column(declared: MetricKey, *, main: bool) -> ScoreColumn:
     return ScoreColumn(declared.name, declared.label, declared.unit, declared.direction, declared.meaning, main)
 
 
-def _cells(variant: ScoredVariant) -> dict[str, Cell]:
+def _cells(variant: ScoredVariant, columns: Collection[str]) -> dict[str, Cell]:
     """Return the values of a variant by column. What was not measured, or is not shown, is left out."""
     values = {name: Cell(value=size) for name, size in variant.sizes.items()}
     values |= {name: Cell(value=r.value, low=r.low, high=r.high, n=r.n) for name, r in variant.results.items()}
     values |= {f"seconds/{stage}": Cell(value=seconds) for stage, seconds in variant.seconds.items()}
     if variant.seconds:
         values[SECONDS] = Cell(value=sum(variant.seconds.values()))
-    shown = {column.key for column in columns()}
-    if not shows_clipped(variant.results):
-        shown -= {CLIPPED.name, ABOVE_CLIP.name}
+    shown = set(columns) if shows_clipped(variant.results) else set(columns) - {CLIPPED.name, ABOVE_CLIP.name}
     return {name: cell for name, cell in values.items() if name in shown}
 
 
@@ -435,7 +433,8 @@ def scoreboard(
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError("Two variants have one name", got=twice[0])
-    values = {variant.name: _cells(variant) for variant in variants}
+    shown = [column.key for column in columns()]
+    values = {variant.name: _cells(variant, shown) for variant in variants}
     ordered = sorted(variants, key=lambda v: _place(v, values[v.name]))
     judged = {v.name: values[v.name] for v in variants if not v.lacking}
     front = _front(judged, SIZE)
@@ -471,7 +470,7 @@ def scoreboard(
         n_items=max((len(v.items.task) for v in variants if v.items is not None), default=None),
         columns=tuple(column for column in columns() if any(column.key in row for row in values.values())),
         rows=rows,
-        baseline_cells=_baseline_cells(ordered),
+        baseline_cells=_baseline_cells(ordered, shown),
         pareto=front,
         serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(judged, cost))},
         correlations=correlate_metrics([values[v.name] for v in ordered]),
@@ -486,11 +485,11 @@ def scoreboard(
     )
 
 
-def _baseline_cells(variants: Sequence[ScoredVariant]) -> dict[str, Cell]:
+def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str]) -> dict[str, Cell]:
     """Return the baseline's values from the results of the variants, which each hold them."""
     cells: dict[str, Cell] = {}
     for variant in variants:
-        for name in (column.key for column in columns()):
+        for name in columns:
             found = variant.results.get(f"{name}_baseline")
             if found is not None:
                 cells.setdefault(name, Cell(value=found.value, low=found.low, high=found.high, n=found.n))

@@ -239,12 +239,13 @@ def separate(named: Sequence[tuple[str, ItemScores]], *, level: float = 0.95) ->
 
     Raises `AlignmentError`: two variants were not evaluated on the same items.
     """
-    if all(items.design is None for _, items in named):  # aligned once, not in every pair
+    aligned = all(items.design is None for _, items in named)
+    if aligned:  # once, not in every pair
         named = [(name, items.in_order_of(named[0][1])) for name, items in named]
     pairs = tuple(
         Separation(first=a, second=b, kl=_kl(x, y, level), correctness=_correctness(x, y, level))
         for (a, one), (b, other) in itertools.combinations(named, 2)
-        for x, y in [one.in_common(other)]
+        for x, y in [(one, other) if aligned else one.in_common(other)]
     )
     tests = [test for pair in pairs for test in (pair.kl, pair.correctness) if test is not None]
     corrected = iter(holm([test.p for test in tests]).tolist() if tests else [])

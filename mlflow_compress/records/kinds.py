@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Self, get_args, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -288,19 +289,17 @@ class RunRecords:
         return [getattr(self, f.name).write(folder) for f in fields(self) if getattr(self, f.name) is not None]
 
     @classmethod
-    def read(cls, folder: Path) -> RunRecords:
-        """Read every table that exists; a folder without any is a `DataError`."""
-        kinds = {name: get_args(hint)[0] for name, hint in get_type_hints(cls).items()}
-        tables = {name: kind.read(folder) for name, kind in kinds.items() if (folder / f"{name}.parquet").is_file()}
-        if not tables:
+    def read(cls, folder: Path, *, of_items: bool = False) -> RunRecords:
+        """Read every table that exists, or those of items alone; a folder without any is a `DataError`."""
+        there = {name: kind for name, kind in _kinds().items() if (folder / f"{name}.parquet").is_file()}
+        if not there:
             raise DataError("No records in the folder", got=str(folder))
-        return cls(**tables)
+        return cls(**{name: kind.read(folder) for name, kind in there.items() if name in _OF_ITEMS or not of_items})
 
     def of_items(self, keys: Collection[ItemKey]) -> RunRecords:
         """Return the records with those of some items alone; records of running text are kept whole."""
-        of_items = ("items", "draws", "option_scores", "option_distances", "option_bounds", "generations")
         wanted, kept = set(keys), {}
-        for name in of_items:
+        for name in _OF_ITEMS:
             if (table := getattr(self, name)) is not None:
                 names = zip(*(table.table.column(part).to_pylist() for part in _ITEM_KEY), strict=True)
                 kept[name] = type(table)(table.table.filter(pa.array([key in wanted for key in names], pa.bool_())))
@@ -310,6 +309,15 @@ class RunRecords:
         """Return these records together with the other's; a table that both have is the other's."""
         theirs = {f.name: getattr(other, f.name) for f in fields(other)}
         return replace(self, **{name: table for name, table in theirs.items() if table is not None})
+
+
+_OF_ITEMS = ("items", "draws", "option_scores", "option_distances", "option_bounds", "generations")
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """Return the kind of every table of `RunRecords`."""
+    return {name: get_args(hint)[0] for name, hint in get_type_hints(RunRecords).items()}
 
 
 class Embeddings(Records):

@@ -179,7 +179,7 @@ def _checksums(folder: Path) -> dict[str, str]:
     return found
 
 
-def local_folder(client: PatientClient, run_id: str, folder: str) -> Path:
+def local_folder(client: PatientClient, run: Run, folder: str) -> Path:
     """Return the local path of an artifact folder of a run.
 
     Artifacts in a local folder are read in place. Others are downloaded once, into the cache below `home`. Those of an
@@ -190,8 +190,8 @@ def local_folder(client: PatientClient, run_id: str, folder: str) -> Path:
         artifacts = get_artifact_repository(info.artifact_uri, tracking_uri=client.uri)
         client.wait_for(lambda: artifacts.download_artifacts(folder, str(target)), long=True)
 
+    info = run.info
     try:
-        info = client.get_run(run_id).info
         if _is_local(info.artifact_uri):
             # `mlflow.artifacts.download_artifacts` would copy them into a temporary folder, and leave it there.
             path = Path(local_file_uri_to_path(info.artifact_uri)) / folder
@@ -204,10 +204,10 @@ def local_folder(client: PatientClient, run_id: str, folder: str) -> Path:
             download(scratch)
             return scratch / folder
         cache = Downloads(home(client.uri) / "downloads", limit_bytes())
-        return cache.get(f"{run_id}.{folder.replace('/', '.')}", download) / folder
+        return cache.get(f"{info.run_id}.{folder.replace('/', '.')}", download) / folder
     except (MlflowException, OSError) as error:
         raise TrackingError(
-            f"The artifacts '{folder}' of run {run_id} cannot be read: {str(error).splitlines()[0]}",
+            f"The artifacts '{folder}' of run {info.run_id} cannot be read: {str(error).splitlines()[0]}",
             fix="Delete that run, so that it is computed again",
         ) from error
 

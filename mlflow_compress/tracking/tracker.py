@@ -406,7 +406,7 @@ class Tracker:
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
-        return local_folder(self.client, run_id, folder)
+        return local_folder(self.client, self.run_of(run_id), folder)
 
     def fetch_json(self, run_id: str, name: str) -> Any:
         return json_artifact(self.client, self.client.get_run(run_id), name)
@@ -414,3 +414,35 @@ class Tracker:
     def json_of(self, run: Run, name: str) -> Any:
         """Return a JSON artifact of a run that was found; one in a local folder is read in place."""
         return json_artifact(self.client, run, name)
+
+
+class Snapshot(Tracker):
+    """A tracker for reading, which reads every run once, as it is then: reports come back to the same runs."""
+
+    def __init__(self, tracker: Tracker, run_ids: Iterable[str] = ()) -> None:
+        """Take over the connection of a tracker, and read runs that will be needed, many at once."""
+        self.__dict__.update(tracker.__dict__)
+        self._runs: dict[str, Run] = {}
+        self._children: dict[str, dict[str, Run]] = {}
+        self._json: dict[tuple[str, str], Any] = {}
+        wanted = ", ".join(f"'{run_id}'" for run_id in run_ids if is_run_id(run_id) and len(run_id) == 32)
+        if wanted:
+            found = search_runs(self.client, f"attributes.run_id IN ({wanted})")
+            self._runs = {str(run.info.run_id): run for run in found}
+
+    def run_of(self, run_id: str) -> Run:
+        if run_id not in self._runs:
+            self._runs[run_id] = super().run_of(run_id)
+        return self._runs[run_id]
+
+    def children_of(self, run: Run) -> dict[str, Run]:
+        if run.info.run_id not in self._children:
+            self._children[run.info.run_id] = below = super().children_of(run)
+            self._runs |= {str(child.info.run_id): child for child in below.values()}
+        return self._children[run.info.run_id]
+
+    def json_of(self, run: Run, name: str) -> Any:
+        place = (str(run.info.run_id), name)
+        if place not in self._json:
+            self._json[place] = super().json_of(run, name)
+        return self._json[place]

@@ -29,7 +29,7 @@ from mlflow_compress.errors import CheckpointError, ConfigError, StageError, Tra
 from mlflow_compress.kept import keeping, keeps, kept
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.projects import run_stage_here
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.tracker import Snapshot, Tracker
 from tests.compress_models import make_llama
 from tests.conftest import Fork
 
@@ -171,6 +171,17 @@ def test_a_run_without_results_is_a_row_with_its_error(tracker: Tracker) -> None
     assert board.baseline == "demo" and board.evaluation is None and board.columns == ()
     named = [row.name for row in score_runs(tracker, [one, two]).rows]
     assert named == ["rtn-3bit", f"rtn-3bit ({two[:8]})"]
+
+
+def test_a_report_reads_every_run_once(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [made(tracker, "rtn-3bit"), made(tracker, "rtn-4bit")]
+    store = Snapshot(tracker, runs)
+
+    def away(*args: object) -> None:
+        raise AssertionError("the store was read again")
+
+    monkeypatch.setattr(tracker.client, "get_run", away, raising=False)
+    assert [row.run_id for row in score_runs(store, [*runs, *runs]).rows] == runs
 
 
 def test_runs_that_cannot_be_compared_are_refused(tracker: Tracker) -> None:

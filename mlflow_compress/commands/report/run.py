@@ -61,7 +61,7 @@ from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, HIDDEN, RECORDS
 from mlflow_compress.tracking.store import RESOLVED
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.tracker import Snapshot, Tracker
 from mlflow_compress.tracking.views import shared_run_address
 
 BASELINE, AGAIN = "baseline", "baseline, second sample"
@@ -124,7 +124,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     if not board.finished:
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
         raise ConfigError("None of these variants has results", got=reasons)
-    runs = {row.name: tracker.client.get_run(row.run_id) for row in board.finished}
+    runs = {row.name: tracker.run_of(str(row.run_id)) for row in board.finished}
     children = {name: tracker.children_of(run) for name, run in runs.items()}
     first = children[board.finished[0].name]
     baseline_run = first["evaluate"].data.tags[run_names.BASELINE_RUN]
@@ -236,7 +236,7 @@ def _final(params: Mapping[str, str], without: set[str]) -> dict[str, str]:
 
 def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: str, folder: Path) -> dict[str, Any]:
     """Return how the evaluation was made: what the baseline's run says, and the hashes of the tasks."""
-    measured = dict(sorted(tracker.client.get_run(baseline_run).data.params.items()))
+    measured = dict(sorted(tracker.run_of(baseline_run).data.params.items()))
     tasks = read_metadata(folder).get("tasks")
     return {
         "baseline": label,
@@ -277,7 +277,8 @@ def run_report(config: ReportConfig) -> VariantsReport:
         raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
     tracker = Tracker(config.experiment)
     policy = read_policy(config.policy)
-    content = page_content(tracker, _scored(tracker, run_ids, policy.margin), policy, config.policy)
+    store = Snapshot(tracker, run_ids)
+    content = page_content(store, _scored(store, run_ids, policy.margin), policy, config.policy)
     text = text_of(content)
     report = VariantsReport(
         board=content.board, decision=content.decision, choice=choice_and_reason(content), path=path
@@ -314,7 +315,7 @@ def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
 
 def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboard:
     """Return the scoreboard of the given runs; a sweep's run stands for its variants, also those it has found."""
-    runs: dict[str, Mapping[str, str] | None] = {}  # the tags of those that were looked up
+    runs: list[str] = []
     names: dict[str, str] = {}
     others: dict[str, ScoredVariant] = {}
     for run_id in run_ids:
@@ -326,30 +327,30 @@ def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboa
                 "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
             )
         if stage == "main":
-            runs[run_id] = run.tags
+            runs.append(run_id)
             continue
         for row in tracker.fetch_json(run_id, SCOREBOARD)["rows"]:
             if row["run_id"] is None:
                 told = {key: row[key] for key in ("name", "method", "bits", "status", "reason")}
                 others[row["name"]] = ScoredVariant(**told)
             else:
-                runs[row["run_id"]], names[row["run_id"]] = None, row["name"]
-                runs |= dict.fromkeys((row.get("luck") or {"runs": ()})["runs"])
+                runs += [row["run_id"], *(row.get("luck") or {"runs": ()})["runs"]]
+                names[row["run_id"]] = row["name"]
     _check_alike(tracker, runs)
-    return score_runs(tracker, list(runs), others=list(others.values()), names=names, margin=margin)
+    return score_runs(tracker, runs, others=list(others.values()), names=names, margin=margin)
 
 
-def _check_alike(tracker: Tracker, runs: Mapping[str, Mapping[str, str] | None]) -> None:
+def _check_alike(tracker: Tracker, runs: Sequence[str]) -> None:
     """Refuse runs of several evaluations, and say in what these differ."""
     groups: dict[str, tuple[str, str]] = {}  # by evaluation: a run, and its baseline's run
-    for run_id, known in runs.items():
-        tags = tracker.look_up(run_id).tags if known is None else known
+    for run_id in runs:
+        tags = tracker.run_of(run_id).data.tags
         if run_names.EVALUATION in tags:
             groups.setdefault(tags[run_names.EVALUATION], (run_id, tags[run_names.BASELINE_RUN]))
     if len(groups) < 2:
         return
     (one, left), (other, right), *_ = groups.values()
-    a, b = (tracker.client.get_run(run_id).data.params for run_id in (left, right))
+    a, b = (tracker.run_of(run_id).data.params for run_id in (left, right))
     differing = [f"{key} is {a.get(key)} and {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
     raise ConfigError(
         f"Runs {one[:8]} and {other[:8]} were not evaluated alike, so their numbers cannot be compared",

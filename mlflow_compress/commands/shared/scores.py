@@ -228,8 +228,8 @@ def _items(tracker: Tracker, evaluate: Any, baselines: dict[str, RunRecords]) ->
     """Return what the variant scored on each item; None where the evaluation has corpora only."""
     baseline = evaluate.data.tags[run_names.BASELINE_RUN]
     if baseline not in baselines:  # all variants share it
-        baselines[baseline] = RunRecords.read(tracker.fetch(baseline, RECORDS))
-    variant = RunRecords.read(tracker.fetch(evaluate.info.run_id, RECORDS))
+        baselines[baseline] = RunRecords.read(tracker.fetch(baseline, RECORDS), of_items=True)
+    variant = RunRecords.read(tracker.fetch(evaluate.info.run_id, RECORDS), of_items=True)
     inputs = MetricInputs(baseline=baselines[baseline], variant=variant)
     return None if inputs.missing(ITEMS, PREDICTIONS) else item_scores(inputs)
 
@@ -274,7 +274,7 @@ def stage_seconds(tracker: Tracker, children: Mapping[str, Any], of: Callable[[A
         parts["evaluate"] = _without(tracker, computed, run_names.BASELINE_RUN, of)
     if "judge" in finished:
         parts["judge"] = _without(tracker, finished["judge"], ANSWERS_RUN, of)
-        answers = tracker.client.get_run(finished["judge"].data.tags["answers_run_id"])
+        answers = tracker.run_of(finished["judge"].data.tags["answers_run_id"])
         if answers.data.tags.get(run_names.PARENT) != finished["judge"].info.run_id:
             parts["judge"].append(of(answers))
     if any(cost is None for costs in parts.values() for cost in costs):
@@ -284,7 +284,7 @@ def stage_seconds(tracker: Tracker, children: Mapping[str, Any], of: Callable[[A
 
 def _without(tracker: Tracker, run: Any, tag: str, of: Callable[[Any], float | None]) -> list[float | None]:
     """Return the cost of a run, and minus that of the baseline, whose run `tag` names, if it was computed inside."""
-    other = tracker.client.get_run(run.data.tags[tag])
+    other = tracker.run_of(run.data.tags[tag])
     inside = run.info.start_time <= other.info.start_time and other.info.end_time <= run.info.end_time
     baseline = of(other) if inside else 0.0
     return [of(run), None if baseline is None else -baseline]

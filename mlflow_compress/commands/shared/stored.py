@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import Store
 
-_FIELDS = ("name", "value", "low", "high", "level", "n", "n_unscored", "task", "category", "p")
+_FIELDS = tuple(field.name for field in fields(MetricResult))
 
 
 def results_json(results: Iterable[MetricResult]) -> list[dict[str, Any]]:
@@ -31,7 +32,8 @@ def results_json(results: Iterable[MetricResult]) -> list[dict[str, Any]]:
 
 def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
     """Return the results that `results_json` has turned into rows."""
-    return [MetricResult(**{field: row[field] for field in _FIELDS}) for row in rows]
+    values = itemgetter(*_FIELDS)
+    return [MetricResult(*values(row)) for row in rows]
 
 
 def stored_results(store: Store, *run_ids: str) -> list[MetricResult]:

@@ -48,7 +48,7 @@ from mlflow_compress.reporting.scoreboard_text import (
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.tracked_run import TrackedRun
-from mlflow_compress.tracking.tracker import Tracker, tracking_uri
+from mlflow_compress.tracking.tracker import Snapshot, Tracker, tracking_uri
 
 
 def publish_sweep(
@@ -60,13 +60,14 @@ def publish_sweep(
         for name, reason in plan.left_out.items()
     ]
     names = {run_id: name for name, run_id in runs.items()}
-    board = score_runs(tracker, list(runs.values()), others=others, names=names, margin=policy.margin)
+    store = Snapshot(tracker, runs.values())
+    board = score_runs(store, list(runs.values()), others=others, names=names, margin=policy.margin)
     run.log_json(board.to_dict(), SCOREBOARD)
     run.log_text(scoreboard_markdown(board), "scoreboard.md")
     run.log_text(scoreboard_csv(board), "scoreboard.csv")
     run.log_table(scoreboard_columns(board), "scoreboard_table.json")
     run.log_json(plan.to_dict(), "plan.json")
-    content = page_content(tracker, board, policy, policy_file) if board.finished else None
+    content = page_content(store, board, policy, policy_file) if board.finished else None
     alike = content.similarity if content is not None else None
     with scratch_folder(tracker.uri) as folder:
         draw_scoreboard(board, folder)
