@@ -42,13 +42,11 @@ CASES = {
 }
 
 
-def stock_model(
-    *, batch_size: int = 1, path: Path = MODEL, dtype: str = "float32", softmax_dtype: str | None = None
-) -> Any:
-    """The harness's Hugging Face backend; `softmax_dtype` is its own option for log-softmax and the sum over tokens."""
+def stock_model(*, batch_size: int = 1, path: Path = MODEL, dtype: str = "float32") -> Any:
+    """The harness's Hugging Face backend."""
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(pretrained=str(path), dtype=dtype, softmax_dtype=softmax_dtype, device="cpu", batch_size=batch_size)
+    return HFLM(pretrained=str(path), dtype=dtype, device="cpu", batch_size=batch_size)
 
 
 def stock_results(model: Any, case: Case, documents: Mapping[str, list[int]]) -> dict[str, Any]:
