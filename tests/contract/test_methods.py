@@ -137,7 +137,8 @@ def test_a_method_makes_a_checkpoint_that_anyone_can_load(
         assert manifest.bits_per_weight == manifest.bits_per_weight_model == 16.0
         assert manifest.size_ratio == (2.0 if name in CASTS else 1.0)
     if "sparsity" in method.Config.model_fields:
-        assert manifest.sparsity == pytest.approx(0.5, abs=1e-3)
+        # SparseGPT removes its threshold too: a weight more in a block of at least 64 x 64.
+        assert 0.5 <= manifest.sparsity <= 0.5 + 64.0**-2
     assert manifest.size_bytes < sum((out / file).stat().st_size for file in manifest.weight_files)
 
 

@@ -58,4 +58,4 @@ def test_a_sweep_shows_how_alike_its_variants_answer_and_leaves_out_another_enco
     assert "judge/similarity" not in cells["rtn-4bit-g128"] and "judge/similarity" in cells["rtn-8bit-g128"]
     values = json.loads((tmp_path / "report.json").read_text())["answer_similarity"]
     assert set(values["models"]) == set(names) and list(values["left_out"]) == ["rtn-4bit-g128"]
-    np.testing.assert_allclose(np.array(values["values"]), matrix, atol=1e-12)
+    np.testing.assert_array_equal(np.array(values["values"]), matrix)

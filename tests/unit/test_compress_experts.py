@@ -96,9 +96,10 @@ def test_every_expert_is_pruned(method: str, architecture: str, bases: Bases, tm
     assert tensors.keys() == before.keys()  # a plain checkpoint of the architecture
     experts = [name for name in tensors if ".experts." in name]
     assert len(experts) == 2 * 4 * 3
-    for name in experts:
-        assert float((tensors[name] == 0).float().mean()) == pytest.approx(0.5, abs=0.02)
-    assert manifest.sparsity == pytest.approx(0.5, abs=1e-3) and manifest.bits_per_weight == 16.0
+    # Wanda removes half of each row, SparseGPT its threshold too: a weight more in a block of at least 64 x 64.
+    for found in (manifest.sparsity, *(float((tensors[name] == 0).float().mean()) for name in experts)):
+        assert 0.5 <= found <= 0.5 + 64.0**-2
+    assert manifest.bits_per_weight == 16.0
     plain = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     ids = token_rows(base, TEXT[0], rows=2, length=64)
     with torch.inference_mode():

@@ -19,8 +19,7 @@ from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
-
-NAT_PER_TOKEN = 1e-5
+from tests.unit.scoring_models import rounding
 
 
 def endpoint(url: str, **settings: Any) -> EndpointConfig:
@@ -68,7 +67,7 @@ def test_every_kind_of_server_gives_the_log_likelihoods_of_the_model_in_this_pro
         scores, bounds = scorer.score(requests)
     assert bounds is None
     difference = (scores.column("loglik") - exact.column("loglik")) / exact.column("n_tokens")
-    assert np.abs(difference).max() < NAT_PER_TOKEN
+    assert np.abs(difference).max() <= 2 * rounding(loaded)  # the server batches otherwise: both passes are rounded
     assert scores.column("greedy").tolist() == exact.column("greedy").tolist()
     assert scores.key_rows() == exact.key_rows()
     assert served.can.echo == (kind in ("vllm", "text", "sharp"))
@@ -209,7 +208,7 @@ def test_a_corpus_has_the_log_probabilities_of_the_model_in_this_process(loaded:
     exact, _ = Scorer(loaded, ScoringConfig(progress=False)).score_corpus("text", text, window=64)
     with served_demo(loaded) as server:
         scores, _ = EndpointScorer(open_demo(server, loaded)).score_corpus("text", text, window=64)
-    assert np.abs(scores.column("nll") - exact.column("nll")).max() < NAT_PER_TOKEN
+    assert np.abs(scores.column("nll") - exact.column("nll")).max() <= 2 * rounding(loaded)
     assert scores.column("argmax").tolist() == exact.column("argmax").tolist()
     assert scores.table.column("entropy").null_count == len(scores)
 
