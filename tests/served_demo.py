@@ -143,7 +143,9 @@ class ServedDemo:
         token = int(biased.argmax())
         values, best = row.topk(body["n_probs"])
         top = [{"id": int(i), "logprob": float(v)} for i, v in zip(best, values, strict=True)]
-        return {"completion_probabilities": [{"id": token, "logprob": float(row[token]), "top_logprobs": top}]}
+        written = {"id": token, "logprob": float(row[token]), "top_logprobs": top}
+        read = {"model": NAME, "tokens_evaluated": len(body["prompt"]), "truncated": False}
+        return {"completion_probabilities": [written], **read}
 
     def page(self, path: str) -> dict[str, Any] | None:
         """Return what a GET of this path gives; None for nothing."""

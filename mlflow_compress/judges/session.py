@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,7 +107,7 @@ class Session:
 
     askers: Sequence[Asker]  # One per judge model; they share the cache
     max_unscored: float  # Share of judgments without a value above which the stage fails
-    _judgments: list[Judgment] = field(default_factory=list)
+    _judgments: dict[str, list[Judgment]] = field(default_factory=dict)  # By the model that was asked
 
     @classmethod
     def open(cls, settings: JudgeModelConfig, folder: Path) -> Session | str:
@@ -128,13 +129,14 @@ class Session:
         for asker in self.askers:
             model = asker.config.model
             by_model[model] = asker.ask_all(questions, read, spending=inputs.spending, label=model)
-            self._judgments += by_model[model]
+            self._judgments.setdefault(model, []).extend(by_model[model])
         return by_model
 
     def account(self) -> dict[str, Any]:
         """Return the fields of `Judged` that tell which models were asked, and what has no value."""
-        reasons = unscored_by_reason(self._judgments)
-        n, unscored = len(self._judgments), reasons.total()
+        judgments = [one for part in self._judgments.values() for one in part]
+        reasons = unscored_by_reason(judgments)
+        n, unscored = len(judgments), reasons.total()
         counts = {f"judge/unscored/{reason}": float(number) for reason, number in sorted(reasons.items())}
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
         failed = None
@@ -142,6 +144,11 @@ class Session:
             failed = (
                 f"Stopped at judge_max_cost: {n - reasons[BUDGET]} of {n} judgments are there, and kept. The same "
                 "command again goes on from there, and may spend as much again"
+            )
+        elif mixed := self._mixed():
+            failed = (
+                f"{mixed}: their ratings are not of one judge. All judgments are kept. Name one of them as "
+                "judge_model, and its ratings are asked for anew"
             )
         elif n and unscored > self.max_unscored * n:
             failed = (
@@ -159,9 +166,17 @@ class Session:
             "parameters": self._parameters(),
         }
 
+    def _mixed(self) -> str:
+        """Return which models have answered in the name of one, and how often; empty where each name is one model."""
+        for model, judgments in self._judgments.items():
+            answered = Counter(j.judge.rsplit(" ", 1)[0] for j in judgments if j.sent is not None)
+            if len(answered) > 1:
+                return f"{model} was answered by " + " and ".join(f"{one} ({n})" for one, n in answered.most_common())
+        return ""
+
     def _parameters(self) -> dict[str, str]:
         """Return which models were asked, which answered, and what was sent to them."""
-        answers = [j for j in self._judgments if j.value is not None or j.sent is not None]
+        answers = [j for part in self._judgments.values() for j in part if j.value is not None or j.sent is not None]
         sent = {", ".join(f"{k}={v}" for k, v in j.sent.items()) for j in answers if j.sent is not None}
         parameters = {
             "judge_model": ",".join(asker.config.model for asker in self.askers),

@@ -63,6 +63,7 @@ def test_a_served_baseline_is_timed_in_turn(loaded: LoadedModel, server: ServedD
         (Raw(b'{"error": {"message": "no streams here"}}', 400), "does not stream: HTTP 400.*no streams here"),
         (Raw(b'data: {"choices": [{"logprobs": {"tokens": ["a"]}}]}\n\n'), "another number of tokens.*4.*1"),
         (Raw(b"data: <html>\n\n"), "streams something else than tokens"),
+        (Raw(b'data: {"model": "another", "choices": []}\n\n'), "answered as the model 'another'"),
         (Raw(b'data: {"choices": []}\n\n', cut=9), "broke off a stream"),
         (Raw(status=0), "broke off a stream"),
     ],

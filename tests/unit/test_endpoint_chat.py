@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +17,13 @@ from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
+from mlflow_compress.transport import client
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.judge_server import Raw
-from tests.served_demo import NAME, ServedDemo, served_demo
+from tests.served_demo import NAME, Fault, ServedDemo, served_demo
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PATH = {"auto": CHAT, "false": TEXT}
 GREEDY = GenerationConfig(max_new_tokens=6, temperature=0.0, samples=1, top_k=0, top_p=1.0)
 ASKED = [Instruction(item_id=str(i), category="c", turns=(f"Tell me about {i} rivers.", "Why?")) for i in range(3)]
 
@@ -108,3 +113,69 @@ def test_a_faulty_chat_server_is_asked_again(loaded: LoadedModel) -> None:
         server.fault = lambda number, body: faults.get(number)
         assert generate_two_turns(model, ASKED, GREEDY, turns=1).column("text").tolist() == here
         assert len(server.bodies) - begin == 6
+
+
+def finishing(how: str, tokens: int = 6) -> Callable[[dict[str, Any]], None]:
+    def change(reply: dict[str, Any]) -> None:
+        reply["choices"][0]["finish_reason"] = how
+        reply["usage"]["completion_tokens"] = tokens
+
+    return change
+
+
+# What is no whole answer of the model to the prompt that was sent -> how the error says so
+NOT_WHOLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "other model": (lambda reply: reply.update(model="another"), "answered as the model 'another'"),
+    "cut by the server": (finishing("length", 2), "cut an answer at 2 tokens, where 6 were asked for"),
+    "filtered": (finishing("content_filter"), "ended an answer with 'content_filter'"),
+    "aborted": (finishing("abort"), "ended an answer with 'abort'"),
+    "prompt cut to a shorter context": (
+        lambda reply: reply["usage"].update(prompt_tokens=3),
+        r"read 3 tokens of a prompt, where \d+ were sent",
+    ),
+    "no text": (lambda reply: reply["choices"][0].update(text=None, message={"content": 7}), "answered no text"),
+}
+
+
+@pytest.mark.parametrize("wanted", ["auto", "false"])
+def test_an_answer_is_whole_and_of_the_model_and_prompt_that_were_asked_or_an_error(
+    wanted: ChatWanted, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    here = generate_two_turns(loaded, ASKED, GREEDY, turns=1).column("text").tolist()
+    with served_demo(loaded, chat="") as server:
+        model = opened(server, loaded, wanted, retries=1)
+
+        def failing(change: Callable[[dict[str, Any]], object], n: int) -> Fault:
+            due = range(len(server.bodies), len(server.bodies) + n)
+
+            def faulty(number: int, body: dict[str, Any]) -> Raw | None:
+                if number not in due:
+                    return None
+                reply = server.answer(PATH[wanted], body)
+                assert isinstance(reply, dict)
+                change(reply)
+                return Raw(json.dumps(reply).encode())
+
+            return faulty
+
+        for kind, (change, said) in NOT_WHOLE.items():
+            server.fault = failing(change, 1)  # it passes
+            assert generate_two_turns(model, ASKED, GREEDY, turns=1).column("text").tolist() == here, kind
+            server.fault = failing(change, 100)
+            with pytest.raises(EndpointError, match=said):
+                generate_two_turns(model, ASKED, GREEDY, turns=1)
+
+
+def test_a_template_of_the_servers_own_may_read_fewer_tokens_where_it_was_wanted(loaded: LoadedModel) -> None:
+    with served_demo(loaded, chat="You are a poet. ") as server:
+        model = opened(server, loaded, "true", retries=0)
+
+        def shorter(number: int, body: dict[str, Any]) -> Raw:
+            reply = server.answer(CHAT, body)
+            assert isinstance(reply, dict)
+            reply["usage"]["prompt_tokens"] = 3
+            return Raw(json.dumps(reply).encode())
+
+        server.fault = shorter
+        assert len(generate_two_turns(model, ASKED, GREEDY, turns=1)) == 3

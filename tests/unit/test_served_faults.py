@@ -167,6 +167,56 @@ def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
     assert scorer.report is not None and scorer.report.asked_again == {} and scorer.report.n_unscored == 0
 
 
+def written(reply: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = reply["completion_probabilities"][0]
+    return found
+
+
+# Of llama.cpp's own route
+LLAMA_CPP: dict[str, tuple[str, Change]] = {
+    "NaN": ("not_finite", lambda reply: written(reply).update(logprob=math.nan)),
+    "null": ("null", lambda reply: written(reply).update(logprob=None)),
+    "above zero": ("above_zero", lambda reply: written(reply).update(logprob=0.7)),
+    "short list": ("short_list", lambda reply: written(reply)["top_logprobs"].pop()),
+    "too probable together": (
+        "above_one",
+        lambda reply: [row.update(logprob=-0.5) for row in written(reply)["top_logprobs"]],
+    ),
+    "nothing written": ("not_a_completion", lambda reply: reply["completion_probabilities"].clear()),
+    "other model": ("other_model", lambda reply: reply.update(model="another")),
+    "prompt cut": ("other_tokens", lambda reply: reply.update(truncated=True)),
+    "a prompt of other tokens": ("other_tokens", lambda reply: reply.update(tokens_evaluated=2)),
+}
+
+
+@pytest.mark.parametrize("kind", LLAMA_CPP)
+def test_a_fault_of_llama_cpp_is_asked_again_and_refused_by_name_when_it_persists(
+    kind: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    reason, change = LLAMA_CPP[kind]
+    with served_demo(loaded, kind="llama.cpp") as server:
+        served = open_demo(server, loaded, max_retries=1, concurrency=1)
+        exact, _ = EndpointScorer(served).score(requests_())
+        begin = len(server.bodies)
+
+        def inject(number: int, body: dict[str, Any]) -> Raw | None:
+            if number - begin not in due:
+                return None
+            reply = server.native(body)
+            change(reply)
+            return Raw(json.dumps(reply).encode())
+
+        server.fault, due = inject, range(2, 3)
+        scorer = EndpointScorer(served)
+        scores, _ = scorer.score(requests_())
+        assert scores.column("loglik").tolist() == exact.column("loglik").tolist()
+        assert scorer.report is not None and scorer.report.asked_again == {reason: 1}
+        begin, due = len(server.bodies), range(2, 9)
+        with pytest.raises(EndpointError, match=rf"\({reason} 1\).*Tried 2 times"):
+            EndpointScorer(served).score(requests_())
+
+
 def test_a_refused_key_ends_it_at_once_and_midway_with_what_is_kept(
     opened: tuple[ServedDemo, ServedModel, list[float]], loaded: LoadedModel, tmp_path: Path
 ) -> None:

@@ -179,8 +179,8 @@ class AnswerEvaluation(Measurement):
         from mlflow_compress.reporting.tables import result_text
 
         rows = [(key.label, self.pooled[key.name]) for key in headline_keys() if key.name in self.pooled]
-        values = "; ".join(f"{label} {result_text(result)}" for label, result in rows) or "nothing was computed"
-        return f"{self.name}: {values}{f'. {self.skipped}' if self.skipped else ''}"
+        values = "; ".join([*self._judgments, *(f"{label} {result_text(result)}" for label, result in rows)])
+        return f"{self.name}: {values or 'nothing was computed'}{f'. {self.skipped}' if self.skipped else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the texts as plain values, ready for JSON."""
@@ -188,14 +188,21 @@ class AnswerEvaluation(Measurement):
         return {**super().to_dict(), **own}
 
     def as_text(self) -> str:
-        """Return the headline values with their intervals, what the judgments took, and what was left out."""
+        """Return how many judgments there are, the values with their intervals, what they took, what was left out."""
         from mlflow_compress.reporting.answers_page import account_rows
         from mlflow_compress.reporting.headline import footnotes
         from mlflow_compress.reporting.html import value_table
 
-        lines = value_table(self.pooled).lines() if self.pooled else []
+        lines = [*self._judgments, *(value_table(self.pooled).lines() if self.pooled else [])]
         if any(name.endswith("_delta") for name in self.pooled):
             lines.append("Differences are paired: over the answers that both models have a grade for.")
         lines += footnotes(self.pooled)
-        lines += [f"{name}: {text}" for name, text in account_rows(self.account)]
+        lines += [f"{name}: {text}" for name, text in account_rows(self.account)[len(self._judgments) :]]
         return "\n".join([*lines, *([self.skipped] if self.skipped else []), *lines_of_run(self.run)])
+
+    @property
+    def _judgments(self) -> list[str]:
+        """How many judgments there are, and how many have no rating, by reason; empty without a judge model."""
+        from mlflow_compress.reporting.answers_page import account_rows
+
+        return [f"{name}: {text}" for name, text in account_rows(self.account) if name == "Judgments"]

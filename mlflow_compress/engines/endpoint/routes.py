@@ -39,6 +39,7 @@ class Capabilities:
     max_length: int | None  # Tokens of prompt and answer together; None where it does not tell
     probe: tuple[float, ...]  # Log-probabilities of a fixed text, by which the same model is recognised
     chat: bool = False  # Whether conversations are sent as chat completions
+    chat_reads_as_ours: bool = False  # Whether the server's chat template makes as many tokens of a message as ours
     answers: str = "as completions"  # How they are sent, and why, in words
 
     def lines(self, name: str) -> list[str]:
@@ -174,6 +175,7 @@ _ROUNDING = 0.01  # nats by which rounding, in bfloat16 too, can lift a log-prob
 # Faults of replies that say something, but not what was asked: reasons of a `NoReply`, beside those of `replies`.
 NULL, NOT_FINITE, ABOVE_ZERO, SHORT_LIST = "null", "not_finite", "above_zero", "short_list"
 OTHER_MODEL, OTHER_TOKENS, NO_TOKEN = "other_model", "other_tokens", "no_token"
+CUT_ANSWER, NOT_WHOLE = "cut_answer", "not_whole"
 ABOVE_ONE, CONTRADICTION = "above_one", "contradiction"
 
 
@@ -195,6 +197,13 @@ def log_probability(value: object) -> float | None:
     if number > _ROUNDING:
         raise WrongReplyError(ABOVE_ZERO, f"gave {number} in place of a log-probability, which is at most 0")
     return number if number > NEVER else None
+
+
+def require_model(reply: Mapping[str, Any], model: str, root: str | None) -> None:
+    """Refuse a reply of another model than the one asked for, or `root`: what the server says it has loaded there."""
+    named = reply.get("model")
+    if named not in (None, "", model, root):
+        raise WrongReplyError(OTHER_MODEL, f"answered as the model {named!r}, where {model!r} was asked for")
 
 
 def require_distribution(known: Mapping[int, float]) -> None:
@@ -352,14 +361,11 @@ class EchoedTokens:
 def read_completions(body: str, *, model: str, root: str | None, n: int) -> list[EchoedTokens] | NoReply:
     """Return the tokens of the `n` completions in a response's body, by their index.
 
-    A `NoReply` where there are others, or of another model than the one asked for, or `root`, which is what the server
-    says it has loaded under that name.
+    A `NoReply` where there are others, or of another model (see `require_model`).
     """
 
     def read(reply: Any) -> list[EchoedTokens] | NoReply:
-        named = reply.get("model")
-        if named not in (None, "", model, root):
-            return NoReply(OTHER_MODEL, f"answered as the model {named!r}, where {model!r} was asked for")
+        require_model(reply, model, root)
         choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
         if n > 1 and [choice.get("index") for choice in choices] != [*range(len(choices))]:
             return NoReply(NOT_A_COMPLETION, f"does not say which of {n} prompts each completion is of")
@@ -390,6 +396,7 @@ class LlamaCppRoute:
     """
 
     root: str  # The server's address, without ``/v1``
+    model: str  # Name of the model there
     can: Capabilities
     vocab_size: int
 
@@ -414,6 +421,10 @@ class LlamaCppRoute:
         [question] = questions
 
         def read(reply: Any) -> Positions:
+            require_model(reply, self.model, self.can.root)
+            n_read, n_sent = reply.get("tokens_evaluated"), len(question.tokens)
+            if reply.get("truncated") or n_read not in (None, n_sent):
+                raise WrongReplyError(OTHER_TOKENS, f"read {n_read} tokens of a prompt, where {n_sent} were sent")
             written = reply["completion_probabilities"][0]
             top = {int(row["id"]): log_probability(row["logprob"]) for row in written["top_logprobs"]}
             n_asked = min(self.can.n_top, self.vocab_size)
@@ -434,5 +445,5 @@ class LlamaCppRoute:
 def route_of(can: Capabilities, *, model: str, root: str, vocabulary: Vocabulary) -> Route:
     """Return how a server with these capabilities is asked."""
     if can.route == LLAMA_CPP:
-        return LlamaCppRoute(root, can, vocabulary.size)
+        return LlamaCppRoute(root, model, can, vocabulary.size)
     return CompletionsRoute(model, vocabulary, can)

@@ -14,10 +14,15 @@ import numpy as np
 
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, ServedAnswers
 from mlflow_compress.engines.endpoint.routes import (
+    CUT_ANSWER,
     LLAMA_CPP,
+    NOT_WHOLE,
+    OTHER_TOKENS,
     Capabilities,
     TokenQuestion,
     Vocabulary,
+    WrongReplyError,
+    require_model,
     route_of,
 )
 from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists, StoredStates, TopLists
@@ -44,24 +49,50 @@ class ChatAnswer:
     usage: Usage | None
 
 
-def read_written(body: str) -> ChatAnswer | NoReply:
-    """Return the text in the body of a completion; a `NoReply` where there is none, or the body is cut off."""
-    return _read(body, lambda choice: choice["text"])
+@dataclass(frozen=True, kw_only=True)
+class AnswerReader:
+    """Reads answers. One that is not whole, or of another model or prompt than was asked, is a `NoReply`."""
+
+    model: str  # As in `require_model`
+    root: str | None
+    most: int  # Longest answer that was asked for, in tokens
+    n_sent: int | None = None  # Tokens that the server must read; None: its own template may make others
+
+    def written(self, body: str) -> ChatAnswer | NoReply:
+        """Return the text in the body of a completion."""
+        return self._read(body, lambda choice: choice["text"])
+
+    def chat(self, body: str) -> ChatAnswer | NoReply:
+        """Return the text in the body of a chat completion.
+
+        A model that reasons may have written no visible text: that is an empty answer.
+        """
+        return self._read(body, lambda choice: choice["message"]["content"] or "")
+
+    def _read(self, body: str, text_of: Callable[[Mapping[str, Any]], Any]) -> ChatAnswer | NoReply:
+        def read(reply: Any) -> ChatAnswer | NoReply:
+            choice = reply["choices"][0]
+            text, finish, usage = text_of(choice), choice.get("finish_reason"), read_usage(reply)
+            if not isinstance(text, str):
+                return NoReply(NOT_A_COMPLETION, "answered no text")
+            require_model(reply, self.model, self.root)
+            if finish in _NOT_WHOLE:
+                return NoReply(NOT_WHOLE, f"ended an answer with {finish!r}")
+            if usage is not None and finish == "length" and usage.completion < self.most:
+                said = f"cut an answer at {usage.completion} tokens, where {self.most} were asked for"
+                return NoReply(CUT_ANSWER, said)
+            if usage is not None and self.n_sent is not None and usage.prompt < self.n_sent:
+                return NoReply(OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {self.n_sent} were sent")
+            return ChatAnswer(text, usage)
+
+        try:
+            return read_reply(body, "a completion", read)
+        except WrongReplyError as fault:
+            return fault.no_reply
 
 
-def read_chat(body: str) -> ChatAnswer | NoReply:
-    """Return the text in the body of a chat completion; a `NoReply` where there is none, or the body is cut off.
-
-    A model that reasons may have written no visible text: that is an empty answer.
-    """
-    return _read(body, lambda choice: choice["message"]["content"] or "")
-
-
-def _read(body: str, text_of: Callable[[Mapping[str, Any]], Any]) -> ChatAnswer | NoReply:
-    answer = read_reply(body, "a completion", lambda reply: ChatAnswer(text_of(reply["choices"][0]), read_usage(reply)))
-    if isinstance(answer, ChatAnswer) and not isinstance(answer.text, str):
-        return NoReply(NOT_A_COMPLETION, "answered no text")
-    return answer
+_NOT_WHOLE = ("abort", "content_filter", "error", "tool_calls", "function_call")
+"""How an answer ends that is not what the model would have written."""
 
 
 TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and a café in São Paulo is open."
@@ -283,11 +314,14 @@ class ServedModel:
                 }
                 # A prompt that fills its room may have been cut on the left, which no conversation can be.
                 whole = len(row.prompt) + config.max_new_tokens < self.max_length
-                if self.can.chat and row.messages and whole:
-                    path, read = "/chat/completions", read_chat
+                as_chat = self.can.chat and bool(row.messages) and whole
+                n_sent = len(row.prompt) if not as_chat or self.can.chat_reads_as_ours else None
+                reader = AnswerReader(model=self.name, root=self.can.root, most=config.max_new_tokens, n_sent=n_sent)
+                if as_chat:
+                    path, read = "/chat/completions", reader.chat
                     body["messages"] = list(row.messages)
                 else:
-                    path, read = "/completions", read_written
+                    path, read = "/completions", reader.written
                     body |= self._prompt(row, vocabulary, stops, end_tokens)
                 found = await transport.post(path, body, read, model=self.name, n_bytes=4 * len(row.prompt))
                 if isinstance(found, NoReply):

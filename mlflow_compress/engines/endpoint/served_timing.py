@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from mlflow_compress.engines.endpoint.routes import LLAMA_CPP
+from mlflow_compress.engines.endpoint.routes import LLAMA_CPP, WrongReplyError, require_model
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import EndpointError
@@ -77,6 +77,10 @@ class ServedStream:
     def _n_tokens(self, event: Mapping[str, Any]) -> int:
         if self._model.can.route == LLAMA_CPP:
             return len(event.get("tokens") or [])
+        try:
+            require_model(event, self._model.name, self._model.can.root)
+        except WrongReplyError as fault:
+            raise EndpointError(f"{self._model.endpoint.where} {fault}") from None
         choices = event.get("choices") or [{}]
         return len((choices[0].get("logprobs") or {}).get("tokens") or [])
 

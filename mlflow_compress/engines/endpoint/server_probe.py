@@ -25,9 +25,9 @@ from mlflow_compress.engines.endpoint.routes import (
 from mlflow_compress.engines.endpoint.served_model import (
     SAME,
     TEXT,
+    AnswerReader,
     ChatAnswer,
     ServedModel,
-    read_chat,
     recognising,
 )
 from mlflow_compress.errors import AlignmentError, EndpointError
@@ -361,8 +361,10 @@ ChatWanted = Literal["auto", "true", "false"]
 _TURN = "What is the capital of France? Why?"
 
 
-def probe_chat(endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: ChatWanted) -> tuple[bool, str]:
-    """Return whether conversations are sent as chat completions, and why in words.
+def probe_chat(
+    endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: ChatWanted, can: Capabilities
+) -> Capabilities:
+    """Return what the server `can`, with whether conversations are sent as chat completions, and why.
 
     They are where the server has that route, the tokenizer has a chat template, and the server's own template makes as
     many tokens of a message as ours. A baseline and a variant must read the same prompt.
@@ -370,33 +372,36 @@ def probe_chat(endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: Cha
     `wanted` "true" makes an error of what stands in the way, but for other tokens, which it accepts.
     """
     if wanted == "false":
-        return False, "as completions, in our chat template (endpoint_chat=false)"
+        return replace(can, answers="as completions, in our chat template (endpoint_chat=false)")
     style = chat_format(tokenizer)
     if style.name == PLAIN:
         if wanted == "true":
             raise EndpointError("Chat completions are wanted, and the tokenizer has no chat template")
-        return False, "as completions: the tokenizer has no chat template"
-    found = _ask(endpoint, model)
+        return replace(can, answers="as completions: the tokenizer has no chat template")
+    found = _ask(endpoint, AnswerReader(model=model, root=can.root, most=1))
     if isinstance(found, str):
         if wanted == "true":
             raise EndpointError(f"{endpoint.where} gives no chat completions: {found}", fix="Leave endpoint_chat out")
-        return False, "as completions, in our chat template: the server gives no chat completions"
+        return replace(can, answers="as completions, in our chat template: the server gives no chat completions")
     ours = len(Encoder(tokenizer, 1 << 30).ids([style.prompt([_TURN])], special=False)[0])
     theirs = found.usage.prompt if found.usage is not None else None
     if theirs != ours and wanted == "auto":
         read = "an unknown number of" if theirs is None else theirs
-        return False, f"as completions: the server's chat template makes {read} tokens of a message, ours {ours}"
+        said = f"as completions: the server's chat template makes {read} tokens of a message, ours {ours}"
+        return replace(can, answers=said)
     differs = f"which is not ours: {theirs} tokens of a message, and ours makes {ours}"
     agree = "which reads as ours" if theirs == ours else differs
-    return True, f"as chat completions, in the server's chat template, {agree}"
+    said = f"as chat completions, in the server's chat template, {agree}"
+    return replace(can, chat=True, chat_reads_as_ours=theirs == ours, answers=said)
 
 
-def _ask(endpoint: EndpointConfig, model: str) -> ChatAnswer | str:
+def _ask(endpoint: EndpointConfig, reader: AnswerReader) -> ChatAnswer | str:
     """Return the answer to a fixed message; the reason where there is none."""
+    model = reader.model
     body = {"model": model, "messages": [{"role": "user", "content": _TURN}], "max_tokens": 1, "temperature": 0}
 
     async def once(transport: Transport) -> ChatAnswer | NoReply:
-        return await transport.post("/chat/completions", body, read_chat, model=model, n_bytes=len(_TURN))
+        return await transport.post("/chat/completions", body, reader.chat, model=model, n_bytes=len(_TURN))
 
     try:
         # Some servers answer a missing template with a 5xx: one more try is enough.
@@ -416,6 +421,5 @@ def open_served_model(
     """
     vocabulary = Vocabulary(Encoder(reader.tokenizer, reader.max_length), reader.vocab_size)
     can = ServerProbe(endpoint, name, vocabulary).run()
-    by_chat, answers = probe_chat(endpoint, name, reader.tokenizer, chat)
-    can = replace(can, chat=by_chat, answers=answers)
+    can = probe_chat(endpoint, name, reader.tokenizer, chat, can)
     return ServedModel(endpoint, name, reader.tokenizer, reader.vocab_size, reader.max_length, reader.path, can)
