@@ -1,4 +1,4 @@
-"""Seconds of `promote`, `compare` and `report` in a synthetic store of finished main runs that many variants share.
+"""Seconds of `promote`, `compare`, `report`, `repr` and `history` in a synthetic store of finished main runs that many variants share.
 
 python benchmarks/promote_many.py [--variants 200]
 
@@ -58,6 +58,8 @@ with tempfile.TemporaryDirectory() as folder:
         "compare two": lambda: mc.compare(made[0], made[-1]),
         "report on two": lambda: mc.report(made[0], made[-1], output=page),
         "report on all": lambda: mc.report(*made, output=page),
+        "repr of the promotion": lambda: repr(found),
+        "history": lambda: repr(mc.history(model="llama")),
     }.items():
         began, used = time.monotonic(), time.process_time()
         work()
