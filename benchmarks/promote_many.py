@@ -1,4 +1,4 @@
-"""Seconds of `promote`, `compare`, `report`, `repr` and `history` in a synthetic store of finished main runs that many variants share.
+"""Seconds of `promote`, `compare`, `report`, `repr` and `history` in a synthetic store that many variants share.
 
 python benchmarks/promote_many.py [--variants 200]
 

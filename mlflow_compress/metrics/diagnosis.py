@@ -13,6 +13,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.kl_by_position import position_names
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio, studentized_interval
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
 from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDistances
 
 
@@ -64,10 +65,13 @@ class SwapTable:
         return cluster_sums(values[chosen], self.text[chosen])
 
     def mean(self, swap: str, name: str, *, rows: Bool | None = None, category: str | None = None) -> MetricResult:
-        """Return the mean KL of a swap over tokens, with the studentised bootstrap's interval over whole texts."""
+        """Return the mean KL of a swap over tokens, with the studentised bootstrap's interval over whole texts.
+
+        There is no interval from fewer than `FEWEST_GROUPS` texts: of four it says nothing, such as [0, 155] nats.
+        """
         kl = self.of_swap(swap)
         sums = self.sums(kl, rows)
-        interval = studentized_interval(sums[:, 0], sums[:, 1])
+        interval = studentized_interval(sums[:, 0], sums[:, 1]) if len(sums) >= FEWEST_GROUPS else None
         low, high = interval if interval is not None else (None, None)
         value = float(sums[:, 0].sum() / sums[:, 1].sum())
         return MetricResult(name, value, low, high, n=int(sums[:, -1].sum()), category=category)
@@ -76,7 +80,7 @@ class SwapTable:
 def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Sequence[str]) -> MetricResult | None:
     """Return the summed KL of some swaps over that of others, with the bootstrap's interval over whole texts.
 
-    Both are on the same texts, which are drawn together.
+    Both are on the same texts, which are drawn together; fewer than `FEWEST_GROUPS` give no interval.
 
     None where the KL below is 0: then the ratio does not exist.
     """
@@ -85,7 +89,7 @@ def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Seque
     if sums[:, 1].sum() == 0:
         return None
     value = float(sums[:, 0].sum() / sums[:, 1].sum())
-    interval = bootstrap(sums[:, :2], ratio)
+    interval = bootstrap(sums[:, :2], ratio) if len(sums) >= FEWEST_GROUPS else None
     low, high = interval if interval is not None else (None, None)
     return MetricResult(name, value, low, high, n=len(table.text))
 
@@ -194,6 +198,40 @@ def summarize_groups(
     )
 
 
+KEPT_SHARE = 0.5
+"""Share of the sum of all groups' KL that the groups to keep carry at least."""
+
+
+def groups_to_keep(groups: Sequence[GroupMove], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the groups that carry half of what moves with the fewest weights: what to keep at more bits.
+
+    The groups with the most KL per weight, until they carry `KEPT_SHARE` of the sum of all groups' KL; those that are
+    not needed for it then are left out again, the largest first. Empty where nothing moves, or where the groups with a size do
+    not carry that much.
+
+    - `sizes`: Number of weights of each group that can be kept, by its name.
+
+    Examples
+    --------
+    >>> moves = [GroupMove(name=n, kind=n, layer=0, kl=MetricResult(KL, kl, None, None), share=None, top_changed=0)
+    ...     for n, kl in (("qkv", 0.1), ("o", 0.2), ("down", 0.6))]
+    >>> groups_to_keep(moves, {"qkv": 10, "o": 10, "down": 40})
+    ('down',)
+    """
+    wanted = KEPT_SHARE * sum(group.kl.value for group in groups)
+    kl = {group.name: group.kl.value for group in groups if group.name in sizes and group.kl.value > 0}
+    chosen: list[str] = []
+    for name in sorted(kl, key=lambda name: -kl[name] / sizes[name]):
+        if sum(kl[one] for one in chosen) < wanted:
+            chosen.append(name)
+    if not chosen or sum(kl[name] for name in chosen) < wanted:
+        return ()
+    for name in sorted(chosen, key=lambda name: -sizes[name]):
+        if sum(kl[one] for one in chosen if one != name) >= wanted:
+            chosen.remove(name)
+    return tuple(group.name for group in groups if group.name in chosen)
+
+
 def by_position(table: SwapTable, swap: str) -> tuple[MetricResult, ...]:
     """Return the mean KL by the number of tokens before the predicted one: 1, 2-3, 4-7, ..."""
     names = position_names(int(table.position.max()))
@@ -233,7 +271,7 @@ def by_category(items: Items, distances: OptionDistances) -> tuple[MetricResult,
         scored = np.asarray([value for value in values if np.isfinite(value)])
         if not len(scored):
             continue
-        interval = studentized_interval(scored)
+        interval = studentized_interval(scored) if len(scored) >= FEWEST_GROUPS else None
         low, high = interval if interval is not None else (None, None)
         n, missing = len(scored), len(values) - len(scored)
         found.append(

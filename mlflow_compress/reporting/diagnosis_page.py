@@ -20,6 +20,14 @@ def kl_text(result: MetricResult | None) -> str | None:
     return None if result is None else interval_text(result, NATS, difference=False)
 
 
+def _sortable(result: MetricResult | None) -> str | None:
+    """Return a KL of a column: with three digits, whatever its interval, so that the order can be seen."""
+    if result is None:
+        return None
+    bounds = "" if result.low is None or result.high is None else f" [{result.low:.2g}, {result.high:.2g}]"
+    return f"{result.value:#.3g}{bounds}"
+
+
 def ratio_of(result: MetricResult | None) -> str | None:
     """Return a ratio with its interval; None where there is none."""
     return None if result is None else interval_text(result, PLAIN, difference=False)
@@ -59,10 +67,10 @@ def groups_table(results: GroupsFound) -> Table:
         rows=[
             (
                 group.name,
-                kl_text(group.kl),
+                _sortable(group.kl),
                 None if group.share is None else f"{100 * group.share:.1f} %",
                 f"{100 * group.top_changed:.2f} %",
-                kl_text(group.noise_kl),
+                _sortable(group.noise_kl),
                 ratio_of(group.against_noise),
             )
             for group in sorted(results.groups, key=lambda group: -group.kl.value)
@@ -106,21 +114,23 @@ def render_diagnosis(
     categories: Sequence[MetricResult],
     texts: Sequence[ShownText],
     setup: Mapping[str, Any],
+    advice: str,
 ) -> str:
     """Return a diagnosis as one HTML page, with embedded images and without scripts or external files.
 
-    The sentence is shown first. `categories` has the KL by task and category, `texts` those that moved most;
-    `setup` may be nested.
+    The sentence is shown first, then the advice. `categories` has the KL by task and category, `texts` those that moved
+    most; `setup` may be nested.
     """
     return TEMPLATES.get_template("diagnosis.html.j2").render(
         title=title,
         sentence=sentence,
+        advice=advice,
         groups=groups_table(results),
         controls=Table.of_pairs(control_rows(results)),
         figures=[embedded(figure) for figure in figures],
         categories=Table(
             columns=[Column("task", left=True), Column("category", left=True), Column("items"), Column("KL")],
-            rows=[(r.task, r.category, r.n, kl_text(r)) for r in categories],
+            rows=[(r.task, r.category, r.n, _sortable(r)) for r in categories],
         ),
         texts=_texts_table(texts),
         setup=settings_table(setup),

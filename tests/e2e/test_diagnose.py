@@ -71,7 +71,52 @@ def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, stor
     own = {name: value for name, value in values.items() if name.startswith("diagnose/")}
     assert 20 < len(own) < 50 and own["diagnose/kl"] == pytest.approx(found.found.whole.value)
     assert len(found.to_pandas()) == 20 and "moves most" in found.summary
+    # Four texts: no interval; the column of the KL is sorted as it is printed.
+    assert all(g.kl.low is None for g in found.found.groups) and found.found.additivity.low is None
+    printed = [float(row[1]) for row in found.table().rows]
+    assert printed == sorted(printed, reverse=True)
     assert not [path for path in store.rglob("unfinished/*") if path.is_dir()]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path, tasks: str) -> None:
+    """The groups to keep are at 8 bits in the checkpoint, all others at 3; and the model moves less."""
+    advice = found.advice
+    assert advice.keep == ("layers.0.qkv",) and advice.share > 0.5 and advice.weights < 0.1
+    assert advice.text.startswith("Keep layers.0.qkv at 8 bits: 6 % of the weights carry ")
+    command = advice.command(found.model)
+    assert (
+        command is not None and command in found.as_text() and command.startswith("mlflow-compress main --method mixed")
+    )
+    assert advice.text in (store / found.run.run_id / "diagnosis.html").read_text()
+    content = json.loads(Path(str(advice.recipe)).read_text())
+    kept = [name for name, chosen in content["layers"].items() if chosen == "rtn:8"]
+    assert kept == [f"model.layers.0.self_attn.{name}_proj" for name in "kqv"] and len(content["layers"]) == 35
+    again = mc.diagnose(
+        method="mixed",
+        method_args={"recipe": str(advice.recipe)},
+        tasks=tasks,
+        store=store,
+        **LITTLE,
+        noise_control=False,
+    )
+    # What was kept hardly moves any more, and the others move as before: to first order the KL loses their share.
+    assert again["layers.0.qkv"].kl.value < 0.01 * found["layers.0.qkv"].kl.value
+    assert again["layers.0.o"].kl.value == found["layers.0.o"].kl.value
+    assert again.found.whole.value < 0.7 * found.found.whole.value
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_where_no_recipe_helps_the_advice_says_why(store: Path, tasks: str) -> None:
+    settings = {"tasks": tasks, "store": store, **LITTLE, "noise_control": False}
+    found = mc.diagnose(method="magnitude", **settings)
+    assert found.advice.recipe is None and found.advice.command(found.model) is None
+    assert "No recipe is written: Method 'magnitude' cannot be applied to some layers only" in found.as_text()
+    of_head = mc.diagnose(method="gaussian-noise", **settings)
+    assert [group.name for group in of_head.found.groups] == ["head"] and of_head.advice.keep == ()
+    assert "Its linear layers carry less than half of what moves" in of_head.as_text()
 
 
 @pytest.mark.slow

@@ -14,22 +14,25 @@ from mlflow_compress.metrics.diagnosis import (
     DIGITS,
     FIRST,
     INSIDE,
+    KL,
     OTHER,
     PUNCTUATION,
     RARE,
     SPACE,
+    GroupMove,
     SwapTable,
     by_category,
     by_class,
     by_position,
     class_rows,
+    groups_to_keep,
     moved_texts,
     paired_ratio,
     rare_tokens,
     summarize_groups,
     token_class,
 )
-from mlflow_compress.records import Items, OptionDistances, SwapDistances
+from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDistances
 
 
 @dataclass(frozen=True)
@@ -61,17 +64,17 @@ def records(**kl: list[list[float]]) -> SwapDistances:
 def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
     table = SwapTable.of(
         records(
-            none=[[0.0, 0.0], [0.0, 0.0]],
-            a=[[0.1, 0.3], [0.2, 0.6]],  # mean 0.3
-            b=[[0.1, 0.1], [0.1, 0.1]],  # mean 0.1
-            noise_a=[[0.2, 0.2], [0.1, 0.1]],  # mean 0.15
-            all=[[0.2, 0.5], [0.4, 0.9]],  # mean 0.5
+            none=[[0.0, 0.0], [0.0, 0.0]] * 10,
+            a=[[0.1, 0.3], [0.2, 0.6]] * 10,  # mean 0.3
+            b=[[0.1, 0.1], [0.1, 0.1]] * 10,  # mean 0.1
+            noise_a=[[0.2, 0.2], [0.1, 0.1]] * 10,  # mean 0.15
+            all=[[0.2, 0.5], [0.4, 0.9]] * 10,  # mean 0.5
         )
     )
     groups = [Group("a", "qkv", 0), Group("b", "o", 0)]
     found = summarize_groups(table, groups, {"a": "noise_a"}, {"b": "why"}, whole="all", together="all", no_swap="none")
     a, b = found.groups
-    assert a.kl.value == pytest.approx(0.3) and b.kl.value == pytest.approx(0.1) and a.kl.n == 4
+    assert a.kl.value == pytest.approx(0.3) and b.kl.value == pytest.approx(0.1) and a.kl.n == 40
     assert a.share == pytest.approx(0.75) and b.share == pytest.approx(0.25)
     assert a.top_changed == 0.25 and b.top_changed == 0.0
     assert a.against_noise is not None and a.against_noise.value == pytest.approx(2.0)
@@ -79,16 +82,36 @@ def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
     assert found.sum_of_parts == pytest.approx(0.4) and found.largest is a and found.no_swap == 0.0
     assert found.additivity is not None and found.additivity.value == pytest.approx(0.5 / 0.4)
     assert found.additivity.low is not None and found.additivity.high is not None
-    # Text 0 alone: 0.7 / 0.6; text 1 alone: 1.3 / 1.0.
+    # Texts like the first alone: 0.7 / 0.6; like the second alone: 1.3 / 1.0.
     assert 0.7 / 0.6 - 1e-9 <= found.additivity.low <= found.additivity.high <= 1.3 + 1e-9
     assert found.noise_ratio is not None and found.noise_ratio.value == pytest.approx(2.0)
 
 
 def test_a_ratio_of_equal_swaps_is_one_without_width() -> None:
-    table = SwapTable.of(records(a=[[0.1, 0.2], [0.3, 0.1], [0.5, 0.2]], b=[[0.1, 0.2], [0.3, 0.1], [0.5, 0.2]]))
+    kl = [[0.1, 0.2], [0.3, 0.1], [0.5, 0.2]] * 7
+    table = SwapTable.of(records(a=kl, b=kl))
     found = paired_ratio(table, "r", ["a"], ["b"])
     assert found is not None and found.value == pytest.approx(1.0)
     assert found.low == pytest.approx(1.0) and found.high == pytest.approx(1.0)  # pairing: no noise of the texts
+    few = paired_ratio(SwapTable.of(records(a=kl[:19], b=kl[:19])), "r", ["a"], ["b"])
+    assert few is not None and (few.low, few.high) == (None, None)  # of 19 texts
+
+
+def test_the_groups_to_keep_carry_half_with_the_fewest_weights() -> None:
+    """Of 1.0: o has the most per weight (0.02), then qkv (0.01), then down (0.008)."""
+
+    def moves(**kl: float) -> list[GroupMove]:
+        return [
+            GroupMove(name=n, kind=n, layer=0, kl=MetricResult(KL, v, None, None), share=v, top_changed=0.0)
+            for n, v in kl.items()
+        ]
+
+    sizes = {"qkv": 20, "o": 10, "down": 50}
+    groups = moves(qkv=0.2, o=0.2, down=0.4, head=0.2)
+    assert groups_to_keep(groups, sizes) == ("o", "down")  # all three are taken, and qkv is not needed then
+    assert groups_to_keep(moves(qkv=0.3, o=0.2, down=0.5), sizes) == ("qkv", "o")
+    assert groups_to_keep(moves(qkv=0.2, head=0.8), sizes) == ()  # the head has no size: no recipe names it
+    assert groups_to_keep(moves(qkv=0.0, o=0.0, down=0.0), sizes) == ()
 
 
 def test_where_nothing_moves_there_is_no_ratio_and_no_share() -> None:

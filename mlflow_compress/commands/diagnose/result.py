@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
+from mlflow_compress.config import EMBEDDED
 from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.diagnosis_page import control_rows, diagnosis_sentence, group_row, groups_table
@@ -18,14 +20,47 @@ _GROUPS_SHOWN = 10  # in a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Which groups of weights to keep at more bits, and the recipe that does."""
+
+    keep: tuple[str, ...]  # Their names
+    share: float  # Of the sum of all groups' KL
+    weights: float  # Of the weights of all groups
+    kept_as: str  # "at 8 bits", "as they are"
+    recipe: Path | None = None  # File of a recipe for the method `mixed`
+    calibration: str = ""  # What the command says besides
+    no_recipe: str | None = None  # Why there is none
+
+    @property
+    def text(self) -> str:
+        """What to do, in one sentence or two."""
+        if not self.keep:
+            return "Its linear layers carry less than half of what moves, so that more bits for them would not help."
+        groups = self.keep[0] if len(self.keep) == 1 else f"{', '.join(self.keep[:-1])} and {self.keep[-1]}"
+        shares = f"{100 * self.weights:.2g} % of the weights carry {100 * self.share:.0f} % of what the groups move"
+        recipe = f" No recipe is written: {self.no_recipe}." if self.no_recipe else ""
+        return f"Keep {groups} {self.kept_as}: {shares}.{recipe}"
+
+    def command(self, model: str) -> str | None:
+        """The command that makes, evaluates and judges the variant; None where there is no recipe."""
+        if self.recipe is None:
+            return None
+        named = "" if model == EMBEDDED else f" --model {shlex.quote(model)}"
+        recipe = shlex.quote(f"recipe={self.recipe}")
+        return f"mlflow-compress main{named} --method mixed --method_args {recipe}{self.calibration}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis(Tabular):
     """Where a variant's movement comes from: each group of weights alone, and the text on which it moves."""
 
     # The variant's short name, and its baseline's
     name: str
     baseline: str
+    model: str  # The baseline, as it was given
     checkpoint: str  # Folder of the variant
     found: GroupsFound  # Every group of weights, the whole variant, and the controls
+    advice: Advice
     unchanged: tuple[str, ...]  # Groups whose weights are the baseline's
     # KL of the whole variant by position in the text, by class of the predicted token, and by task and category of
     # items
@@ -64,6 +99,7 @@ class Diagnosis(Tabular):
         return {
             **{name: getattr(self, name) for name in names},
             "groups": list(self.to_rows()),
+            "advice": {**asdict(self.advice), "recipe": self.advice.recipe and self.advice.recipe.name},
             "whole": result_values(self.found.whole),
             "together": result_values(self.found.together),
             "no_swap": self.found.no_swap,
@@ -76,11 +112,13 @@ class Diagnosis(Tabular):
         }
 
     def as_text(self) -> str:
-        """Return the groups that move most, and the controls."""
+        """Return the groups that move most, the controls, and what to do."""
         lines = [self.summary, "", *self.table().only("group", "kl", "against_noise").lines()]
         if (more := len(self.found.groups) - _GROUPS_SHOWN) > 0:
             lines[-more:] = [f"({more} more in groups.csv)"]
         lines += ["", *(f"{name}: {value}" for name, value in control_rows(self.found))]
+        command = self.advice.command(self.model)
+        lines += ["", self.advice.text, *([] if command is None else [f"  {command}"])]
         return "\n".join([*lines, "", *lines_of_run(self.run)])
 
 

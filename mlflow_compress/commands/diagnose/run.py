@@ -15,7 +15,7 @@ import numpy as np
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, DiagnosisConfig
-from mlflow_compress.commands.diagnose.result import Diagnosis
+from mlflow_compress.commands.diagnose.result import Advice, Diagnosis
 from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.quantize.run import quantize
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
@@ -31,9 +31,10 @@ from mlflow_compress.commands.shared.inputs import (
 )
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
-from mlflow_compress.compression.method import METHODS
+from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
+from mlflow_compress.compression.mixed_recipe import KEPT, MixedRecipe
 from mlflow_compress.config import as_text
-from mlflow_compress.errors import AlignmentError, ConfigError, UnsupportedError
+from mlflow_compress.errors import AlignmentError, ConfigError, MlflowCompressError, UnsupportedError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
@@ -46,6 +47,7 @@ from mlflow_compress.metrics.diagnosis import (
     by_class,
     by_position,
     class_rows,
+    groups_to_keep,
     moved_texts,
     summarize_groups,
 )
@@ -53,6 +55,8 @@ from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.placement import BALANCED
+from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.weight_groups import Differences, find_differences
 from mlflow_compress.records import MetricResult, SwapDistances
 from mlflow_compress.reporting.search_tables import rows_csv
@@ -167,6 +171,63 @@ def _key(category: str | None) -> str:
     return str(category).replace(" ", "_")
 
 
+RECIPE = "recipe"  # artifact folder
+MIXED = "mixed"  # the method of recipes
+_MORE_BITS = 8  # of the groups to keep
+
+
+def advise(
+    found: GroupsFound,
+    differences: Differences,
+    model: Any,
+    source: SourceModel,
+    manifest: CheckpointManifest,
+    folder: Path,
+) -> Advice:
+    """Return which groups to keep at more bits, and write the recipe that does into a folder.
+
+    Kept groups have 8 bits where the method has them, and else stay as they are. Only groups with linear layers, which
+    recipes name, can be kept. What `mixed` cannot make has no recipe, but the reason.
+    """
+    layers = {
+        group.name: {name for name in source.linear if any(f"{name}.".startswith(f"{m}.") for m in group.modules)}
+        for group in differences.groups
+    }
+    sizes = {
+        group.name: sum(p.numel() for module in group.modules for p in model.get_submodule(module).parameters())
+        for group in differences.groups
+    }
+    keep = groups_to_keep(found.groups, {name: size for name, size in sizes.items() if layers[name]})
+    own = {name: value for name, value in manifest.settings.items() if name not in CalibratedConfig.model_fields}
+    bits = max((bits for bits in METHODS.get(manifest.method).supported_bits if bits <= _MORE_BITS), default=0)
+    more = bits > own.get("bits", _MORE_BITS)
+    advice = Advice(
+        keep=keep,
+        share=sum(group.share or 0.0 for group in found.groups if group.name in keep),
+        weights=sum(sizes[name] for name in keep) / sum(sizes.values()),
+        kept_as=f"at {bits} bits" if more else "as they are",
+    )
+    if not keep:
+        return advice
+    plain, better = (f"{manifest.method}:{n}" if n else manifest.method for n in (own.get("bits"), bits))
+    settings = {"method": manifest.method, **own}
+    kept = set().union(*(layers[name] for name in keep))
+    recipe = MixedRecipe(
+        formats={plain: settings, **({better: {**settings, "bits": bits}} if more else {})},
+        layers={name: (better if more else KEPT) if name in kept else plain for name in source.linear},
+    )
+    path = folder / f"{manifest.label}-keep-{len(keep)}.json"
+    recipe.write(path)
+    try:
+        METHODS.get(MIXED).check(method_config(MIXED, recipe=str(path)), source)
+    except MlflowCompressError as error:
+        path.unlink()
+        return replace(advice, no_recipe=str(error).rstrip("."))
+    length = {name: manifest.settings[name] for name in CalibratedConfig.model_fields if name in manifest.settings}
+    asked = "".join(f" --{name} {value}" for name, value in length.items() if name != "seed")
+    return replace(advice, recipe=path, calibration=asked)
+
+
 def write_diagnosis(
     store: Store, run: OpenRun, diagnosis: Diagnosis, records: SwapDistances, manifest: CheckpointManifest
 ) -> None:
@@ -181,6 +242,7 @@ def write_diagnosis(
         page = render_diagnosis(
             title=f"{diagnosis.name} against {diagnosis.baseline}: where it moves",
             sentence=diagnosis.summary,
+            advice=diagnosis.advice.text,
             results=diagnosis.found,
             figures=figures,
             categories=diagnosis.categories,
@@ -263,9 +325,18 @@ def _diagnose(
         table = SwapTable.of(records)
         texts = TokenTexts(windows, base.tokenizer)
         tokens, texts_of_tokens, before = texts.rows(table)
+        with scratch_folder(store.uri) as scratch:
+            recipes = scratch / RECIPE
+            recipes.mkdir()
+            source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
+            advice = advise(groups, differences, models[0].model, source, manifest, recipes)
+            if advice.recipe is not None:
+                run.log_folder(recipes, RECIPE)
         diagnosis = Diagnosis(
             name=manifest.label,
             baseline=label,
+            model=config.source.model,
+            advice=advice,
             checkpoint=str(folder),
             found=groups,
             unchanged=tuple(group.name for group in differences.unchanged),
@@ -279,7 +350,10 @@ def _diagnose(
             run=store.link(run.run_id),
         )
         write_diagnosis(store, run, diagnosis, records, manifest)
-    return replace(diagnosis, records_folder=store.fetch(diagnosis.run.run_id, run_names.RECORDS))
+    run_id = diagnosis.run.run_id
+    if advice.recipe is not None:
+        advice = replace(advice, recipe=store.fetch(run_id, RECIPE) / advice.recipe.name)
+    return replace(diagnosis, advice=advice, records_folder=store.fetch(run_id, run_names.RECORDS))
 
 
 def _maker(config: DiagnoseConfig) -> VariantMaker:
