@@ -206,8 +206,8 @@ def groups_to_keep(groups: Sequence[GroupMove], sizes: Mapping[str, int]) -> tup
     """Return the groups that carry half of what moves with the fewest weights: what to keep at more bits.
 
     The groups with the most KL per weight, until they carry `KEPT_SHARE` of the sum of all groups' KL; those that are
-    not needed for it then are left out again, the largest first. Empty where nothing moves, or where the groups with a size do
-    not carry that much.
+    not needed for it then are left out again, the largest first. Empty where nothing moves, or where the groups with a
+    size do not carry that much.
 
     - `sizes`: Number of weights of each group that can be kept, by its name.
 
