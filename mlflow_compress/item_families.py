@@ -23,6 +23,9 @@ class ItemFamily:
     # The option is an answer that an application has logged: neither right nor wrong, but its tokens have distances.
     # Its texts stay in the records: no page shows them.
     logged: bool = False
+    # The item has tools; `options` is the mark of a call, `answers` the tools and, where they are known, the right
+    # calls, both in JSON. The option's one scored token is that at which a call begins.
+    calls: bool = False
     # The item is scored under every order of its options: only the metric `all_orders` reads its option scores
     every_order: bool = False
     again: bool = False  # The question stands in another task too, and is asked again in another form

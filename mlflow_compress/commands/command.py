@@ -11,10 +11,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mlflow_compress import demo
 from mlflow_compress.commands.in_memory import MODELS, is_loaded_model, is_rows, save_loaded_model, write_task_files
 from mlflow_compress.config import EMBEDDED, Parameters, parameters, parse
 from mlflow_compress.config.declarations import AUTO, NONE, as_typed, choices, read_file
-from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import CheckpointError, ConfigError, require_extra
 from mlflow_compress.files import read_json_object
 from mlflow_compress.home import FOLDER_SCHEME, home
@@ -242,7 +242,7 @@ def _own_baseline(checkpoint: str | None) -> str:
         return EMBEDDED
     base = str(read_json_object(manifest, error=CheckpointError).get("base_model", EMBEDDED))
     # The demo lies in the package, which may be installed elsewhere than where the checkpoint was made.
-    return EMBEDDED if Path(base).parts[-3:] == MODEL_DIR.parts[-3:] else base
+    return next((name for name, folder in demo.MODELS.items() if Path(base).parts[-3:] == folder.parts[-3:]), base)
 
 
 def path_text(name: str, value: object) -> str:

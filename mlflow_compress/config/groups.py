@@ -26,7 +26,7 @@ class SourceConfig(Group):
 
     model: str = option(
         EMBEDDED,
-        "baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given "
+        "baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given "
         "checkpoint was made from, where this is left out",
         path="folder",
     )

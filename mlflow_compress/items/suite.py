@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
+from mlflow_compress.items.families.tools import with_calls
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
@@ -26,16 +27,26 @@ from mlflow_compress.items.task import (
     check_tasks,
 )
 from mlflow_compress.records import Items, Request, RunRecords, Traces
+from mlflow_compress.tool_calls import CallForm
 
 
-def rendered(task: Task, prompt: Callable[[str], str], conversation: Callable[[str], str]) -> Task:
+def rendered(
+    task: Task,
+    prompt: Callable[[str], str],
+    conversation: Callable[[str], str],
+    with_tools: Callable[[Mapping[str, Any]], str],
+    call_form: Callable[[], CallForm],
+) -> Task:
     """Return a chat task with its messages rendered as text. Other tasks are returned unchanged.
 
     `prompt` renders a user message in the chat template, up to the beginning of the answer, `conversation` several
-    messages, after which an answer follows as it was logged. If the text ends in white
+    messages, after which an answer follows as it was logged, `with_tools` messages and tools, whose calls have the
+    `call_form`. If the text ends in white
     space, the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
     then counts that white space as part of the answer, as lm-evaluation-harness does.
     """
+    if task.calls:
+        return with_calls(task, with_tools, call_form())
     if not task.chat and not task.conversations:
         return task
     prompt = conversation if task.conversations else prompt
@@ -66,7 +77,7 @@ class Suite:
 
     @property
     def requests(self) -> list[Request]:
-        if any(task.chat or task.conversations for task in self.tasks):
+        if any(task.chat or task.conversations or task.calls for task in self.tasks):
             raise ValueError("chat messages must be rendered before a model reads them")
         return [request for task in self.tasks for request in task.requests]
 
@@ -80,8 +91,9 @@ class Suite:
         """Whether any token is scored; False where every answer is generated."""
         return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
 
-    def rendered(self, prompt: Callable[[str], str], conversation: Callable[[str], str]) -> Suite:
-        return replace(self, tasks=tuple(rendered(task, prompt, conversation) for task in self.tasks))
+    def rendered(self, *render: Any) -> Suite:
+        """Return the suite with every task as `rendered` returns it."""
+        return replace(self, tasks=tuple(rendered(task, *render) for task in self.tasks))
 
     def hashes(self) -> dict[str, str]:
         """Return the SHA-256 of every task's and corpus's content, by name."""

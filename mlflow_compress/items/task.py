@@ -52,6 +52,9 @@ class Answering:
     # Takes the answers by item id; returns which are correct, or None for an item that the task does not grade. Without
     # `judge`, an answer is correct if it equals one of the item's `answers`.
     judge: Callable[[Mapping[str, str]], Mapping[str, bool | None]] | None = field(default=None, repr=False)
+    # Answers per item that are drawn at temperature 1 besides the greedy one; the baseline draws as many a second time
+    samples: int = 0
+    end_tokens: frozenset[int] = frozenset()  # End an answer, besides those of the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +95,10 @@ class Task:
     answering: Answering | None = None  # How answers are generated; None where no answer is generated
     # Whether prompts are user messages. `suite.rendered` turns them into the text that a model reads.
     chat: bool = False
-    # Whether prompts are lists of messages in JSON. `suite.rendered` renders them too.
+    # Whether prompts are lists of messages in JSON, or objects with `messages` and `tools`. `suite.rendered` renders
+    # them too.
     conversations: bool = False
+    calls: bool = False
     # Texts whose every token is scored (rolling tasks, which have no items)
     documents: tuple[str, ...] = field(default=(), repr=False)
     # Computes the harness's own metrics from the records of a run
@@ -112,9 +117,11 @@ class Task:
             digest.update(repr(request).encode())
         if self.answering is not None:
             digest.update(repr((self.answering.until, self.answering.max_new_tokens)).encode())
+            if self.answering.samples:
+                digest.update(f"{self.answering.samples} samples".encode())
         for document in self.documents:
             digest.update(repr(document).encode())
-        if self.chat or self.conversations:
+        if self.chat or self.conversations or self.calls:
             digest.update(b"chat")
         if self.harness_metrics is not None:
             digest.update(f"lm_eval {version('lm_eval')}".encode())

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.item_table import WRITTEN_RULES, ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT, package
@@ -121,7 +121,7 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
     if ours is None or theirs is None:
         return None
     items = inputs.baseline.items
-    short = set(items.where(rule="exact_match").column("task")) if items is not None else set()
+    short = set(items.where(rule=WRITTEN_RULES).column("task")) if items is not None else set()
     tasks = sorted(set(ours.column("task")) - short)
     if not tasks:
         return None

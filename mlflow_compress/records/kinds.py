@@ -95,10 +95,11 @@ class Items(Records):
 
     `rule` is how the prediction is made: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" and
     "loglik_per_byte" (the same divided by the option's characters or UTF-8 bytes), "greedy" (greedy decoding gives the
-    single continuation), or "exact_match" (a generation equals an answer, or the task's own metric accepts it).
+    single continuation), "exact_match" (a generation equals an answer, or the task's own metric accepts it), or "calls"
+    (a generation makes the right calls of tools).
 
-    `gold` is the index of the correct option in the original order (null for "exact_match"; 0 for "greedy"). `prompt`
-    is the complete prompt for permutation 0, `question` only the question.
+    `gold` is the index of the correct option in the original order (null for "exact_match" and "calls"; 0 for
+    "greedy"). `prompt` is the complete prompt for permutation 0, `question` only the question.
 
     `group_id` names what several items of a task have in common (the passage that they ask about, the conversation they
     are from): their answers are not independent. It is null where an item shares nothing.

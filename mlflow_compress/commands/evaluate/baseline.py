@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mlflow_compress.commands.evaluate.models import recognised_in
-from mlflow_compress.commands.evaluate.outputs import WINDOW, ModelOutputs, log_harness_metrics, run_model
+from mlflow_compress.commands.evaluate.outputs import BOTH, WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
 from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
@@ -121,13 +121,13 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
     loaded = model.load()
     sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     if not suite.is_scored:
-        outputs = run_model(model.scorer(loaded), suite, resume=resume / RECORDS)
+        outputs = run_model(model.scorer(loaded), suite, samplings=BOTH, resume=resume / RECORDS)
         return _Runs(outputs, RunRecords(items=sample.items))
     recognised_in(resume, model)
     states = resume / STATES
     with model.capture(states, loaded) as capture:
         first = model.listing(item_keys(sample)).scorer(loaded)
-        outputs = run_model(first, suite, capture=capture, resume=resume / RECORDS)
+        outputs = run_model(first, suite, capture=capture, samplings=BOTH, resume=resume / RECORDS)
     stored = model.stored(states)
     own = model.comparable_with(stored)
     second = model.scorer(loaded, after=stored)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mlflow_compress.config import SEED
 from mlflow_compress.engines.interface import ModelScorer
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
@@ -21,13 +22,16 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
-from mlflow_compress.scoring.generation.generate import generate_until
+from mlflow_compress.scoring.generation.generate import generate, generate_until
+from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun
 
 GENERATED = "generated"  # sub-folder of `resume` with the generated answers
 WINDOW = 512  # tokens per window of a corpus, as in llama.cpp
+SECOND = (SEED + 1,)  # Seeds of drawn answers
+BOTH = (SEED, *SECOND)
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,12 @@ class ModelOutputs:
 
 
 def _answers(
-    loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None
+    loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None, samplings: Sequence[int]
 ) -> tuple[Generations | None, set[ItemKey]]:
-    """Return the generated answers, None where no task generates, and the items whose prompt was too long."""
+    """Return the generated answers, None where no task generates, and the items whose prompt was too long.
+
+    Sample 0 is greedy. The others are those of each of the `samplings`, which are seeds, one after the other.
+    """
     rows = []
     cut: set[ItemKey] = set()
     for task in suite.tasks:
@@ -54,13 +61,24 @@ def _answers(
         room = loaded.max_length - length
         cut |= {(task.name, i) for i, tokens in zip(ids, encoder.ids(prompts), strict=True) if len(tokens) > room}
         folder = resume / GENERATED / task.name if resume else None
-        texts = generate_until(loaded, prompts, until=task.answering.until, max_new_tokens=length, resume=folder)
+        until, ends = task.answering.until, task.answering.end_tokens
+        texts = generate_until(loaded, prompts, until=until, end_tokens=ends, max_new_tokens=length, resume=folder)
         judge = task.answering.judge
         correct = judge(dict(zip(ids, texts, strict=True))) if judge is not None else {}
-        for item_id, prompt, text in zip(ids, prompts, texts, strict=True):
-            n_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
-            row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": 0, "prompt": prompt}
-            rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": correct.get(item_id)})
+        answers = [[text] for text in texts]
+        for seed in samplings if task.answering.samples else ():
+            drawn = GenerationConfig(
+                max_new_tokens=length, temperature=1.0, top_k=0, top_p=1.0, samples=task.answering.samples, seed=seed
+            )
+            sampled = resume / GENERATED / f"{task.name}~{seed}" if resume else None
+            more = generate(loaded, prompts, drawn, until=until, end_tokens=ends, resume=sampled)
+            answers = [[*some, *others] for some, others in zip(answers, more, strict=True)]
+        for item_id, prompt, several in zip(ids, prompts, answers, strict=True):
+            for sample, text in enumerate(several):
+                n_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+                row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": sample, "prompt": prompt}
+                grade = None if sample else correct.get(item_id)
+                rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": grade})
     return Generations.from_rows(rows) if rows else None, cut
 
 
@@ -85,6 +103,7 @@ def run_model(
     capture: Any = None,
     baseline: Any = None,
     generations: bool = True,
+    samplings: Sequence[int] = SECOND,
     resume: Path | None = None,
 ) -> ModelOutputs:
     """Score a model on everything in the suite.
@@ -95,6 +114,8 @@ def run_model(
     - `baseline`: States of a baseline run, or its most probable tokens for a served model. Distances are computed
       against them (variant and noise runs).
     - `generations`: Whether the answers of tasks with generated answers are generated.
+    - `samplings`: Seeds of drawn answers, where a task has them. A variant's are drawn as the baseline's second ones,
+    so that an unchanged model has exactly the noise floor.
     - `resume`: Folder of unfinished results, from which an interrupted call resumes.
     """
     scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
@@ -118,7 +139,7 @@ def run_model(
         tokens.append(found)
         if moved is not None:
             token_distances.append(moved)
-    answers, cut = _answers(scorer.loaded, scorer.encoder, suite, resume) if generations else (None, set())
+    answers, cut = _answers(scorer.loaded, scorer.encoder, suite, resume, samplings) if generations else (None, set())
     records = RunRecords(
         items=suite.items if len(suite.items) else None,  # corpora have none
         option_scores=scores if len(scores) else None,

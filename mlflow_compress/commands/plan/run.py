@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.baseline import noise_sample
 from mlflow_compress.commands.evaluate.outputs import WINDOW
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
@@ -17,9 +16,14 @@ from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.plan.parameters import MachineConfig, PlanConfig
 from mlflow_compress.commands.plan.result import CostPlan, StageCost
-from mlflow_compress.commands.shared.inputs import instructions_of, model_label, suite_of, with_chat_template
+from mlflow_compress.commands.shared.inputs import (
+    instructions_of,
+    model_label,
+    model_path,
+    suite_of,
+    with_chat_template,
+)
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.items.suite import Suite
@@ -296,6 +300,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
     for task in suite.tasks:
         if task.answering is not None:
             lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
+            # The baseline draws a second time as many: counted for all, so that no plan is too small.
+            lengths *= 1 + 2 * task.answering.samples
             written.append(GeneratedWork.of(lengths, task.answering.max_new_tokens))
     costs = StageCosts(
         config,
@@ -338,7 +344,7 @@ def _opened(config: PlanConfig) -> tuple[Any, Any]:
     """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
     from transformers import AutoConfig, AutoTokenizer
 
-    model = str(demo.MODEL_DIR) if config.source.model == EMBEDDED else config.source.model
+    model = model_path(config.source.model)
     trusted = config.source.trust_remote_code
     try:
         return (

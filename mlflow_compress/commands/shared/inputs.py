@@ -19,7 +19,6 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import (
-    EMBEDDED,
     JudgeModelConfig,
     Parameters,
     SourceConfig,
@@ -53,8 +52,8 @@ from mlflow_compress.scoring.generation.chat_format import chat_format
 
 
 def model_path(model: str) -> str:
-    """Return the baseline's path: the embedded folder for "demo", otherwise the given folder or hub id."""
-    return str(demo.MODEL_DIR) if model == EMBEDDED else model
+    """Return the baseline's path: the folder of an embedded model, otherwise the given folder or hub id."""
+    return str(demo.MODELS.get(model, model))
 
 
 _SMALL = 1 << 30  # bytes of weights; up to 88 M parameters were tried, and forks were faster than threads there
@@ -284,12 +283,14 @@ def with_chat_template(tokenizer: Any, suite: Suite, system: str = "") -> Suite:
 
     The baseline's template renders the prompts of both models, so that both read the same text.
     """
-    if not any(task.chat or task.conversations for task in suite.tasks):
+    if not any(task.chat or task.conversations or task.calls for task in suite.tasks):
         return suite
     chat = chat_format(tokenizer)
     return suite.rendered(
         lambda message: chat.prompt([message], system=system),
         lambda messages: chat.conversation(json.loads(messages), system=system),
+        lambda asked: chat.conversation(asked["messages"], system=system, tools=asked["tools"]),
+        chat.call_form,
     )
 
 

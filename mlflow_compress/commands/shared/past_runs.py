@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlflow_compress import demo
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
 from mlflow_compress.commands.shared.stored import results_from_json
-from mlflow_compress.config import EMBEDDED, ENDPOINT
+from mlflow_compress.config import ENDPOINT
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import EVERY_SLICE, Candidate, GateReading, PolicyGates, read_gates
@@ -36,7 +37,7 @@ def weights_of(model: str) -> str:
 
 def base_weights(model: str) -> str | None:
     """Return the hash of the weights in a folder (or of the demo); None for a name."""
-    if model == EMBEDDED or Path(model).is_dir():
+    if model in demo.MODELS or Path(model).is_dir():
         return hash_weights(Path(model_path(model)))[1]
     return None
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress import demo
-from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.item_families import shared_text
 from mlflow_compress.items.harness.harness_tasks import load_harness_tasks
@@ -93,7 +92,7 @@ def render(tokenizer: Any, chat_history: Messages, add_generation_prompt: bool =
 def _tokenizer(model: str) -> Any:
     from transformers.models.auto import AutoTokenizer
 
-    path = str(demo.MODEL_DIR) if model == EMBEDDED else model
+    path = str(demo.MODELS.get(model, model))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:

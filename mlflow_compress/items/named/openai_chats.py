@@ -1,20 +1,40 @@
-"""Chat logs of one's own: KL on the answers that an application has logged."""
+"""Chat logs of one's own: KL on the answers that an application has logged, and calls where it had tools."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from mlflow_compress.items.families.tools import tools_task
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
-from mlflow_compress.items.sources.conversations import Redaction, answers_of, smallest_digests
+from mlflow_compress.items.sources.conversations import (
+    LoggedAnswer,
+    Redaction,
+    answers_of,
+    smallest_digests,
+    tool_prompts_of,
+)
 from mlflow_compress.items.task import Parts, Task, TaskSettings, item_row
 from mlflow_compress.records import Items, Request
 
 
 def _read(file: Path, name: str, settings: TaskSettings) -> Parts:
-    """Return the task of a file of conversations: every logged answer is the one option of an item."""
+    """Return the tasks of a file of conversations: every logged answer is the one option of an item.
+
+    Lines with `tools` are a task of their own.
+    """
+    redact = Redaction.of(settings.redact)
+    tasks = []
+    if answers := smallest_digests(answers_of(file, redact), settings.limit):
+        tasks.append(_answers_task(name, answers))
+    if prompts := smallest_digests(tool_prompts_of(file, redact), settings.limit):
+        tasks.append(tools_task(f"{name}_tools" if answers else name, "logged_tools", prompts))
+    return Parts(tasks=tuple(tasks))
+
+
+def _answers_task(name: str, answers: Sequence[LoggedAnswer]) -> Task:
     rows, requests = [], []
-    answers = smallest_digests(answers_of(file, Redaction.of(settings.redact)), settings.limit)
     several = {one.conversation for one in answers}
     for one in answers:
         prompt = json.dumps(one.messages, ensure_ascii=False)
@@ -35,8 +55,7 @@ def _read(file: Path, name: str, settings: TaskSettings) -> Parts:
                 n_bytes=len(one.answer.encode()),
             )
         )
-    task = Task(name=name, family="logged", items=Items.from_rows(rows), requests=tuple(requests), conversations=True)
-    return Parts(tasks=(task,))
+    return Task(name=name, family="logged", items=Items.from_rows(rows), requests=tuple(requests), conversations=True)
 
 
 TASKS.register("openai")(
@@ -45,8 +64,10 @@ TASKS.register("openai")(
         licence="the user's",
         items="every answer in the file's conversations",
         shots="",
-        rule="KL, no right or wrong",
-        definition="text answers of an assistant, after the messages before them in the chat template".encode,
+        rule="KL and calls of tools, no right or wrong",
+        definition=(
+            "text answers of an assistant, after the messages before them in the chat template; prompts with tools"
+        ).encode,
         read=_read,
     )
 )

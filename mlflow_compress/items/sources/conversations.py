@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.sources.question_files import MAX_CHARS, read_jsonl, read_text
+from mlflow_compress.tool_calls import check_tools, gold_calls
 
 logger = logging.getLogger(__name__)
 
+P = TypeVar("P", "LoggedAnswer", "ToolPrompt")
 Message = dict[str, str]
 """Role and content."""
 
@@ -111,21 +113,48 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=False, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToolPrompt:
+    """What a model is asked where it has tools."""
+
+    answer_id: str  # A digest of tools, messages and answer: equal ones are one
+    conversation: str  # A digest of the whole conversation
+    category: str
+    messages: tuple[dict[str, Any], ...]  # The arguments of earlier calls are objects
+    tools: tuple[dict[str, Any], ...]
+    calls: list[dict[str, Any]] | None  # Of the answer that stands there, empty where it is text; None without one
+
+    @property
+    def question(self) -> str:
+        """What the user said last."""
+        return next(str(m["content"]) for m in reversed(self.messages) if m["role"] == "user")
+
+
 def answers_of(path: Path, redact: Redaction) -> list[LoggedAnswer]:
     """Return every answer of a file of conversations, one JSON object with `messages` a line, without repeated ones.
 
     A `category` or a text `id` beside them are read and redacted too. Left out, and counted in the log, are answers
-    that are no text, or that come after a message which is none: calls of tools and their results, images.
+    that are no text, or that come after a message which is none: images, and calls of tools where the line has no
+    `tools`. Lines with `tools` are those of `tool_prompts_of`.
 
-    Raises `DataError`: a line has no messages, or no answer can be used. The message has file and line.
+    Raises `DataError`: a line has no messages, or none can be used. The message has file and line.
     """
-    return list(_read(path, path.stat().st_mtime_ns if path.is_file() else 0, redact))
+    return list(_read(path, path.stat().st_mtime_ns if path.is_file() else 0, redact)[0])
+
+
+def tool_prompts_of(path: Path, redact: Redaction) -> list[ToolPrompt]:
+    """Return the prompts of the lines with `tools`: one before each answer, and one where a line ends without answer.
+
+    Raises `DataError`: tools or calls are not of OpenAI's format, a schema is not valid, or no message is a user's.
+    """
+    return list(_read(path, path.stat().st_mtime_ns if path.is_file() else 0, redact)[1])
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, changed: int, redact: Redaction) -> tuple[LoggedAnswer, ...]:
-    """Return the answers of a file that was `changed` then: it is checked early, and read again soon."""
+def _read(path: Path, changed: int, redact: Redaction) -> tuple[tuple[LoggedAnswer, ...], tuple[ToolPrompt, ...]]:
+    """Return what is in a file that was `changed` then: it is checked early, and read again soon."""
     found: dict[str, LoggedAnswer] = {}
+    prompts: dict[str, ToolPrompt] = {}
     skipped: Counter[str] = Counter()
     for row in read_jsonl(path):
         place, messages = f"{path}, line {row['line']}: ", row.get("messages")
@@ -136,14 +165,72 @@ def _read(path: Path, changed: int, redact: Redaction) -> tuple[LoggedAnswer, ..
             raise DataError(f"{place}'category' must be a text", got=category)
         if any(isinstance(one.get("content"), str) and len(one["content"]) > MAX_CHARS for one in messages):
             raise DataError(f"{place}a message is too long", allowed=f"at most {MAX_CHARS:,} characters")
+        if row.get("tools"):
+            try:
+                check_tools(row["tools"])
+                read = _tool_prompts(row["tools"], messages, redact(category), redact)
+            except DataError as error:
+                raise DataError(f"{place}{error}") from error
+            prompts.update((prompt.answer_id, prompt) for prompt in read)
+            continue
         for one in _answers(cleaned(messages, redact), redact(category), skipped):
             skipped["said before"] += one.answer_id in found
             found.setdefault(one.answer_id, one)
-    if not found:
+    if not found and not prompts:
         raise DataError("No answer of these conversations can be used", got=f"{path} ({_counts(skipped)})")
     if +skipped:
         logger.warning("%s: %d answers are measured; left out: %s", path.name, len(found), _counts(skipped))
-    return tuple(found.values())
+    return tuple(found.values()), tuple(prompts.values())
+
+
+def _tool_prompts(tools: list[Any], messages: Sequence[Any], category: str, redact: Redaction) -> list[ToolPrompt]:
+    if not any(message.get("role") == "user" for message in messages):
+        raise DataError("no message is a user's", allowed="a message with the role 'user' before the answer")
+    read = [_with_calls(message, redact) for message in messages]
+    conversation = _digest([tools, read])
+    ends = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    if messages[-1]["role"] != "assistant":
+        ends.append(len(messages))
+    prompts = []
+    for end in ends:
+        if any(message["role"] == "user" for message in read[:end]):
+            calls = [call["function"] for call in read[end].get("tool_calls", [])] if end < len(read) else None
+            prompts.append(
+                ToolPrompt(
+                    answer_id=_digest([tools, read[: end + 1]]),
+                    conversation=conversation,
+                    category=category,
+                    messages=tuple(read[:end]),
+                    tools=tuple(tools),
+                    calls=calls,
+                )
+            )
+    return prompts
+
+
+def _with_calls(message: Mapping[str, Any], redact: Redaction) -> dict[str, Any]:
+    """Return a message of a conversation with tools, with redacted texts and arguments."""
+    calls = gold_calls(message)
+    text = _text(message.get("content"))
+    if message.get("role") not in (*ROLES, "tool") or (text is None and not calls):
+        raise DataError(
+            "a message has neither text nor calls, or no role that is known", allowed=f"{ROLES} and tool", got=message
+        )
+    read: dict[str, Any] = {"role": message["role"], "content": redact(text or "")}
+    if calls:
+        read["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": _redacted(call.arguments, redact)}}
+            for call in calls
+        ]
+    return read | {name: message[name] for name in ("tool_call_id", "name") if name in message}
+
+
+def _redacted(value: Any, redact: Redaction) -> Any:
+    if isinstance(value, list):
+        return [_redacted(one, redact) for one in value]
+    if isinstance(value, dict):
+        return {name: _redacted(one, redact) for name, one in value.items()}
+    return redact(value) if isinstance(value, str) else value
 
 
 def _counts(skipped: Counter[str]) -> str:
@@ -173,7 +260,7 @@ def _answers(messages: Sequence[Message | None], category: str, skipped: Counter
         before.append(message)
 
 
-def smallest_digests(answers: Sequence[LoggedAnswer], limit: int) -> list[LoggedAnswer]:
+def smallest_digests(answers: Sequence[P], limit: int) -> list[P]:
     """Return the `limit` answers of each category with the smallest digests, 0 all of them.
 
     So the sample depends on what was said alone, and of a log that has grown most of it is the same.

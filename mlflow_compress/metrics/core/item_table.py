@@ -29,6 +29,8 @@ from mlflow_compress.records import (
 )
 
 _JOIN = "\x1f"
+WRITTEN_RULES = ("exact_match", "calls")
+"""Rules that grade a generated answer."""
 
 
 def row_keys(records: Records) -> pa.Array:
@@ -371,9 +373,9 @@ def normalise_answer(text: str) -> str:
     return " ".join(lowered.split())
 
 
-def _exact(view: ItemTable, generations: Generations) -> tuple[Bool, Bool]:
+def _written(view: ItemTable, generations: Generations) -> tuple[Bool, Bool]:
     # Free answers (MT-Bench, instructions) are generations too, but belong to no item.
-    tasks = set(view.task[view.rule == "exact_match"])
+    tasks = set(view.task[np.isin(view.rule, WRITTEN_RULES)])
     first = generations.where(task=tasks, turn=0, sample=0)
     rows = view.locate(first)
     if len(np.unique(rows)) != len(rows):
@@ -387,7 +389,7 @@ def _exact(view: ItemTable, generations: Generations) -> tuple[Bool, Bool]:
     for row, text, judged in zip(rows, *columns, strict=True):
         if judged is not None:
             scored[row], correct[row] = True, judged
-        elif text is not None and answers[row]:
+        elif text is not None and answers[row] and view.rule[row] == "exact_match":
             scored[row] = True
             correct[row] = normalise_answer(text) in {normalise_answer(a) for a in answers[row]}
     return scored, correct
@@ -399,26 +401,27 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
     "loglik" takes the argmax of the summed log-likelihood (the harness's acc), "loglik_per_char" and "loglik_per_byte"
     of that divided by the option's characters or UTF-8 bytes (acc_norm, acc_bytes), "greedy" asks whether the single
     continuation is what greedy decoding gives, "exact_match" whether the first sample of the first turn equals a
-    permitted answer (`normalise_answer`). Ties: the lowest shown position wins, for every model.
+    permitted answer (`normalise_answer`), "calls" what the task has graded. Ties: the lowest shown position wins,
+    for every model.
     """
     grid = option_grid(view, run.option_scores) if run.option_scores is not None else None
     shape = grid.scored.shape if grid is not None else (len(view), 1)
     scored, correct = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     letter, content = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     margin = np.full(shape, np.nan)
+    written = np.isin(view.rule, WRITTEN_RULES)
     if grid is not None:
         values = grid.by_rule
-        scored = grid.scored.copy()
+        scored = grid.scored & ~written[:, None]
         letter = values.argmax(axis=-1)
         content = np.take_along_axis(grid.content, letter[..., None], axis=-1)[..., 0]
         greedy = view.rule == "greedy"
         correct = scored & np.where(greedy[:, None], grid.greedy[..., 0], content == view.gold[:, None])
         margin = np.where(scored & view.chooses[:, None], top_margin(values), np.nan)
-    exact = view.rule == "exact_match"
-    if run.generations is not None and exact.any():
-        answered, right = _exact(view, run.generations)
-        scored[:, 0] |= answered & exact
-        correct[:, 0] |= right & exact
+    if run.generations is not None and written.any():
+        answered, right = _written(view, run.generations)
+        scored[:, 0] |= answered & written
+        correct[:, 0] |= right & written
     return Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin), grid
 
 

@@ -72,6 +72,15 @@ def family(name: str) -> Requirement:
     )
 
 
+def calls_tools() -> Requirement:
+    """Return the requirement of an item with tools."""
+    return _given(
+        "calls_tools",
+        "no item has tools (tasks=tools)",
+        lambda inputs: ITEMS.missing(inputs) is None and bool(inputs.view.families(lambda family: family.calls)),
+    )
+
+
 def package(name: str) -> Requirement:
     """Return the requirement of an installed package."""
     return _given(f"package:{name}", f"the package {name} is not installed", lambda _: find_spec(name) is not None)

@@ -17,7 +17,7 @@ from mlflow_compress.decide.gates import DELTA
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.metrics.conscompf import ModelSimilarity
-from mlflow_compress.metrics.core.item_table import ItemTable
+from mlflow_compress.metrics.core.item_table import WRITTEN_RULES, ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult, RunRecords
@@ -132,7 +132,7 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
 
 def _texts(generations: Generations, view: ItemTable) -> dict[int, str | None]:
     """Return the first answer to each generated item, by the item's row."""
-    first = generations.where(turn=0, sample=0, task=set(view.task[view.rule == "exact_match"]))
+    first = generations.where(turn=0, sample=0, task=set(view.task[np.isin(view.rule, WRITTEN_RULES)]))
     return dict(zip(view.locate(first).tolist(), first.table.column("text").to_pylist(), strict=True))
 
 

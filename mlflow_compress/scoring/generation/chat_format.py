@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError
+from mlflow_compress.tool_calls import Call, CallForm, read_calls
 
 logger = logging.getLogger(__name__)
 
 PLAIN = "plain"
 _MARK = "mark-of-an-answer"
+_TOOL = "name-of-a-tool"
 PLAIN_UNTIL = "\nUser:"  # ends an answer in the plain format: here the model begins the user's next turn
 
 
@@ -49,8 +51,10 @@ class ChatFormat:
             raise CheckpointError("The tokenizer's chat template omits the system prompt", got=system)
         return rendered
 
-    def conversation(self, messages: Sequence[Mapping[str, str]], *, system: str = "") -> str:
-        """Return the prompt for messages that were logged, up to where the answer begins.
+    def conversation(
+        self, messages: Sequence[Mapping[str, Any]], *, system: str = "", tools: Sequence[Any] | None = None
+    ) -> str:
+        """Return the prompt for messages that were logged, and tools, up to where the answer begins.
 
         `system` stands for their own system prompt where they have none.
         """
@@ -58,7 +62,40 @@ class ChatFormat:
             messages = [{"role": "system", "content": system}, *messages]
         if self.name == PLAIN:
             return "\n".join([*(f"{m['role'].capitalize()}: {m['content']}" for m in messages), "Assistant: "])
-        return _render(self.tokenizer, messages, add_generation_prompt=True)
+        return _render(self.tokenizer, messages, add_generation_prompt=True, tools=tools)
+
+    def call_form(self) -> CallForm:
+        """Return how the template writes calls, read off an answer that it renders with a call and one with text.
+
+        Raises `CheckpointError`: it shows no tools, or its calls are no JSON.
+        """
+        tool = {"type": "function", "function": {"name": _TOOL, "parameters": {"type": "object", "properties": {}}}}
+        asked = [{"role": "user", "content": "question"}]
+        call = {"type": "function", "function": {"name": _TOOL, "arguments": {"a": "b"}}}
+        answers = (
+            {"role": "assistant", "content": _MARK},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        )
+        if self.name == PLAIN or _TOOL not in _render(self.tokenizer, asked, add_generation_prompt=True, tools=[tool]):
+            raise CheckpointError(
+                "The baseline cannot be asked with tools: its chat template shows none",
+                allowed="a template that uses the variable `tools`",
+                fix="Take another model, or leave out the tasks with tools",
+            )
+        texts = [
+            _render(self.tokenizer, [*asked, answer], add_generation_prompt=False, tools=[tool]) for answer in answers
+        ]
+        begin = next(n for n, (one, other) in enumerate(zip(*texts, strict=False)) if one != other)
+        ids = self.tokenizer(texts[1][begin:], add_special_tokens=False)["input_ids"]
+        shown = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        mark = shown[: next((n for n, sign in enumerate(shown) if sign in "{["), 0)].strip()
+        if read_calls(shown, mark)[:1] != (Call(_TOOL, {"a": "b"}),):
+            raise CheckpointError(
+                "The chat template writes calls of tools in a form that is not read here",
+                allowed="JSON objects with name and arguments (or parameters)",
+                got=shown[:200],
+            )
+        return CallForm(mark, str(self.tokenizer.decode(ids[:1])), self.end_tokens)
 
 
 def chat_format(tokenizer: Any) -> ChatFormat:
@@ -78,12 +115,23 @@ def chat_format(tokenizer: Any) -> ChatFormat:
     return ChatFormat("chat_template", tokenizer, frozenset(ends))
 
 
-def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+def _render(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Any] | None = None,
+) -> str:
     from jinja2 import TemplateError
 
     try:
         return str(
-            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+            tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **({"tools": list(tools)} if tools else {}),
+            )
         )
     except (TemplateError, ValueError) as error:
         raise CheckpointError(f"The tokenizer's chat template fails: {error}") from error

@@ -137,8 +137,18 @@ def _fill(rows: Sequence[GenerationRow], arrays: Arrays) -> None:
         row.tokens, row.end, row.text, row.done = tokens.tolist(), end.tolist(), text.tobytes().decode(), True
 
 
-def generate(loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConfig) -> list[list[str]]:
-    """Return `config.samples` continuations of every prompt.
+def generate(
+    loaded: AnyCausalLM,
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    *,
+    until: Sequence[str] = (),
+    end_tokens: Collection[int] = (),
+    resume: Path | None = None,
+) -> list[list[str]]:
+    """Return `config.samples` continuations of every prompt, up to one of `until`, an end token or the limit.
+
+    `until` itself is cut off. With a `resume` folder, answers that an interrupted call has finished are read from it.
 
     The tokenizer adds its special tokens to the prompts. A prompt that is longer than the model's context is truncated
     on the left, and a warning is logged.
@@ -149,7 +159,7 @@ def generate(loaded: AnyCausalLM, prompts: Sequence[str], config: GenerationConf
     """
     draws = [(prompt, sample, config.temperature) for prompt in prompts for sample in range(config.samples)]
     rows = _rows(loaded, draws, config, special=True)
-    _decode(loaded, rows, config, resume=None, until=())
+    _decode(loaded, rows, config, resume=resume, until=until, end_tokens=end_tokens)
     texts = [row.text for row in rows]
     return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
 
@@ -171,19 +181,16 @@ def generate_until(
     *,
     until: Sequence[str] = ("\n",),
     max_new_tokens: int = 32,
+    end_tokens: Collection[int] = (),
     batch_rows: int = 64,
     resume: Path | None = None,
 ) -> list[str]:
-    """Return the greedy continuation of every prompt, up to one of `until`, an end token or the limit.
-
-    `until` itself is cut off. With a `resume` folder, answers that an interrupted call has finished are read from it.
-    """
+    """Return the greedy continuation of every prompt; see `generate`."""
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=0.0, samples=1, batch_rows=batch_rows, top_k=0, top_p=1.0
     )
-    rows = _rows(loaded, [(prompt, 0, 0.0) for prompt in prompts], config, special=True)
-    _decode(loaded, rows, config, until=until, resume=resume)
-    return [row.text for row in rows]
+    texts = generate(loaded, prompts, config, until=until, end_tokens=end_tokens, resume=resume)
+    return [text for [text] in texts]
 
 
 def generate_two_turns(
