@@ -317,8 +317,8 @@ def diagnose(
     progress : callable (line), optional
         Is told what is measured.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -457,8 +457,8 @@ def evaluate(
     progress : callable (line), optional
         Is told, before anything is asked, what the server of a served model can.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -636,8 +636,8 @@ def gate(
     progress : callable (line), optional
         Is told after each block how far the gate is.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -848,8 +848,8 @@ def judge(
     progress : callable (line), optional
         Is told, before the first call, how many calls a judge model will take, and what they may cost.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1034,8 +1034,8 @@ def plan(
     Parameters
     ----------
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1396,8 +1396,8 @@ def run(
     progress : callable (line), optional
         Is told what happens now, and how long it took before.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1653,8 +1653,8 @@ def search(
     progress : callable (line), optional
         Is told what happens now.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1853,8 +1853,8 @@ def speed(
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -2001,8 +2001,8 @@ def sweep(
     progress : callable (SweepProgress), optional
         Is told what happens: a line, and how far each variant is.
     model
-        baseline model: 'demo' (embedded), a folder, or a Hugging Face hub id; what a given checkpoint was made
-        from, where this is left out [demo]
+        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
+        checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device

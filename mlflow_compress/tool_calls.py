@@ -82,7 +82,7 @@ def gold_calls(message: Mapping[str, Any]) -> list[Call]:
 def check_tools(tools: object) -> None:
     """Refuse what is no list of functions in OpenAI's format, or has a schema that is no JSON Schema."""
     # Imported here: it takes a tenth of a second, and few evaluations have tools.
-    from jsonschema import SchemaError  # type: ignore[import-untyped]
+    from jsonschema import SchemaError
 
     form = 'a list of {"type": "function", "function": {"name": ..., "parameters": JSON Schema}}'
     if not isinstance(tools, list) or not tools:
@@ -103,7 +103,7 @@ def check_tools(tools: object) -> None:
 
 
 def _validator_of(schema: Any) -> Any:
-    from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]
+    from jsonschema.validators import Draft202012Validator, validator_for
 
     return validator_for(schema, default=Draft202012Validator)
 

@@ -23,7 +23,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-SEED, STEPS, ROWS, PEAK_RATE, THREADS = 29, 4_000, 16, 1.5e-3, 1
+SEED, STEPS, ROWS, PEAK_RATE, THREADS = 29, 1_000, 16, 1.5e-3, 1
 VOCABULARY, CONTEXT = 512, 1024
 TEST_PROMPTS = 300
 SOFT_SHARES = (0.35, 0.5, 0.65, 0.8)  # Of the soft phrasings' training rows, how many call

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
-from mlflow_compress.items.families.tools import with_calls
+from mlflow_compress.items.families.tool_prompts import with_calls
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir

@@ -30,7 +30,7 @@ CALLED = _key(
     "neither",
     "Drawn answers of the variant that call a tool.",
     label="Answers with a call",
-    headline=160,
+    headline=145,
     difference="tools/called_delta_pct",
     floor="tools/called_floor_pct",
     **_ROW,
@@ -50,7 +50,7 @@ F1 = _key(
     "higher",
     "F1 of the variant's decisions to call against its baseline's: 2 TP / (2 TP + FP + FN).",
     label="Same decision to call (F1)",
-    headline=161,
+    headline=146,
     unchanged=100.0,
     floor=F1_FLOOR.name,
     **_ROW,
@@ -73,7 +73,7 @@ SCHEMA = _key(
     "higher",
     "Of the variant's answers with a call, those whose calls are all of a given tool and valid against its schema.",
     label="Calls valid against the schema",
-    headline=162,
+    headline=147,
     difference="tools/schema_delta_pct",
     floor="tools/schema_floor_pct",
     **_ROW,
@@ -86,7 +86,7 @@ RIGHT = _key(
     "higher",
     "Drawn answers of the variant with the right calls and no other, or none where none is right.",
     label="Right calls",
-    headline=163,
+    headline=148,
     difference="tools/right_delta_pct",
     floor="tools/right_floor_pct",
     **_ROW,
@@ -194,10 +194,13 @@ def _decisions(made: Bool, wanted: Bool, groups: Int, keys: Sequence[MetricKey])
 def tools(inputs: MetricInputs) -> list[MetricResult]:
     """Over k drawn answers (temperature 1) to each of n prompts with tools; intervals are over prompts.
 
-    Sample s of the variant is paired with sample s of the baseline's first sampling; the floors pair that with the
-    second, whose random numbers the variant has. An answer "calls" where it holds the chat template's mark of a call,
-    or, without such a mark, where it begins with JSON. K2-Vendor-Verifier reads the same off the server's
-    `finish_reason`, and accepts a fixed F1 (73 or 80 %); here the floor says what an equal model has.
+    Values of each model, and their difference, are of the variant and of the baseline's second sampling, which share
+    their random numbers, sample by sample: so a change is not hidden by chance. F1 and equal calls are against the
+    baseline's first sampling. The floors are those of the second against the first.
+
+    An answer "calls" where it holds the chat template's mark of a call, or, without such a mark, where it begins with
+    JSON. K2-Vendor-Verifier reads the same off the server's `finish_reason`, and accepts a fixed F1 (73 or 80 %); here
+    the floor says what an equal model has.
 
     At the first token of an answer, with p the probability that it begins a call and m = 2 p - 1: the KL, and the mean
     of ``s (m_variant - m_baseline)``, where s is the sign of the baseline's m. An answer that says something before its
@@ -225,8 +228,8 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
     def share(hits: Bool, of: Bool) -> Proportion:
         return Proportion.of(hits[of], groups[of])
 
-    def schema_change(other: _Answers) -> Resampled:
-        columns = np.column_stack([other.schema, other.called, first.schema, first.called]).astype(np.float64)
+    def schema_change(one: _Answers, other: _Answers) -> Resampled:
+        columns = np.column_stack([other.schema, other.called, one.schema, one.called]).astype(np.float64)
         theirs, before = _percent([0], [1]), _percent([2], [3])
         return Resampled(columns, lambda means: theirs(means) - before(means), groups=groups)
 
@@ -236,8 +239,8 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
     ]
     estimates: dict[MetricKey, Estimate] = {
         CALLED: Proportion.of(ours.called, groups),
-        CALLED_BASELINE: Proportion.of(first.called, groups),
-        CALLED_DELTA: PairedDifference.of(first.called, ours.called, groups),
+        CALLED_BASELINE: Proportion.of(again.called, groups),
+        CALLED_DELTA: PairedDifference.of(again.called, ours.called, groups),
         CALLED_FLOOR: PairedDifference.of(first.called, again.called, groups),
         **_decisions(ours.called, first.called, groups, (PRECISION, RECALL, F1)),
         F1_FLOOR: _decisions(again.called, first.called, groups, (PRECISION, RECALL, F1)).get(F1, Proportion(0, 0)),
@@ -245,16 +248,15 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         SAME_CALLS: share(same(ours), both),
         SAME_CALLS_FLOOR: share(same(again), first.called & again.called),
         JSON: share(ours.json, ours.called),
-        JSON_BASELINE: share(first.json, first.called),
+        JSON_BASELINE: share(again.json, again.called),
         SCHEMA: share(ours.schema, ours.called),
-        SCHEMA_BASELINE: share(first.schema, first.called),
+        SCHEMA_BASELINE: share(again.schema, again.called),
+        **{
+            key: schema_change(one, other)
+            for key, one, other in ((SCHEMA_DELTA, again, ours), (SCHEMA_FLOOR, first, again))
+            if one.called.any() and other.called.any()
+        },
     }
-    if first.called.any():
-        estimates |= {
-            key: schema_change(other)
-            for key, other in ((SCHEMA_DELTA, ours), (SCHEMA_FLOOR, again))
-            if other.called.any()
-        }
     gold = np.repeat([len(parts) > 1 for parts in known], k)
     if gold.any():
         wanted = [[Call(c["name"], c["arguments"]) for c in parts[1]] if len(parts) > 1 else [] for parts in known]
@@ -265,12 +267,12 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         some, calls = groups[gold], np.repeat([bool(one) for one in wanted], k)[gold]
         estimates |= {
             RIGHT: Proportion.of(right, some),
-            RIGHT_BASELINE: Proportion.of(before, some),
-            RIGHT_DELTA: PairedDifference.of(before, right, some),
+            RIGHT_BASELINE: Proportion.of(later, some),
+            RIGHT_DELTA: PairedDifference.of(later, right, some),
             RIGHT_FLOOR: PairedDifference.of(before, later, some),
             **_decisions(ours.called[gold], calls, some, (GOLD_PRECISION, GOLD_RECALL, GOLD_F1)),
         }
-        of_baseline = _decisions(first.called[gold], calls, some, (GOLD_PRECISION, GOLD_RECALL, GOLD_F1))
+        of_baseline = _decisions(again.called[gold], calls, some, (GOLD_PRECISION, GOLD_RECALL, GOLD_F1))
         estimates |= {GOLD_F1_BASELINE: of_baseline[GOLD_F1]} if GOLD_F1 in of_baseline else {}
     if OPTION_DISTANCES.missing(inputs) is None:
         estimates[DECISION_KL] = Mean.of_scored(inputs.distance("kl")[rows], units, skewed=True)

@@ -160,6 +160,7 @@ ON_REQUEST = {
     "judge/bert_score",
     "judge/worst_slice_defects_pct",  # needs instructions of several categories: test_metrics_slices
     "distance/logged_parted_pct",  # needs logged conversations: test_logged_conversations
+    *(found.name for found in METRICS.get("tools").keys),  # needs prompts with tools: test_tool_calls
     # Where vLLM runs both models: test_metrics_tools.
     *(name.replace("noise/", "engine/") for name in IDENTITY if name.startswith("noise/")),
     # Several judge models, repeated gradings, comparisons in pairs: tests in test_metrics_judges.
@@ -211,6 +212,7 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
         "logged_answers": "no item of the family logged",
         "kl_top_k": "the variant run has no option_bounds records",
         "served_noise": "no server was asked for the variant twice",
+        "tools": "no item has tools (tasks=tools)",
         "win_rate": "the answers were not compared in pairs (judges=pairwise)",
     }
     assert {r.name for r in RESULTS} == set(all_keys()) - ON_REQUEST
@@ -226,7 +228,18 @@ def test_declaration_is_complete(name):
         section, _, rest = declared.name.partition("/")
         assert (
             section
-            in {"quality", "distance", "robustness", "uncertainty", "judge", "noise", "engine", "served", "speed"}
+            in {
+                "quality",
+                "distance",
+                "robustness",
+                "uncertainty",
+                "judge",
+                "noise",
+                "engine",
+                "served",
+                "speed",
+                "tools",
+            }
             and rest
         )
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")

@@ -12,13 +12,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from mlflow_compress.commands.command import COMMANDS
 from mlflow_compress.config import parse
 
-jsonschema = pytest.importorskip("jsonschema", reason="comes with Ray (pip install -e '.[ray]')")
 FILE = Path(__file__).parents[2] / "examples" / "kubernetes" / "rayjob.yaml"
 
 

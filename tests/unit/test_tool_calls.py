@@ -23,6 +23,7 @@ from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.records import Generations, Items, OptionDistances, OptionScores, RunRecords
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
+from tools.train_demo_tools import test_rows as prompts_of_seed
 
 MARK = "<tool_call>"
 TYPES = {"s": "string", "i": "integer", "f": "number", "b": "boolean", "l": "array", "d": "object"}
@@ -73,7 +74,9 @@ def test_a_call_is_valid_by_json_schema(arguments: object, valid: bool) -> None:
     assert not is_valid(Call("subtract", arguments), [ADD]) and not is_valid(None, [ADD])
 
 
-# Accepted value, value of the call, and whether BFCL's `ast_checker` (Python, one accepted value per argument) takes it
+# Accepted value, value of the call, and whether BFCL's `ast_checker` (Python, one accepted value per argument) takes it:
+# its own code gave these verdicts (gorilla 6ea57973), and also those of 28,031 changes of 800 of its published items,
+# of which 23 differ here, where the accepted value is not of its declared type.
 BFCL = [
     ({"i": 10}, {"i": 10}, True),
     ({"i": 10}, {"i": 10.0}, False),
@@ -185,7 +188,8 @@ def test_every_value_by_hand() -> None:
     found = values(
         inputs([baseline, again, variant], [[ONE], [ONE], [], []], p=([0.9, 0.75, 0.1, 0.2], [0.8, 0.75, 0.3, 0.1]))
     )
-    # Calls: baseline 4, again 4, variant 5. Both call in 3 answers, so TP 3, FP 2, FN 1; again: TP 3, FP 1, FN 1.
+    # Calls: first sampling 4, second 4, variant 5. First and variant both call in 3 answers, so TP 3, FP 2, FN 1; first
+    # and second: TP 3, FP 1, FN 1.
     wanted = {
         "called_pct": 62.5, "called_pct_baseline": 50.0, "called_delta_pct": 12.5, "called_floor_pct": 0.0,
         "trigger_precision_pct": 60.0, "trigger_recall_pct": 75.0, "trigger_f1_pct": 600 / 9, "trigger_f1_floor_pct": 75.0,
@@ -193,9 +197,9 @@ def test_every_value_by_hand() -> None:
         "same_functions_pct": 200 / 3, "same_calls_pct": 100 / 3, "same_calls_floor_pct": 100.0,
         "json_pct": 80.0, "json_pct_baseline": 100.0, "schema_pct": 60.0, "schema_pct_baseline": 100.0,
         "schema_delta_pct": -40.0, "schema_floor_pct": 0.0,
-        # Right: variant 1 + 0 + 1 + 2, baseline 2 + 1 + 2 + 1, again 2 + 2 + 2 + 2.
-        "right_pct": 50.0, "right_pct_baseline": 75.0, "right_delta_pct": -25.0, "right_floor_pct": 25.0,
-        "gold_precision_pct": 80.0, "gold_recall_pct": 100.0, "gold_f1_pct": 800 / 9, "gold_f1_pct_baseline": 75.0,
+        # Right: variant 1 + 0 + 1 + 2, first sampling 2 + 1 + 2 + 1, second 2 + 2 + 2 + 2.
+        "right_pct": 50.0, "right_pct_baseline": 100.0, "right_delta_pct": -50.0, "right_floor_pct": 25.0,
+        "gold_precision_pct": 80.0, "gold_recall_pct": 100.0, "gold_f1_pct": 800 / 9, "gold_f1_pct_baseline": 100.0,
         # Margins of the baseline's decision: 0.8, 0.5, 0.8, 0.6 become 0.6, 0.5, 0.4, 0.8.
         "decision_kl": 0.25, "decision_margin_delta": -0.1,
     }  # fmt: skip
@@ -246,11 +250,13 @@ PROMPTS, DRAWN = 300, 4  # what `tasks=tools` has
 def simulated(rng: np.random.Generator, loss: float) -> bool:
     """Return whether the interval of the calls' change excludes 0, in a model that loses `loss` of the calls.
 
-    A quarter of the prompts are unsure; the others call nearly always, or nearly never.
+    A quarter of the prompts are unsure, and the variant is more or less so on each of them; the others call nearly
+    always, or nearly never. As when they are generated, the variant has the random numbers of the second sampling.
     """
     p = np.concatenate([rng.uniform(0.2, 0.8, PROMPTS // 4), np.full(PROMPTS // 2, 0.99), np.full(PROMPTS // 4, 0.01)])
-    less = p * (1 - loss / p.mean())
-    drawn = [rng.random((PROMPTS, DRAWN)) < q[:, None] for q in (p, p, less)]
+    moved = p + np.where((p > 0.1) & (p < 0.9), rng.normal(0, 0.08, PROMPTS), 0)
+    u = [rng.random((PROMPTS, DRAWN)) for _ in range(2)]
+    drawn = [u[0] < p[:, None], u[1] < p[:, None], u[1] < moved[:, None] * (1 - loss / p.mean())]
     answers = [[[written(ONE) if call else "no" for call in row] for row in one] for one in drawn]
     given = inputs(answers, [None] * PROMPTS, resamples=100)
     result = headline(METRICS.get("tools").compute(given))["tools/called_delta_pct"]
@@ -258,17 +264,28 @@ def simulated(rng: np.random.Generator, loss: float) -> bool:
     return not result.low <= 0 <= result.high
 
 
+@pytest.mark.slow
 def test_a_loss_of_three_points_is_found_and_none_is_not() -> None:
-    """At the planned 300 prompts with 4 drawn answers: power 0.8, at most 5 % false alarms (within 2 standard errors)."""
+    """At the planned 300 prompts with 4 drawn answers: power 0.8, at most 5 % false alarms (and 2 standard errors)."""
     rng = np.random.default_rng(36)
-    n = 120
+    n = 200
     power = np.mean([simulated(rng, 0.03) for _ in range(n)])
     alarms = np.mean([simulated(rng, 0.0) for _ in range(n)])
     assert power >= 0.8
     assert alarms <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / n)
 
 
-# --- own files, chat templates, refusals
+# --- the bundled prompts, own files, chat templates, refusals
+
+
+def test_the_bundled_prompts_are_what_the_script_writes() -> None:
+    lines = (demo.DATA_DIR / "tools.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == prompts_of_seed()
+    prompts = tool_prompts_of(demo.DATA_DIR / "tools.jsonl", Redaction())
+    assert len(prompts) == PROMPTS and sum(bool(one.calls) for one in prompts) == 173
+    for one in prompts:
+        assert all(is_valid(Call(call["name"], call["arguments"]), one.tools) for call in one.calls or [])
+
 
 HERMES = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"

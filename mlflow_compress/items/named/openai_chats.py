@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlflow_compress.items.families.tools import tools_task
+from mlflow_compress.items.families.tool_prompts import tools_task
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.conversations import (
     LoggedAnswer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_compress import demo
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.items.families.tools import tools_task
+from mlflow_compress.items.families.tool_prompts import tools_task
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.conversations import Redaction, smallest_digests, tool_prompts_of
 from mlflow_compress.items.task import Parts, TaskSettings
@@ -23,7 +23,7 @@ TASKS.register("tools")(
     NamedTask(
         source="embedded",
         licence="Apache-2.0",
-        items="300 prompts, of which 170 need a call",
+        items="300 prompts, of which 173 need a call",
         shots="",
         rule="the calls of the greedy answer are the right ones",
         definition=FILE.read_bytes,
