@@ -244,6 +244,7 @@ def test_threads_sleep_while_they_wait_but_not_where_speed_is_measured_or_the_us
 ) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "20")
     with monkeypatch.context() as patch:
         patch.setenv("GOMP_SPINCOUNT", "100")
         let_threads_sleep()
@@ -253,3 +254,7 @@ def test_threads_sleep_while_they_wait_but_not_where_speed_is_measured_or_the_us
     monkeypatch.delenv("OMP_WAIT_POLICY")
     let_threads_sleep()
     assert os.environ["OMP_WAIT_POLICY"] == "passive" and "OMP_WAIT_POLICY" not in as_the_user_set(os.environ)
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "20"
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT")
+    let_threads_sleep()
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "4"

@@ -167,7 +167,8 @@ def find_or_evaluate(
     second run has another batch composition. Its distance to the first run is the noise floor of every distance.
     `before` is called before it is evaluated.
     """
-    asked, evaluation = _asked(model, suite, config), evaluation_id(model, suite, config)
+    asked = _asked(model, suite, config)
+    evaluation = digest(asked)[:16]  # as `evaluation_id`, which would read every prompt again
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
