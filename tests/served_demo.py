@@ -35,6 +35,7 @@ class ServedDemo:
     kind: str = "vllm"
     max_logprobs: int = 20
     lists: bool = True  # takes lists of prompts, where it takes ids
+    max_length: int = 1024  # tokens that it says it reads
     chat: str | None = None  # written before every conversation: "" for the model's own template; None: it has no chat
     pause: float = 0.002  # seconds before each token of a stream
     fault: Fault = lambda number, body: None
@@ -151,7 +152,9 @@ class ServedDemo:
         """Return what a GET of this path gives; None for nothing."""
         vllm = self.kind in ("vllm", "sharp")
         pages: dict[str, dict[str, Any]] = {
-            "/v1/models": {"data": [{"id": NAME, **({"max_model_len": 1024, "root": "demo"} if vllm else {})}]}
+            "/v1/models": {
+                "data": [{"id": NAME, **({"max_model_len": self.max_length, "root": "demo"} if vllm else {})}]
+            }
         }
         if vllm:
             pages["/version"] = {"version": "0.0.1"}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,70 @@ def test_the_page_counts_the_requests_that_a_server_sees(
     # Six questions, and two of them again. Echoes share requests: of four questions (8 options), of two with lists (4),
     # and of these again.
     assert seen == on_page("what the server can") + (3 if kind == "listed" else 6 + 2) * each
+
+
+def impossible(reply: dict[str, Any]) -> None:
+    """Say that the last token has probability 0, as vLLM writes it."""
+    for choice in reply["choices"]:
+        told = choice["logprobs"]
+        told["token_logprobs"][-1] = told["top_logprobs"][-1][told["tokens"][-1]] = -9999.0
+
+
+# How a server answers -> questions without a score, of six cloze questions; what only some of them meet
+ANSWERING: dict[str, tuple[Callable[[dict[str, Any]], object], int]] = {
+    "without a count of tokens": (lambda reply: reply.pop("usage"), 0),
+    "without its model's name": (lambda reply: reply.update(model=None), 0),
+    "without an end": (lambda reply: [choice.pop("finish_reason", None) for choice in reply["choices"]], 0),
+    "with a probability of 0": (impossible, 2),
+    "with a shorter context": (lambda reply: None, 3),
+}
+
+
+@pytest.mark.parametrize("how", ANSWERING)
+def test_a_figure_is_of_all_items_or_the_first_line_says_how_many_have_no_score(
+    how: str, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    change, n_missing = ANSWERING[how]
+    rows = [
+        {
+            "id": str(i),
+            "context": f"{'Long ago, ' * (9 if i < 3 else 1)}{i} plus {i} is",
+            "choices": ["two", "four or more"],
+            "answer": 0,
+        }
+        for i in range(6)
+    ]
+    (tmp_path / "cloze.jsonl").write_text("".join(json.dumps({**row, "category": "c"}) + "\n" for row in rows))
+    with served_demo(loaded, lists=False) as server:
+        if how == "with a shorter context":
+            server.max_length = 40
+
+        def answered(number: int, body: dict[str, Any]) -> Raw | None:
+            reply = server.answer("/v1/completions", body)
+            if isinstance(reply, tuple) or (change is impossible and not (body.get("echo") and met(body["prompt"]))):
+                return None
+            change(reply)
+            return Raw(json.dumps(reply).encode())
+
+        def met(prompt: list[int] | str) -> bool:
+            asked = prompt if isinstance(prompt, str) else loaded.tokenizer.decode(prompt)
+            return asked.endswith(("4 plus 4 is two", "5 plus 5 is four or more"))
+
+        server.fault = answered
+        found = mc.evaluate(
+            f"endpoint:{server.base_url}",
+            served_model=NAME,
+            tasks=str(tmp_path / "cloze.jsonl"),
+            noise_items=2,
+            dtype="float32",
+            store=tmp_path / "runs",
+        )
+    first, flips = found.as_text().splitlines()[0], found["distance/flips_pct"]
+    assert (found.account.asked, found.account.scored, flips.n) == (6, 6 - n_missing, 6 - n_missing)
+    assert (f"{n_missing} of 6 items have no score" in first) == bool(n_missing)
+    assert ("no verdict" in first) == bool(n_missing)
+    assert flips.value == 0 and found["quality/accuracy_delta"].value == 0
+    assert found["quality/accuracy"].n == found["quality/accuracy_baseline"].n == 6 - n_missing
 
 
 def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_path: Path) -> None:
