@@ -35,6 +35,7 @@ class ServedDemo:
     kind: str = "vllm"
     max_logprobs: int = 20
     lists: bool = True  # takes lists of prompts, where it takes ids
+    by_position: bool = True  # knows prompt_logprobs, as a vLLM does
     max_length: int = 1024  # tokens that it says it reads
     chat: str | None = None  # written before every conversation: "" for the model's own template; None: it has no chat
     pause: float = 0.002  # seconds before each token of a stream
@@ -66,7 +67,12 @@ class ServedDemo:
             return {**parts[0], "choices": choices[::-1], "usage": usage}  # clients go by the index
         if not isinstance(prompt, str) and (as_text or not isinstance(prompt[0], int)):
             return 422, "prompt: Input should be a valid string"
-        k = body.get("logprobs")
+        k, asked = body.get("logprobs"), body.get("prompt_logprobs")
+        if asked is not None:
+            if not self.by_position:
+                return 400, "prompt_logprobs: Extra inputs are not permitted"
+            found = self.completion({**body, "logprobs": asked, "prompt_logprobs": None})
+            return found if isinstance(found, tuple) else told_by_position(found)
         if k is not None and k > self.max_logprobs:
             return 400, f"Requested sample logprobs of {k}, which is greater than max allowed: {self.max_logprobs}"
         tokenizer = self.loaded.tokenizer
@@ -175,6 +181,19 @@ class ServedDemo:
         if path == "/tokenize" and self.kind == "llama.cpp":
             return {"tokens": self.loaded.tokenizer(body["content"])["input_ids"]}
         return 404, "no such page"
+
+
+def told_by_position(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return an echo as vLLM gives it for prompt_logprobs, with return_token_ids."""
+    for choice in reply["choices"]:
+        told = choice["logprobs"]
+        ids = [int(name.removeprefix("token_id:")) for name in told["tokens"]]
+        shown = [
+            top and {name.removeprefix("token_id:"): {"logprob": value} for name, value in top.items()}
+            for top in told["top_logprobs"]
+        ]
+        choice |= {"logprobs": None, "prompt_token_ids": ids, "prompt_logprobs": shown}
+    return reply
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def test_lists_are_asked_for_listed_items_alone_and_compared_where_both_sides_ha
     assert scores.column("loglik").tolist() == whole.column("loglik").tolist()
     assert scores.column("greedy").tolist() == whole.column("greedy").tolist()
     if kind == "vllm":  # 3 options with lists, and 3 + 1 without, in a request each
-        assert sorted((body["logprobs"], len(body["prompt"])) for body in echoes) == [(1, 4), (20, 3)]
+        assert sorted((body["prompt_logprobs"], len(body["prompt"])) for body in echoes) == [(1, 4), (20, 3)]
 
     def items(bounds: OptionBounds | None) -> set[tuple[str, str]]:
         assert bounds is not None and None not in bounds.column("kl").tolist()

@@ -23,7 +23,7 @@ from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Request
 from mlflow_compress.transport import client
 from tests.judge_server import Raw, fault
-from tests.served_demo import ServedDemo, served_demo
+from tests.served_demo import Fault, ServedDemo, served_demo
 from tests.unit.test_endpoint_scoring import open_demo, requests_
 
 Change = Callable[[dict[str, Any]], object]
@@ -103,8 +103,8 @@ KINDS: dict[str, tuple[str, Callable[[dict[str, Any]], Raw]]] = {
 
 @pytest.fixture(scope="module")
 def opened(loaded: LoadedModel) -> Iterator[tuple[ServedDemo, ServedModel, list[float]]]:
-    """A server, its model asked one request at a time, and the right log-likelihoods."""
-    with served_demo(loaded) as server:
+    """A server that echoes, its model asked one request at a time, and the right log-likelihoods."""
+    with served_demo(loaded, by_position=False) as server:
         served = open_demo(server, loaded, max_retries=RETRIES, concurrency=1)
         exact, _ = EndpointScorer(served).score(requests_())
         yield server, served, exact.column("loglik").tolist()
@@ -189,31 +189,56 @@ LLAMA_CPP: dict[str, tuple[str, Change]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LLAMA_CPP)
-def test_a_fault_of_llama_cpp_is_asked_again_and_refused_by_name_when_it_persists(
-    kind: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+def at_last(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return the log-probabilities at the last position of a prompt."""
+    found: dict[str, Any] = reply["choices"][-1]["prompt_logprobs"][-1]
+    return found
+
+
+# Of vLLM's log-probabilities by position
+BY_POSITION: dict[str, tuple[str, Change]] = {
+    "NaN": ("not_finite", lambda reply: min(at_last(reply).values(), key=id).update(logprob=math.nan)),
+    "null": ("null", lambda reply: min(at_last(reply).values(), key=id).update(logprob=None)),
+    "short list": ("short_list", lambda reply: [at_last(reply).pop(token) for token in list(at_last(reply))[:5]]),
+    "a position less": ("not_a_completion", lambda reply: reply["choices"][-1]["prompt_logprobs"].pop()),
+    "other tokens": ("not_a_completion", lambda reply: reply["choices"][-1]["prompt_token_ids"].__setitem__(-1, 7)),
+    "a prompt less": ("not_a_completion", lambda reply: reply["choices"].pop()),
+}
+FORMS = {"llama.cpp": (LLAMA_CPP, 2), "vllm": (BY_POSITION, 0)}  # The first echo of vLLM is the only one
+
+
+@pytest.mark.parametrize(("form", "kind"), [(form, kind) for form, (kinds, _) in FORMS.items() for kind in kinds])
+def test_a_fault_of_another_form_is_asked_again_and_refused_by_name_when_it_persists(
+    form: str, kind: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
-    reason, change = LLAMA_CPP[kind]
-    with served_demo(loaded, kind="llama.cpp") as server:
+    kinds, first = FORMS[form]
+    reason, change = kinds[kind]
+    with served_demo(loaded, kind=form) as server:
         served = open_demo(server, loaded, max_retries=1, concurrency=1)
         exact, _ = EndpointScorer(served).score(requests_())
-        begin = len(server.bodies)
 
-        def inject(number: int, body: dict[str, Any]) -> Raw | None:
-            if number - begin not in due:
-                return None
-            reply = server.native(body)
-            change(reply)
-            return Raw(json.dumps(reply).encode())
+        def failing(n: int) -> Fault:
+            due = range(len(server.bodies) + first, len(server.bodies) + first + n)
 
-        server.fault, due = inject, range(2, 3)
+            def inject(number: int, body: dict[str, Any]) -> Raw | None:
+                if number not in due:
+                    return None
+                reply = server.native(body) if form == "llama.cpp" else server.completion(body)
+                assert isinstance(reply, dict)
+                change(reply)
+                return Raw(json.dumps(reply).encode())
+
+            return inject
+
+        server.fault = failing(1)
         scorer = EndpointScorer(served)
         scores, _ = scorer.score(requests_())
         assert scores.column("loglik").tolist() == exact.column("loglik").tolist()
         assert scorer.report is not None and scorer.report.asked_again == {reason: 1}
-        begin, due = len(server.bodies), range(2, 9)
-        with pytest.raises(EndpointError, match=rf"\({reason} 1\).*Tried 2 times"):
+        server.fault = failing(2)
+        # Where nothing was answered before, a reply of another kind may come from another address.
+        with pytest.raises(EndpointError, match=rf"\({reason} 1\).*Tried 2 times|it often ends in /v1"):
             EndpointScorer(served).score(requests_())
 
 

@@ -36,6 +36,7 @@ class Capabilities:
     drops_first: bool  # Whether its echo leaves out the first token of a text
     echo_alone: bool  # Whether it echoes without writing a token
     lists: bool  # Whether a request may hold several prompts, so that the options of a question share one
+    by_position: bool  # Whether it gives those of a prompt by position and id too (vLLM), which is less work for it
     max_length: int | None  # Tokens of prompt and answer together; None where it does not tell
     probe: tuple[float, ...]  # Log-probabilities of a fixed text, by which the same model is recognised
     chat: bool = False  # Whether conversations are sent as chat completions
@@ -289,6 +290,8 @@ class CompletionsRoute:
         }
         if first.scored:
             body["echo"] = True
+        if first.scored and self.can.by_position:
+            body |= {"prompt_logprobs": body.pop("logprobs"), "return_token_ids": True}
         if first.forced is not None:
             body["logit_bias"] = {str(first.forced): BIAS}
         if self.can.ids_out:
@@ -376,6 +379,8 @@ def read_completions(body: str, *, model: str, root: str | None, n: int) -> list
 
     def tokens_of(choice: Mapping[str, Any], usage: Usage | None) -> EchoedTokens:
         told = choice["logprobs"]
+        if told is None:
+            told = _by_position(choice["prompt_token_ids"], choice["prompt_logprobs"])
         names, values = list(map(str, told["tokens"])), list(told["token_logprobs"])
         tops = [top if isinstance(top, dict) else {} for top in told.get("top_logprobs") or [{}] * len(names)]
         if not len(names) == len(values) == len(tops):
@@ -386,6 +391,14 @@ def read_completions(body: str, *, model: str, root: str | None, n: int) -> list
         return read_reply(body, "log-probabilities", read)
     except WrongReplyError as fault:
         return fault.no_reply
+
+
+def _by_position(ids: Sequence[int], shown: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
+    """Return vLLM's log-probabilities of a prompt, by position and token id, in the form of an echo."""
+    names = [f"{ID_PREFIX}{token}" for token in ids]
+    tops = [{f"{ID_PREFIX}{token}": one["logprob"] for token, one in (at or {}).items()} for at in shown]
+    values = [top[name] if top else None for name, top in zip(names, tops, strict=True)]
+    return {"tokens": names, "token_logprobs": values, "top_logprobs": tops}
 
 
 @dataclass(frozen=True)

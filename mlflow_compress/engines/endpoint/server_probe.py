@@ -158,6 +158,7 @@ class ServerProbe:
             drops_first=False,
             echo_alone=server.startswith("vLLM"),
             lists=False,
+            by_position=False,
             max_length=pages.max_length,
             probe=(),
         )
@@ -177,7 +178,7 @@ class ServerProbe:
                     got=server,
                 )
         else:
-            can = replace(can, lists=self._takes_lists(can))
+            can = self._together(can)
         return replace(can, probe=self._recognised(transport, can))
 
     def _route(self, can: Capabilities) -> Route:
@@ -319,17 +320,24 @@ class ServerProbe:
         steps = askable and _agree(self._ask(transport, can, before)[0][0], first[0])
         return replace(can, echo=True, steps=steps)
 
-    def _takes_lists(self, can: Capabilities) -> bool:
-        """Return whether a request may hold several prompts, whose answers are those that each gets alone."""
+    def _together(self, can: Capabilities) -> Capabilities:
+        """Return the way of asking for several prompts at once that gives the answers that each gets alone.
+
+        It is the one with the least work for the server.
+        """
         questions = [TokenQuestion(tokens, scored=1) for tokens in self._other_end(can)]
-        try:
-            # Some servers answer a list with a 5xx: one more try is enough.
-            with Transport(replace(self.endpoint, max_retries=min(self.endpoint.max_retries, 1))) as transport:
-                alone = self._ask(transport, can, *questions)
-                [together] = self._answers(transport, can, questions)
-        except EndpointError:
-            return False
-        return all(_agree(one[0], other[0]) for one, other in zip(alone, together, strict=True))
+        lists = replace(can, lists=True)
+        # Some servers answer a list with a 5xx: one more try is enough.
+        with Transport(replace(self.endpoint, max_retries=min(self.endpoint.max_retries, 1))) as transport:
+            alone = self._ask(transport, can, *questions)
+            for way in [replace(lists, by_position=True), lists] if can.server.startswith("vLLM") else [lists]:
+                try:
+                    [together] = self._answers(transport, way, questions)
+                except EndpointError:
+                    continue
+                if all(_agree(one[0], other[0]) for one, other in zip(alone, together, strict=True)):
+                    return way
+        return can
 
     def _forces(self, transport: Transport, can: Capabilities) -> bool:
         """Return whether a token that the server is made to write has the log-probability that its list shows."""
