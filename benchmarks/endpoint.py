@@ -115,6 +115,7 @@ def main() -> None:
     arguments.add_argument("--kind", choices=KINDS, default="lettered", help="of tasks (default: %(default)s)")
     arguments.add_argument("--limit", type=int, default=25, help="questions a subject (default: %(default)s)")
     arguments.add_argument("--at-once", type=int, default=16, help="requests at the same time (default: %(default)s)")
+    arguments.add_argument("--harness-at-once", type=int, help="those of the harness (default: as many; its own: 1)")
     arguments.add_argument("--batch", type=int, default=1, help="prompts a request of the harness (its default: 1)")
     arguments.add_argument(
         "--listed", type=int, default=0, help="cloze questions a task asked with lists (default: %(default)s)"
@@ -135,7 +136,7 @@ def main() -> None:
     for run in range(given.runs):
         instances = salted(plain, f"{run}")
         began = processor_seconds(given.server_pid)
-        theirs, _ = time_harness(given.url, folder, instances, given.at_once, given.batch)
+        theirs, _ = time_harness(given.url, folder, instances, given.harness_at_once or given.at_once, given.batch)
         their_processor = processor_seconds(given.server_pid) - began
         instances = salted(plain, f"{run}-")
         began = processor_seconds(given.server_pid)

@@ -112,6 +112,8 @@ class ServedAnswers:
         """
         from tqdm import tqdm
 
+        if not questions:
+            return []
         cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None, ("positions",))
         keys = [content_key(model=self.identity, repeat=repeat, **question.content) for question in questions]
         by_key = dict(sorted(zip(keys, questions, strict=True), key=lambda pair: pair[1].order))
