@@ -93,7 +93,7 @@ def check_tools(tools: object) -> None:
             raise DataError("A tool is not of OpenAI's format", allowed=form, got=str(tool)[:200])
         schema = function.get("parameters", {})
         try:
-            _validator_of(schema).check_schema(schema)
+            _validator(json.dumps(schema, sort_keys=True))
         except (SchemaError, TypeError) as error:
             raise DataError(
                 f"The parameters of the tool {function['name']!r} are no valid JSON Schema",
@@ -102,16 +102,15 @@ def check_tools(tools: object) -> None:
             ) from error
 
 
-def _validator_of(schema: Any) -> Any:
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    return validator_for(schema, default=Draft202012Validator)
-
-
 @lru_cache(maxsize=4096)
 def _validator(schema: str) -> Any:
+    """Return the validator of a schema in JSON; one that is not valid is a `SchemaError`."""
+    from jsonschema.validators import Draft202012Validator, validator_for
+
     read = json.loads(schema)
-    return _validator_of(read)(read)
+    kind = validator_for(read, default=Draft202012Validator)
+    kind.check_schema(read)
+    return kind(read)
 
 
 def _schema(name: str, tools: Sequence[Tool]) -> Mapping[str, Any] | None:

@@ -197,7 +197,7 @@ def _with_traces(config: P, store: StoreLike) -> P:
 
 def _refuse_early(config: Parameters) -> None:
     """Refuse what names and files alone show to be wrong, before torch is imported: that is within two seconds."""
-    from mlflow_compress.models.identity import require_own_tokens, require_tokenizer_files
+    from mlflow_compress.models.identity import require_own_tokens, require_tokenizer_files, require_tools_template
 
     values = config.values()
     folders = {name: Path(str(values[name])) for name in MODELS if values.get(name) is not None}
@@ -213,10 +213,13 @@ def _refuse_early(config: Parameters) -> None:
         if "model" in folders and folders["model"].is_dir():
             chosen.check_folder(folders["model"])
     if isinstance(tasks := values.get("tasks"), str):
-        from mlflow_compress.items.suite import check_tasks_named, has_questions
+        from mlflow_compress.items.suite import asks_with_tools, check_tasks_named, has_questions
 
         model = str(values.get("model", EMBEDDED))
         check_tasks_named(tasks, model=model)
+        folder = Path(demo.MODELS.get(model, model))
+        if values.get("tokenizer") is None and folder.is_dir() and asks_with_tools(tasks, model=model):
+            require_tools_template(folder)
         if values.get("tokenizer") is None and Path(model).is_dir() and has_questions(tasks, model=model):
             require_own_tokens(Path(model))
     from mlflow_compress.commands.shared.inputs import check_named

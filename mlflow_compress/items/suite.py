@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
-from mlflow_compress.items.families.tool_prompts import with_calls
+from mlflow_compress.items.families.tool_prompts import TOOLS, with_calls
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
@@ -201,6 +201,13 @@ def check_tasks_named(spec: str, *, model: str) -> None:
         except (ConfigError, DataError) as error:
             errors.append(error)
     raise_together(errors)
+
+
+def asks_with_tools(spec: str, *, model: str) -> bool:
+    """Return whether a model has tools in one of the tasks that `spec` names."""
+    parts = _parts(spec, model)
+    read = [_load(part, TaskSettings()) for part in parts if _read_by_name(part) is not None]
+    return TOOLS in parts or any(task.calls for loaded in read for task in loaded.tasks)
 
 
 def has_questions(spec: str, *, model: str) -> bool:

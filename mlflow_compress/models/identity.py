@@ -91,6 +91,24 @@ def require_own_tokens(folder: Path) -> None:
         )
 
 
+def require_tools_template(folder: Path) -> None:
+    """Refuse a model whose chat template does not use `tools`; one whose template is not in a file is not judged."""
+    file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if file.is_file():
+        template: object = file.read_text(encoding="utf-8")
+    elif config.is_file():
+        template = read_json_object(config, error=CheckpointError).get("chat_template") or ""
+    else:
+        return
+    if "tools" not in str(template):
+        raise CheckpointError(
+            "This model cannot be asked with tools: its chat template shows none",
+            allowed="a template that uses the variable `tools`, as model=demo-tools has",
+            got=str(folder),
+            fix="Take another model, or leave out the tasks with tools",
+        )
+
+
 def vocab_size(config: Any) -> int:
     """Return the vocabulary size (the width of the logits) in a model's configuration."""
     return int(config.get_text_config(decoder=True).vocab_size)

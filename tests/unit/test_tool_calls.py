@@ -15,11 +15,12 @@ from mlflow_compress import demo
 from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import AlignmentError, CheckpointError, DataError
 from mlflow_compress.items.sources.conversations import Redaction, answers_of, tool_prompts_of
-from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.suite import asks_with_tools, load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics import MetricInputs, headline
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
+from mlflow_compress.models.identity import require_tools_template
 from mlflow_compress.records import Generations, Items, OptionDistances, OptionScores, RunRecords
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
@@ -318,6 +319,14 @@ def test_a_template_without_tools_is_refused(template: str | None, words: str) -
     tokenizer.chat_template = template or tokenizer.chat_template
     with pytest.raises(CheckpointError, match=words):
         chat_format(tokenizer).call_form()
+
+
+def test_a_model_without_tools_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    file = logged(tmp_path / "chats.jsonl")
+    assert [asks_with_tools(spec, model="demo") for spec in ("tools", f"openai:{file}", "demo")] == [True, True, False]
+    require_tools_template(demo.TOOLS_MODEL_DIR)
+    with pytest.raises(CheckpointError, match="its chat template shows none"):
+        require_tools_template(demo.MODEL_DIR)
 
 
 USER = {"role": "user", "content": "Add 1, I am ann@example.org."}

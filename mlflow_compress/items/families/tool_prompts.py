@@ -17,6 +17,7 @@ from mlflow_compress.items.task import Answering, Task, item_row
 from mlflow_compress.records import Items, Request
 from mlflow_compress.tool_calls import Call, CallForm, read_calls, same_calls
 
+TOOLS = "tools"  # The embedded task
 SAMPLES = 4  # drawn answers per prompt and sampling
 MOST_TOKENS = 256
 
