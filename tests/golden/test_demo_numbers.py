@@ -17,7 +17,7 @@ import mlflow_compress as mc
 STORED = Path(__file__).parent / "demo_rtn.json"
 # Measured, not derived: what rounding does to a log-probability is bounded in test_demo_records.py, but where two answers
 # or ranks are nearly alike a share moves by a whole token, and an end of its interval by a step: by 9e-4 of itself at
-# most, with SSE as with AVX-512. The distance of the demo from itself is nothing but rounding.
+# most, with the default kernels as with AVX-512. The distance of the demo from itself is nothing but rounding.
 RELATIVE, ABSOLUTE = 1e-3, 1e-6
 
 
