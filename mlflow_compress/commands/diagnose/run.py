@@ -235,6 +235,8 @@ def write_diagnosis(
     from mlflow_compress.reporting.diagnosis_page import render_diagnosis
     from mlflow_compress.reporting.figures import draw_diagnosis
 
+    advice = diagnosis.advice
+    recipe = "" if advice.recipe is None else f"The recipe for it is {RECIPE}/{advice.recipe.name} of this run."
     run.log_values(diagnosis_values(diagnosis))
     run.log_json(diagnosis.to_dict(), "diagnosis.json")
     with scratch_folder(store.uri) as folder:
@@ -242,7 +244,7 @@ def write_diagnosis(
         page = render_diagnosis(
             title=f"{diagnosis.name} against {diagnosis.baseline}: where it moves",
             sentence=diagnosis.summary,
-            advice=diagnosis.advice.text,
+            advice=f"{advice.text} {recipe}",
             results=diagnosis.found,
             figures=figures,
             categories=diagnosis.categories,
