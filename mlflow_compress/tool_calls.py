@@ -92,6 +92,12 @@ def check_tools(tools: object) -> None:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise DataError("A tool is not of OpenAI's format", allowed=form, got=str(tool)[:200])
         schema = function.get("parameters", {})
+        if elsewhere := re.findall(r'"\$(?:dynamicRef|ref)": "([^#"][^"]*)"', json.dumps(schema)):
+            raise DataError(
+                f"The parameters of the tool {function['name']!r} refer to another schema, which is not fetched",
+                allowed="references within the schema, as '#/$defs/name'",
+                got=elsewhere[0][:200],
+            )
         try:
             _validator(json.dumps(schema, sort_keys=True))
         except (SchemaError, TypeError) as error:

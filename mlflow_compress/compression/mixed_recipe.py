@@ -14,6 +14,8 @@ from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_typed
 
+MIXED = "mixed"
+"""The method that makes checkpoints of recipes."""
 KEPT = "none"
 """Format of a layer that stays as it is."""
 

@@ -433,7 +433,8 @@ def scoreboard(
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError("Two variants have one name", got=twice[0])
-    shown = [column.key for column in columns()]
+    every = columns()
+    shown = [column.key for column in every]
     values = {variant.name: _cells(variant, shown) for variant in variants}
     ordered = sorted(variants, key=lambda v: _place(v, values[v.name]))
     judged = {v.name: values[v.name] for v in variants if not v.lacking}
@@ -468,7 +469,7 @@ def scoreboard(
         evaluation=evaluation,
         level=level,
         n_items=max((len(v.items.task) for v in variants if v.items is not None), default=None),
-        columns=tuple(column for column in columns() if any(column.key in row for row in values.values())),
+        columns=tuple(column for column in every if any(column.key in row for row in values.values())),
         rows=rows,
         baseline_cells=_baseline_cells(ordered, shown),
         pareto=front,

@@ -371,6 +371,8 @@ def test_own_lines_with_tools_are_a_task_of_their_own(tmp_path: Path) -> None:
         ({"messages": [{"role": "system", "content": "x"}]}, "line 1: no message is a user's"),
         ({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "nothing"}}}]},
          "the tool 'add' are no valid JSON Schema"),
+        ({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"$ref": "http://127.0.0.1:9/"}}}]},
+         "the tool 'add' refer to another schema, which is not fetched"),
         ({"tools": [{"name": "add"}]}, "A tool is not of OpenAI's format"),
         ({"tools": {"add": 1}}, "'tools' must be a list"),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]}]},

@@ -32,7 +32,7 @@ from mlflow_compress.commands.shared.inputs import (
 from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
-from mlflow_compress.compression.mixed_recipe import KEPT, MixedRecipe
+from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe
 from mlflow_compress.config import as_text
 from mlflow_compress.errors import AlignmentError, ConfigError, MlflowCompressError, UnsupportedError
 from mlflow_compress.home import out_folder
@@ -172,7 +172,6 @@ def _key(category: str | None) -> str:
 
 
 RECIPE = "recipe"  # artifact folder
-MIXED = "mixed"  # the method of recipes
 _MORE_BITS = 8  # of the groups to keep
 
 

@@ -21,7 +21,7 @@ from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, IntegerFormat, ask_autoscheme
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
-from mlflow_compress.compression.mixed_recipe import MixedRecipe
+from mlflow_compress.compression.mixed_recipe import MIXED, MixedRecipe
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
@@ -30,8 +30,6 @@ from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
-
-MIXED = "mixed"
 
 
 @dataclass(frozen=True, kw_only=True)
