@@ -48,7 +48,7 @@ from mlflow_compress.tracking.model_registry import (
     versions_by_run,
 )
 from mlflow_compress.tracking.tracked_run import TrackedRun
-from mlflow_compress.tracking.tracker import Snapshot, Tracker
+from mlflow_compress.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +254,7 @@ def _harm(tracker: Tracker, winner: Candidate | None, margin: float) -> list[str
 def _beside(tracker: Tracker, decision: Decision, gates: PolicyGates) -> list[str]:
     """Return what stands beside a choice: ends that hold for all, ties, and why no smaller variant was taken."""
     runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
-    return choice_notes(decision, score_runs(Snapshot(tracker, runs), runs) if len(runs) > 1 else None, gates.gates)
+    return choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None, gates.gates)
 
 
 def run_promote(config: PromoteConfig, asked_by: Mapping[str, str] | None = None) -> Promotion:
