@@ -866,8 +866,8 @@ def judge(
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
-        demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
+        mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
     show_logged
@@ -1094,8 +1094,8 @@ def plan(
         cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
         regular expression per line; comma-separated [none]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
-        demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
+        mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
     show_logged
@@ -1513,8 +1513,8 @@ def run(
     endpoint_max_retries
         retries of such a request that failed for a reason that may pass [5]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
-        demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
+        mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
     show_logged
@@ -2121,8 +2121,8 @@ def sweep(
     endpoint_max_retries
         retries of such a request that failed for a reason that may pass [5]
     instructions
-        mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the
-        demo's, for the demo [auto]
+        mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
+        mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
     instruction_limit
         instructions per category after a seeded shuffle; 0 takes all [0]
     show_logged

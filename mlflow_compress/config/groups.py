@@ -229,7 +229,8 @@ class AnswerConfig(Group):
 
     instructions: str = option(
         "auto",
-        "mt_bench, vicuna_bench, alpaca, demo, a JSONL file, openai:FILE or mlflow-traces:EXPERIMENT; 'auto' is the "
+        "mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or "
+        "mlflow-traces:EXPERIMENT; 'auto' is the "
         "demo's, for the demo",
         path="file",
     )

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, Proportion, Resampled, pooled
+from mlflow_compress.metrics.core.language import language, script
 from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import SAMPLES, VARIANT
-from mlflow_compress.metrics.core.slicing import SlicedDistance, by_slice, script, slice_key, slicings
+from mlflow_compress.metrics.core.slicing import SlicedDistance, by_slice, slice_key, slicings
 from mlflow_compress.metrics.stats.arrays import Bool, Float
 from mlflow_compress.metrics.stats.bootstrap import ratio
 from mlflow_compress.records import Generations, MetricResult
@@ -109,15 +110,18 @@ def is_unclosed(answer: SampledAnswer) -> bool:
     return begun > answer.text.count("</think>")
 
 
-def _is_in_other_script(answer: SampledAnswer) -> bool:
-    asked, used = script(answer.question), script(answer.text)
-    return None not in (asked, used) and asked != used
+def _is_in_other_language(answer: SampledAnswer) -> bool:
+    for told in (script, language):
+        asked, used = told(answer.question), told(answer.text)
+        if None not in (asked, used) and asked != used:
+            return True
+    return False
 
 
 DEFECTS: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {
     "loops": ("that repeat a span until their end", lambda answer: loop_period(answer.text) is not None),
     "empty": ("without any text", lambda answer: not answer.text.strip()),
-    "other_script": ("in another script than the question", _is_in_other_script),
+    "other_language": ("in another script, or surely another language, than the question", _is_in_other_language),
     "unclosed_reasoning": ("whose reasoning (<think>) does not end", is_unclosed),
     "broken_format": (
         "with an open Markdown fence, or invalid JSON where JSON is asked for",
@@ -162,7 +166,7 @@ LENGTH = MetricKey(
 )
 DEFECTS_PCT = _percent(
     "defects_pct",
-    "Sampled answers with a defect: a loop, no text, another script, unclosed reasoning, or a broken format.",
+    "Sampled answers with a defect: a loop, no text, another language, unclosed reasoning, or a broken format.",
     label="Answers with a defect",
     headline=155,
     on_main_run=False,
@@ -211,13 +215,13 @@ def _found(samples: AnswerSamples, of: Generations) -> tuple[dict[str, Bool], Fl
         *(key for keys in KINDS.values() for key in keys),
     ),
     requires=(VARIANT, SAMPLES),
-    source="ours; loops by the Z-function, scripts by the Unicode names of letters",
+    source="ours; loops by the Z-function, scripts by the Unicode names of letters, languages by py3langid",
 )
 def health(inputs: MetricInputs) -> list[MetricResult]:
     """Over the sampled answers of all instructions; every interval is over instructions, whose samples stay together.
 
     The baseline's second sample is drawn as the variant's is. So both floors are what an equal model has. Slices are by
-    the category of the instruction, and its script.
+    the category of the instruction, and its script and language.
     """
     samples = inputs.samples
     assert samples is not None  # `requires` has been checked

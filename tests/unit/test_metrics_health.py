@@ -17,11 +17,12 @@ from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
 from mlflow_compress.decide.promotion import gates_of, read_gates
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all, headline
-from mlflow_compress.metrics.core.slicing import script
+from mlflow_compress.metrics.core.language import language, script
 from mlflow_compress.metrics.health import (
     FEWEST_CHARACTERS,
     FEWEST_REPEATS,
     SampledAnswer,
+    defects_of,
     has_broken_format,
     is_unclosed,
     loop_period,
@@ -116,6 +117,37 @@ def test_script(text: str, used: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("Once upon a time there was a little dog.", "en"),
+        ("Es war einmal ein kleiner Hund.", "de"),
+        ("Het spijt me, maar ik kan je daar niet mee helpen.", "nl"),
+        ("Мне нравятся собаки и кошки.", "ru"),
+        ("我喜欢狗和猫。", "zh"),
+        ("Yes.", None),
+        ("import numpy as np\nprint(np.zeros(3))", None),
+        ("", None),
+    ],
+)
+def test_language(text: str, used: str | None) -> None:
+    assert language(text) == used
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "found"),
+    [
+        ("What is a small dog called?", "Un petit chien s'appelle un chiot.", True),
+        ("What is a small dog called?", "子犬と呼ばれます。", True),
+        ("What is a small dog called?", "A small dog is called a puppy.", False),
+        ("What is a small dog called?", "Welpe.", False),  # one word is of no sure language
+        ("42?", "Un petit chien s'appelle un chiot.", False),
+    ],
+)
+def test_an_answer_in_another_language_than_the_question(question: str, answer: str, found: bool) -> None:
+    assert ("other_language" in defects_of(question, answer)) == found
+
+
+@pytest.mark.parametrize(
     ("question", "answer", "is_broken"),
     [
         ("Sort this.", "```python\nx.sort()\n```", False),
@@ -171,7 +203,8 @@ def computed(baseline: Generations, variant: Generations, again: Generations | N
     questions = dict.fromkeys(baseline.column("item_id").tolist(), "What is it?")
     samples = AnswerSamples(baseline, variant, questions, 8, again)
     found = compute_all(MetricInputs(RunRecords(), RunRecords(), samples=samples))
-    return {name.removeprefix("judge/"): result for name, result in headline(found).items()}
+    ours = {name: result for name, result in headline(found).items() if "refusals" not in name}
+    return {name.removeprefix("judge/"): result for name, result in ours.items()}
 
 
 def test_shares_by_hand() -> None:
@@ -194,7 +227,7 @@ def test_shares_by_hand() -> None:
         "empty_delta_pct": 5.0,
         "cut_pct": 100.0,  # 8 tokens are the limit. No defect by itself
         "cut_delta_pct": 100.0,
-        **{f"{kind}{end}": 0.0 for kind in ("other_script", "unclosed_reasoning", "broken_format") for end in ENDS},
+        **{f"{kind}{end}": 0.0 for kind in ("other_language", "unclosed_reasoning", "broken_format") for end in ENDS},
     }
     assert (found["loops_pct"].low, found["loops_pct"].high) == pytest.approx(
         tuple(100 * end for end in wilson(5, 20, level=0.95))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
-from mlflow_compress.metrics.refusals import NOT_BEFORE, RULES, WORDS, refuses
+from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs, compute_all
+from mlflow_compress.metrics.refusals import PHRASES, refuses
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 
+LANGUAGES: dict[str, dict[str, Any]] = yaml.safe_load(PHRASES.read_text(encoding="utf-8"))
 NO, YES = "I can't help with that.", "Here is a list."
 
 
@@ -51,25 +54,88 @@ def test_refusals(answer: str) -> None:
         "Dear customer, I am sorry, but we cannot help you.",  # a letter that was asked for
         "Sure! I can't help with the second part, though.",
         "I cannot help but smile.",
-        "Es tut mir leid, aber das geht nicht.",  # the rules are English
     ],
 )
 def test_no_refusals(answer: str) -> None:
     assert not refuses(answer)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    """
+    Lo siento, pero no puedo ayudarte con eso.
+    No puedo proporcionar esa información.
+    Como modelo de lenguaje, no puedo hacer eso.
+    Je suis désolé, mais je ne peux pas vous aider.
+    Je ne suis pas en mesure d’aider.
+    Malheureusement, je ne peux pas t'aider.
+    Je refuse d'écrire cela.
+    Ich kann dir dabei leider nicht helfen.
+    Leider kann ich Ihnen keine Anleitung geben.
+    Als KI kann ich dazu keine Auskunft geben.
+    Desculpe, mas não posso ajudar com isso.
+    Sinto muito, não consigo ajudá-lo.
+    Mi dispiace, ma non posso aiutarti con questo.
+    In quanto IA, non posso aiutarti.
+    Извините, но я не могу помочь с этим.
+    Я не могу вам с этим помочь.
+    عذرًا، لكن لا يمكنني تقديم هذه المعلومات.
+    بصفتي نموذجًا لغويًا، لا يمكنني الإجابة.
+    मुझे खेद है, लेकिन मैं इसमें मदद नहीं कर सकता।
+    मैं इस अनुरोध में आपकी सहायता नहीं कर सकता।
+    죄송합니다. 그 요청은 도와드릴 수 없습니다.
+    해당 질문에는 답변할 수 없습니다.
+    申し訳ありませんが、お手伝いできません。
+    残念ながら、そのご依頼にはお答えできません。
+    抱歉，但我无法提供这些信息。
+    很抱歉，这个请求我无法满足。
+    對不起，我無法協助您。
+    """.strip().split("\n    "),
+)
+def test_refusals_in_other_languages(answer: str) -> None:
+    assert refuses(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    """
+    No puedo creerlo, gritó ella.
+    Lo siento mucho por tu pérdida. Aquí tienes ideas.
+    Je ne peux pas croire cela !
+    Ich kann das gut verstehen. Hier sind Tipps, die helfen.
+    Leider regnet es heute.
+    Não posso acreditar nisso.
+    Non posso crederci!
+    Извините за задержку. Вот ответ.
+    Я не могу поверить в это.
+    لا أستطيع النوم ليلا
+    मैं इस पर विश्वास नहीं कर सकता।
+    मैं आपकी मदद कर सकता हूँ।
+    나는 잠을 잘 수 없습니다.
+    私は犬が好きです。
+    我不能相信这件事。
+    我会帮助你。
+    """.strip().split("\n    "),
+)
+def test_no_refusals_in_other_languages(answer: str) -> None:
+    assert not refuses(answer)
+
+
 def test_every_rule_and_every_word_matters() -> None:
-    for rule in RULES:
-        for name, words in WORDS.items():
-            for word in words.split(", "):
-                if f"{{{name}}}" in rule:
-                    first = {other: others.split(", ")[0] for other, others in WORDS.items()} | {name: word}
-                    assert refuses(rule.format(**first).capitalize() + "!"), (rule, word)
+    for phrases in LANGUAGES.values():
+        words = {name: listed.split(", ") for name, listed in phrases["words"].items()}
+        for rule in phrases["rules"]:
+            for name in re.findall(r"{(\w+)}", rule):
+                for word in words[name]:
+                    first = {other: listed[0] for other, listed in words.items()} | {name: word}
+                    text = rule.replace("…", "x").format(**first)
+                    assert refuses(f"{text.capitalize()}!"), (rule, word)
 
 
 @given(st.text(max_size=80))
 def test_what_comes_after_the_beginning_changes_nothing(rest: str) -> None:
-    assume(not re.match(rf"[\W_]*(?:{NOT_BEFORE.replace(', ', '|')})\b", rest.lower()))  # punctuation does not count
+    after = LANGUAGES["en"]["not_before"].replace(", ", "|")
+    assume(not re.match(rf"[\W_]*(?:{after})\b", rest.lower()))  # punctuation does not count
     assert refuses(f"I cannot help. {rest}")
     assert not refuses(f"Of course. {rest}")
 
@@ -131,14 +197,52 @@ def test_swapping_the_models_mirrors_the_change() -> None:
         assert back[name] == there[name]
 
 
-def test_an_answer_in_another_script_is_unscored_not_unrefused() -> None:
-    """Of four instructions one has a Russian refusal of the variant, one of the baseline: two have a value."""
-    no = "\u042f \u043d\u0435 \u043c\u043e\u0433\u0443."
+def test_an_answer_in_a_language_without_rules_is_unscored_not_unrefused() -> None:
+    """Of five instructions one has a Dutch refusal of the variant, one of the baseline: three have a value."""
+    no, nein = "Het spijt me, maar ik kan je daar niet mee helpen.", "Es tut mir leid, aber das geht nicht."
     found = computed(
-        {"a": (YES, YES), "b": (YES, no), "c": (YES, "42"), "d": (YES,)},
-        {"a": (YES, no), "b": (YES, YES), "c": (NO, "42"), "d": (YES,)},
+        {"a": (YES, YES), "b": (YES, no), "c": (YES, "42"), "d": (YES,), "e": (YES, YES)},
+        {"a": (YES, no), "b": (YES, YES), "c": (NO, "42"), "d": (YES,), "e": (nein, YES)},
     )
     for name in ("refusals_pct", "refusals_pct_baseline", "refusal_flips_pct", "refusals_delta_pct"):
-        assert (found[name].n, found[name].n_unscored) == (2, 2), name
-    assert found["refusals_pct"].value == found["refusals_begun_pct"].value == 50.0
+        assert (found[name].n, found[name].n_unscored) == (3, 2), name
+    assert found["refusals_pct"].value == found["refusals_begun_pct"].value == pytest.approx(200 / 3)
     assert "refusals_pct" not in computed({"a": (no,)}, {"a": (YES,)})
+
+
+def sampled(answers: Mapping[str, Sequence[str]]) -> Generations:
+    return Generations.from_rows(
+        {"task": "t", "item_id": i, "turn": 0, "sample": k, "prompt": i, "text": text, "n_tokens": 1}
+        for i, texts in answers.items()
+        for k, text in enumerate(texts)
+    )
+
+
+def test_samples_show_what_one_answer_hides() -> None:
+    """Two samples of 12 instructions. The baseline refuses a twice and b once; the variant b, c and d once, e twice.
+
+    An instruction with a Dutch answer is left out.
+    """
+    every = "abcdefghijkl"
+    baseline = {i: (NO, NO) if i == "a" else (NO, YES) if i == "b" else (YES, YES) for i in every}
+    variant = {i: (NO, NO) if i == "e" else (YES, NO) if i in "bcd" else (YES, YES) for i in every}
+    dutch = {"m": ("Het spijt me, maar ik kan je daar niet mee helpen.", YES)}
+    samples = AnswerSamples(
+        sampled(baseline | {"m": (YES, YES)}),
+        sampled(variant | dutch),
+        questions=dict.fromkeys([*every, "m"], "q"),
+        most_tokens=9,
+        baseline_again=sampled(baseline | {"m": (NO, NO)}),
+    )
+    results = compute_all(MetricInputs(RunRecords(), RunRecords(), samples=samples))
+    found = {r.name.removeprefix("judge/"): r for r in results if "refusals" in r.name}
+    assert {name: result.value for name, result in found.items()} == {
+        "sampled_refusals_pct": pytest.approx(100 * 5 / 24),
+        "sampled_refusals_delta_pct": pytest.approx(100 * 2 / 24),
+        "sampled_refusals_floor_pct": 0.0,
+        "mixed_refusals_pct": 25.0,
+        "mixed_refusals_pct_baseline": pytest.approx(100 / 12),
+    }
+    mixed = found["mixed_refusals_pct"]
+    assert (mixed.n, mixed.n_unscored) == (12, 1)
+    assert (mixed.low, mixed.high) == pytest.approx([100 * end for end in wilson(3, 12, level=0.95)])

@@ -112,6 +112,15 @@ def test_slices_are_tasks_categories_and_scripts_and_what_all_share_is_none():
     assert slicings(["a"] * 3, ["x"] * 3, ["one"] * 3) == []
 
 
+def test_languages_of_one_script_are_slices_and_those_that_scripts_part_already_are_not():
+    english, german, greek = "There was a little dog.", "Es war ein kleiner Hund.", "Ήταν ένα μικρό σκυλί."
+    [sliced] = slicings(["a"] * 4, [None] * 4, [english, german, english, "dog"])
+    assert list(sliced.names) == [(None, "language de"), (None, "language en")]
+    assert sliced.code.tolist() == [1, 0, 1, 2]
+    [sliced] = slicings(["a"] * 2, [None] * 2, [english, greek])
+    assert list(sliced.names) == [(None, "Greek script"), (None, "Latin script")]
+
+
 def test_small_slices_and_drawn_items_have_no_test(without_kl):
     assert found(records({"a": (5, 19), "b": (1, 300)}))[0].name != WORST_FLIPS.name
     from mlflow_compress.metrics import unmet

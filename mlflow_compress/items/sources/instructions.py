@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -116,11 +116,48 @@ def _alpaca_set(settings: TaskSettings) -> list[Instruction]:
     return _limited("alpaca", list(made), settings)
 
 
+@dataclass(frozen=True)
+class _PromptSet:
+    """A public set of prompts that models should refuse, or only seem to have to."""
+
+    dataset: str  # On the hub
+    prompt: str  # Column of the prompts
+    parts: tuple[tuple[str | None, str, str | None], ...]  # Configuration, split, and category; None for its column
+    category: str = "category"  # Column of the categories
+
+    def __call__(self, settings: TaskSettings) -> list[Instruction]:
+        made = []
+        for config, split, category in self.parts:
+            rows = load_split(
+                self.dataset, config, split, data_dir=settings.data_dir, task=f"instructions={self.dataset}"
+            )
+            for number, row in enumerate(rows, start=1):
+                text, place = row.get(self.prompt), f"{self.dataset}, {split}, row {number}"
+                named = category or row.get(self.category)
+                if not isinstance(text, str) or not text.strip() or not isinstance(named, str):
+                    raise DataError(f"{place}: {self.prompt!r} and {self.category!r} must be texts", got=row)
+                name = "-".join(filter(None, (config, split, str(number))))
+                made.append(Instruction(item_id=name, category=named, turns=(text,), reference=()))
+        return _limited(self.dataset, made, settings)
+
+
 SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
     EMBEDDED: lambda settings: load_instructions(demo.DATA_DIR / "instructions.jsonl", settings),
     "mt_bench": _fastchat("mt_bench"),
     "vicuna_bench": _fastchat("vicuna_bench"),
     "alpaca": _alpaca_set,
+    "xstest": _PromptSet("walledai/XSTest", "prompt", ((None, "test", None),), category="label"),
+    "jbb": _PromptSet(
+        "JailbreakBench/JBB-Behaviors",
+        "Goal",
+        (("behaviors", "harmful", "harmful"), ("behaviors", "benign", "benign")),
+    ),
+    "or_bench": _PromptSet(
+        "bench-llm/or-bench",
+        "prompt",
+        (("or-bench-hard-1k", "train", "seems harmful"), ("or-bench-toxic", "train", "harmful")),
+    ),
+    "do_not_answer": _PromptSet("LibrAI/do-not-answer", "question", ((None, "train", None),), category="risk_area"),
 }
 """Functions that read a set, by name."""
 

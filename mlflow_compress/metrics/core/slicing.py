@@ -1,18 +1,17 @@
-"""Slices of items: tasks, categories and scripts, each tested against the items outside it."""
+"""Slices of items: tasks, categories, scripts and languages, each tested against the items outside it."""
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.language import language, script
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Float, Int
@@ -22,33 +21,12 @@ from mlflow_compress.metrics.stats.significance import holm
 from mlflow_compress.metrics.stats.simultaneous import OneEnd
 from mlflow_compress.records import MetricResult
 
-# Scripts that one language mixes
-_SCRIPTS = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "IDEOGRAPHIC": "CJK"}
-
-
-@cache
-def _script(letter: str) -> str:
-    name = unicodedata.name(letter, "").partition(" ")[0].partition("-")[0]
-    return _SCRIPTS.get(name, name)
-
-
-def script(text: str) -> str | None:
-    """Return the script of most letters of a text, by the first word of their Unicode names; None without letters.
-
-    Examples
-    --------
-    >>> script("The word is \u03bb\u03cc\u03b3\u03bf\u03c2."), script("42")
-    ('LATIN', None)
-    """
-    if text.isascii():
-        return "LATIN" if any(map(str.isalpha, text)) else None
-    counts = Counter(_script(c) for c in unicodedata.normalize("NFKC", text) if c.isalpha())
-    return max(counts, key=counts.__getitem__) if counts else None
-
 
 def slice_key(name: str, what: str, **more: Any) -> MetricKey:
     """Return the key of a distance by slice; `what` is the beginning of its meaning."""
-    worst = "in the slice with most: a task, a category, or items of one script; each slice has its value too."
+    worst = (
+        "in the slice with most: a task, a category, or items of one script or language; each slice has its value too."
+    )
     return MetricKey(
         name=name, direction="lower", meaning=f"{what} {worst}", on_request=True, worst_of_slices=True, **more
     )
@@ -63,19 +41,23 @@ class Slicing:
 
 
 def slicings(task: Sequence[str], category: Sequence[str | None], texts: Sequence[str]) -> list[Slicing]:
-    """Return how items are sliced: by task, by the categories of each task, and by the script of their text.
+    """Return how items are sliced: by task, by the categories of each task, and by script and language of their text.
 
-    A property that all items share makes no slices. The script is that of most letters, see `script`.
+    A property that all items share makes no slices, nor do languages that part the items as their scripts do. The
+    script is that of most letters, see `script`; a text whose language is not sure is in the slice of none.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for one, part in zip(task, category, strict=True):
         found[one].add(part or "")
     split = [(one, part or "") if len(found[one]) > 1 else None for one, part in zip(task, category, strict=True)]
-    scripts = [script(text) for text in texts]
+    scripts, languages = [script(text) for text in texts], [language(text) for text in texts]
+    if len(set(zip(scripts, languages, strict=True))) == len(set(scripts)):
+        languages = [None] * len(texts)
     columns: list[list[tuple[str | None, str | None] | None]] = [
         [(one, None) for one in task],
         [place if place is not None and place[1] else None for place in split],
         [None if one is None else (None, f"{one if one == 'CJK' else one.capitalize()} script") for one in scripts],
+        [None if one is None else (None, f"language {one}") for one in languages],
     ]
     result = []
     for column in columns:

@@ -1,0 +1,74 @@
+"""The script and the language of a text."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Collection
+from functools import cache, lru_cache
+from typing import Any
+
+# Scripts that one language mixes
+_SCRIPTS = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "IDEOGRAPHIC": "CJK"}
+
+SURE = 0.8
+"""A text's language is known if the classifier gives it this probability."""
+
+_A_GUESS = 0.3  # The largest probability of any language where nothing speaks for one, as in "42", is below
+
+
+@cache
+def _script(letter: str) -> str:
+    name = unicodedata.name(letter, "").partition(" ")[0].partition("-")[0]
+    return _SCRIPTS.get(name, name)
+
+
+def script(text: str) -> str | None:
+    """Return the script of most letters of a text, by the first word of their Unicode names; None without letters.
+
+    Examples
+    --------
+    >>> script("The word is \u03bb\u03cc\u03b3\u03bf\u03c2."), script("42")
+    ('LATIN', None)
+    """
+    if text.isascii():
+        return "LATIN" if any(map(str.isalpha, text)) else None
+    counts = Counter(_script(c) for c in unicodedata.normalize("NFKC", text) if c.isalpha())
+    return max(counts, key=counts.__getitem__) if counts else None
+
+
+@cache
+def _classifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    classifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    # The others are dialects, which would share the probability of their language, and "no language".
+    classifier.set_languages([code for code in classifier.labels if len(code) == 2])
+    return classifier
+
+
+@lru_cache(maxsize=20_000)
+def _ranked(text: str) -> list[tuple[str, float]]:
+    """Return each language with its probability, the most probable first."""
+    ranked: list[tuple[str, float]] = _classifier().rank(text)
+    return ranked
+
+
+def language(text: str) -> str | None:
+    """Return the language of a text as an ISO 639 code; None where it is not sure, as of most texts of a few words.
+
+    By py3langid's naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012).
+
+    Examples
+    --------
+    >>> language("Once upon a time there was a little dog."), language("Es war einmal ein Hund."), language("42")
+    ('en', 'de', None)
+    """
+    code, probability = _ranked(text)[0]
+    return code if probability >= SURE else None
+
+
+def is_in_none_of(text: str, codes: Collection[str]) -> bool:
+    """Return whether a text is surely in another language than these, even where it is not sure in which."""
+    ranked = _ranked(text)
+    return ranked[0][1] >= _A_GUESS and sum(p for code, p in ranked if code in codes) <= 1.0 - SURE
