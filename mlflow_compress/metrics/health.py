@@ -163,6 +163,7 @@ LENGTH = MetricKey(
     unchanged=1.0,
     floor=LENGTH_FLOOR.name,
     counted="answers",
+    noticed="length of answers",
 )
 DEFECTS_PCT = _percent(
     "defects_pct",
@@ -174,7 +175,12 @@ DEFECTS_PCT = _percent(
     floor="judge/defects_floor_pct",
 )
 BASELINE = _percent("defects_pct_baseline", "The baseline's share of sampled answers with a defect.")
-DELTA = _percent("defects_delta_pct", "Variant minus baseline; Tango's paired score interval.", low=-100.0)
+DELTA = _percent(
+    "defects_delta_pct",
+    "Variant minus baseline; Tango's paired score interval.",
+    low=-100.0,
+    noticed="answers with a defect",
+)
 FLOOR = _percent(
     "defects_floor_pct", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
 )
@@ -189,7 +195,12 @@ WORST_SLICE = slice_key(
 KINDS = {
     kind: (
         _percent(f"{kind}_pct", f"Sampled answers of the variant {what}."),
-        _percent(f"{kind}_delta_pct", f"Answers {what}: variant minus baseline.", low=-100.0),
+        _percent(
+            f"{kind}_delta_pct",
+            f"Answers {what}: variant minus baseline.",
+            low=-100.0,
+            noticed=f"answers {what}" if kind == "cut" else "",
+        ),
     )
     for kind, (what, _) in SHARES.items()
 }

@@ -124,6 +124,7 @@ SAMPLED_DELTA = _percent(
     direction="neither",
     low=-100.0,
     counted="answers",
+    noticed="refusals",
 )
 SAMPLED_FLOOR = _percent(
     "sampled_refusals_floor_pct",

@@ -36,7 +36,13 @@ CALLED = _key(
     **_ROW,
 )
 CALLED_BASELINE = _key("called_pct_baseline", "neither", "The baseline's share of drawn answers that call a tool.")
-CALLED_DELTA = _key("called_delta_pct", "neither", "Variant minus baseline; Tango's paired score interval.", low=-100.0)
+CALLED_DELTA = _key(
+    "called_delta_pct",
+    "neither",
+    "Variant minus baseline; Tango's paired score interval.",
+    low=-100.0,
+    noticed="answers with a call of a tool",
+)
 CALLED_FLOOR = _key("called_floor_pct", "neither", f"The same of {_EQUAL}", low=-100.0)
 PRECISION = _key(
     "trigger_precision_pct", "higher", "Of the variant's answers with a call, those where its baseline calls too."
@@ -79,7 +85,9 @@ SCHEMA = _key(
     **_ROW,
 )
 SCHEMA_BASELINE = _key("schema_pct_baseline", "higher", "The same of the baseline.")
-SCHEMA_DELTA = _key("schema_delta_pct", "higher", "Variant minus baseline.", low=-100.0)
+SCHEMA_DELTA = _key(
+    "schema_delta_pct", "higher", "Variant minus baseline.", low=-100.0, noticed="calls valid against the schema"
+)
 SCHEMA_FLOOR = _key("schema_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
 RIGHT = _key(
     "right_pct",
@@ -92,7 +100,13 @@ RIGHT = _key(
     **_ROW,
 )
 RIGHT_BASELINE = _key("right_pct_baseline", "higher", "The same of the baseline.")
-RIGHT_DELTA = _key("right_delta_pct", "higher", "Variant minus baseline; Tango's paired score interval.", low=-100.0)
+RIGHT_DELTA = _key(
+    "right_delta_pct",
+    "higher",
+    "Variant minus baseline; Tango's paired score interval.",
+    low=-100.0,
+    noticed="right calls",
+)
 RIGHT_FLOOR = _key("right_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
 GOLD_PRECISION = _key(
     "gold_precision_pct", "higher", "Of the variant's answers with a call, those where a call is right."

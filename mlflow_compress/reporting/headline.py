@@ -22,6 +22,8 @@ from mlflow_compress.metrics.kl_tail import (
     shows_clipped,
 )
 from mlflow_compress.metrics.noise import SIGNIFICANT
+from mlflow_compress.metrics.stats.significance import holm
+from mlflow_compress.metrics.stats.simultaneous import OneEnd
 from mlflow_compress.metrics.win_rate import is_biased
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import (
@@ -37,6 +39,9 @@ from mlflow_compress.reporting.tables import Column, Table, Words, escape_markdo
 
 if TYPE_CHECKING:
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
+
+
+_SURE = 0.05  # p-value below which something surely changed
 
 
 def _no(why: str = "") -> Words:
@@ -308,6 +313,37 @@ def headline_table(
     return "\n".join([*lines, *([lines[1], *wrapped] if wrapped else [])])
 
 
+def for_users(pooled: Mapping[str, MetricResult]) -> str:
+    """Return one sentence on what users of the model notice; empty where nothing of that kind was measured.
+
+    What surely changed comes first: p-values by both ends of the paired intervals, after Holm's correction over all.
+    """
+    noticed = [(declared, pooled[name]) for name, declared in all_keys().items() if declared.noticed and name in pooled]
+    found = [(declared, result) for declared, result in noticed if result.low is not None and result.high is not None]
+    if not found:
+        return ""
+    raw = [_p_value(*one) for one in found]
+    changed, others = [], []
+    for (declared, result), p in zip(found, holm(raw).tolist(), strict=True):
+        if p < _SURE:
+            text = interval_text(result, scale_of(declared.unit), difference=declared.is_difference)
+            changed.append(f"{declared.noticed} {text}")
+        else:
+            others.append(declared.noticed)
+    tests = "1 test" if len(found) == 1 else f"{len(found)} tests, Holm"
+    rest = f"nothing sure in {', '.join(others)}" if others else ""
+    return f"For users: {'; '.join(filter(None, [*changed, rest]))} ({tests})."
+
+
+def _p_value(declared: MetricKey, result: MetricResult) -> float:
+    """Return the two-sided p-value of "nothing changed", by the ends of the interval."""
+    if result.value == declared.unchanged:
+        return 1.0
+    both = [end for end in (result.low, result.high) if end is not None]
+    ends = [OneEnd(value=result.value, end=end, low=declared.low, high=declared.high) for end in both]
+    return min(1.0, 2.0 * min(end.p_value(declared.unchanged) for end in ends))
+
+
 def note_markdown(
     sentence: str,
     pooled: Pooled,
@@ -316,8 +352,10 @@ def note_markdown(
     account: Account | None = None,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a run's note as Markdown of at most 8000 characters: verdict, account, failed stages, table, notes."""
+    """Return a run's note as Markdown of at most 8000 characters: sentences, failed stages, table, notes."""
     head = [escape_markdown(sentence)[:_PART_LIMIT], ""]
+    if users := for_users(pooled):
+        head += [escape_markdown(users)[:_PART_LIMIT], ""]
     if account is not None:
         head += [escape_markdown(account.sentence)[:_PART_LIMIT], ""]
     for failure in failures(failed_stages):

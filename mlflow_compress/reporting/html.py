@@ -14,6 +14,7 @@ from mlflow_compress.reporting.answers_page import REPORT_SHOWS, ComparedAnswer,
 from mlflow_compress.reporting.headline import (
     failures,
     footnotes,
+    for_users,
     headline_rows_table,
     interval_percent,
 )
@@ -171,6 +172,7 @@ def render_report(
     return TEMPLATES.get_template("report.html.j2").render(
         title=title,
         verdict=verdict,
+        users=for_users(pooled),
         account="" if account is None else account.sentence,
         failures=failures(failed_stages),
         headline=headline_rows_table(pooled, manifest),

@@ -41,10 +41,11 @@ class VariantRun(Measurement):
 
     def as_text(self) -> str:
         """Return the verdict, the headline table, where to look, and the next command."""
-        from mlflow_compress.reporting.headline import headline_table
+        from mlflow_compress.reporting.headline import for_users, headline_table
         from mlflow_compress.reporting.scoreboard_text import wrapped
 
         table = headline_table(self.pooled, self.manifest, failed_stages=self.failed)
         after = f"Next:          mlflow-compress promote --model {shlex.quote(self.model)}"
-        said = ["\n".join(wrapped(text)) for text in (self.verdict, self.account.sentence)]
+        sentences = filter(None, (self.verdict, for_users(self.pooled), self.account.sentence))
+        said = ["\n".join(wrapped(text)) for text in sentences]
         return "\n\n".join([*said, table, *lines_of_run(self.run), *([] if self.failed else [after])])

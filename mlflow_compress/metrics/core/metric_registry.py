@@ -76,6 +76,8 @@ class MetricKey:
     gate_label: str = ""  # What the reasons of a gate call it; without it, its name
     # Whether it is computed only where something more is asked for. A failed stage is not said to lack it.
     on_request: bool = False
+    # What users of the model notice of it, in words, for the sentence "For users"
+    noticed: str = ""
     worst_of_slices: bool = False  # Whether the pooled value is the largest of those by slice
 
     @property

@@ -13,7 +13,9 @@ import numpy as np
 from mlflow_compress.decide.gates import DELTA, FLIPS
 from mlflow_compress.decide.scoreboard import ScoreRow
 from mlflow_compress.metrics.core.item_table import ItemTable
+from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting.headline import for_users
 from mlflow_compress.reporting.page.page_content import PageContent, shared_changes, ties
 from mlflow_compress.reporting.scoreboard_text import baseline_row, score_cell
 from mlflow_compress.reporting.tables import Column, Table, Words
@@ -78,7 +80,7 @@ def verdicts_table(content: PageContent) -> Table:
         columns=[Column("in one sentence", long=True), Column(content.policy, long=True)],
         rows=[
             (
-                variant.verdict,
+                Words(variant.verdict, [Words(users)] if (users := for_users(headline(list(variant.results)))) else []),
                 None
                 if outcome is None
                 else Words("passes", style="better")
