@@ -46,7 +46,6 @@ with tempfile.TemporaryDirectory() as folder, database(folder) as uri:
     import mlflow_compress as mc
     import mlflow_compress.commands.compare.run
     import mlflow_compress.commands.gc.result
-    import mlflow_compress.commands.promote.rollback
     import mlflow_compress.commands.promote.run
     import mlflow_compress.commands.report.run
     import mlflow_compress.tracking.retention

@@ -10,28 +10,28 @@ from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation as AnswerEvaluation
 from mlflow_compress.commands.approve.run import Approval as Approval
-from mlflow_compress.commands.rate.result import BlindSheet as BlindSheet
-from mlflow_compress.commands.compare.result import Comparison as Comparison
-from mlflow_compress.commands.quantize.result import CompressedModel as CompressedModel
-from mlflow_compress.commands.plan.result import CostPlan as CostPlan
+from mlflow_compress.commands.rate.run import BlindSheet as BlindSheet
+from mlflow_compress.commands.compare.run import Comparison as Comparison
+from mlflow_compress.commands.quantize.run import CompressedModel as CompressedModel
+from mlflow_compress.commands.plan.run import CostPlan as CostPlan
 from mlflow_compress.commands.diagnose.result import Diagnosis as Diagnosis
 from mlflow_compress.commands.evaluate.result import Evaluation as Evaluation
-from mlflow_compress.commands.gate.result import GateVerdict as GateVerdict
-from mlflow_compress.commands.rate.result import HumanRatings as HumanRatings
+from mlflow_compress.commands.gate.run import GateVerdict as GateVerdict
+from mlflow_compress.commands.rate.run import HumanRatings as HumanRatings
 from mlflow_compress.commands.catalog.result import Listing as Listing
 from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
 from mlflow_compress.commands.promote.result import Promotion as Promotion
 from mlflow_compress.commands.receipt.result import Receipt as Receipt
 from mlflow_compress.commands.receipt.result import ReceiptComparison as ReceiptComparison
-from mlflow_compress.commands.resume.result import Resumed as Resumed
+from mlflow_compress.commands.resume.run import Resumed as Resumed
 from mlflow_compress.commands.gc.result import Retention as Retention
 from mlflow_compress.commands.promote.result import Rollback as Rollback
 from mlflow_compress.commands.search.result import Search as Search
-from mlflow_compress.commands.speed.result import SpeedMeasurement as SpeedMeasurement
+from mlflow_compress.commands.speed.run import SpeedMeasurement as SpeedMeasurement
 from mlflow_compress.commands.sweep.result import Sweep as Sweep
 from mlflow_compress.commands.sweep.result import SweepPlan as SweepPlan
 from mlflow_compress.commands.main.result import VariantRun as VariantRun
-from mlflow_compress.commands.report.result import VariantsReport as VariantsReport
+from mlflow_compress.commands.report.run import VariantsReport as VariantsReport
 from mlflow_compress.version import __version__ as __version__
 
 __all__ = [

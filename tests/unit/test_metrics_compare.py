@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from mlflow_compress.commands.compare.result import Comparison
+from mlflow_compress.commands.compare.run import Comparison
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import compute_all, headline
 from mlflow_compress.metrics.core.answer_files import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.report.result import VariantsReport
-from mlflow_compress.commands.speed.result import SpeedMeasurement
+from mlflow_compress.commands.report.run import VariantsReport
+from mlflow_compress.commands.speed.run import SpeedMeasurement
 from mlflow_compress.records import MetricResult
 from tests.page_contents import HOSTILE, page_content
 from tests.report_results import Page

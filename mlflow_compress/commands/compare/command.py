@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.compare.result import Comparison
+    from mlflow_compress.commands.compare.run import Comparison
     from mlflow_compress.commands.evaluate.result import Evaluation
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.compare.result import Comparison
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.shared.stored import check_comparable, read_metadata, stored_results
+from mlflow_compress.commands.shared.tabular import Tabular
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.config import check_text
 from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError
@@ -20,10 +22,70 @@ from mlflow_compress.metrics.core.answer_files import (
     compare_records,
 )
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, unmet
+from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import Store, StoredRun, is_run_id, require_runs, run_of_stage
+
+
+@dataclass(frozen=True)
+class Comparison(Tabular):
+    """How the answers of two models differ: accuracy, flips, McNemar's test, pooled and by task."""
+
+    found: Mapping[str, Any]  # As `compare_answers` describes it
+
+    def __getitem__(self, name: str) -> Any:
+        """Return one number: "flips_pct", "accuracy_delta", "mcnemar_p"."""
+        return self.found[name]
+
+    @property
+    def summary(self) -> str:
+        """Accuracy and flips, in one sentence."""
+        found = self.found
+        accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
+        flips = f"{found['flips_pct']:.2f} % of {found['n']} answers flipped"
+        more = f"; {found['n_unscored']} more items have no answer" if found["n_unscored"] else ""
+        return f"{flips}; accuracy {accuracies} (McNemar p = {found['mcnemar_p']:.4g}){more}"
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row for all items, whose task is None, and one per task."""
+        tasks = self.found.get("tasks", {})
+        whole = {name: value for name, value in self.found.items() if name != "tasks"}
+        every = list(dict.fromkeys([*whole, *(name for task in tasks.values() for name in task)]))
+        parts = [(None, whole), *tasks.items()]
+        return [{"task": task, **{name: values.get(name) for name in every}} for task, values in parts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every number as plain values, ready for JSON."""
+        return dict(self.found)
+
+    def as_text(self) -> str:
+        """Return accuracy of both, the difference, flips, and McNemar's test."""
+        found = self.found
+        points, flips = found["accuracy_delta_interval"], found["flips_pct_interval"]
+        change = "" if points is None else f" [{100 * points[0]:+.2f}, {100 * points[1]:+.2f}]"
+        shares = "" if flips is None else f" [{flips[0]:.2f}, {flips[1]:.2f}]"
+        grouped = found["n_groups"] < found["n"]
+        w2w = "" if found["w2w"] is None else f", wrong to another wrong {found['w2w']}"
+        accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
+        lines = [
+            f"items      {found['n']}"
+            + (f" in {found['n_groups']} groups" if grouped else "")
+            + (f" ({found['n_unscored']} more without an answer)" if found["n_unscored"] else ""),
+            f"accuracy   {accuracies}, difference {100 * found['accuracy_delta']:+.2f} points{change}",
+            f"flips      {found['flips_pct']:.2f} %{shares}: "
+            f"right to wrong {found['c2w']}, wrong to right {found['w2c']}{w2w}",
+            f"McNemar    p = {found['mcnemar_p']:.4g}",
+        ]
+        if found["all_flips_pct"] is not None:
+            lines.insert(3, f"all flips  {found['all_flips_pct']:.2f} %")
+        if points is None:
+            lines.append(f"intervals  none: items of fewer than {FEWEST_GROUPS} groups have no valid one")
+        if found.get("rule"):
+            lines.append(f"scored by  {found['rule']}")
+        return "\n".join(lines)
+
 
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 

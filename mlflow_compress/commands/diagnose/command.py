@@ -20,7 +20,7 @@ from mlflow_compress.commands.diagnose.parameters import (
 if TYPE_CHECKING:
     from mlflow_compress.commands.diagnose.result import Diagnosis
     from mlflow_compress.commands.in_memory import ModelInMemory
-    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.quantize.run import CompressedModel
 
 
 @register_command(

@@ -18,7 +18,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 if TYPE_CHECKING:
     from mlflow_compress.commands.evaluate.result import Evaluation
     from mlflow_compress.commands.in_memory import ModelInMemory
-    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.quantize.run import CompressedModel
 
 
 @register_command(

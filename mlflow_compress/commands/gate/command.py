@@ -16,9 +16,9 @@ from mlflow_compress.commands.command import (
 from mlflow_compress.commands.gate.parameters import GateConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.gate.result import GateVerdict
+    from mlflow_compress.commands.gate.run import GateVerdict
     from mlflow_compress.commands.in_memory import ModelInMemory
-    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.quantize.run import CompressedModel
 
 
 @register_command(

@@ -78,7 +78,7 @@ def rollback(**parameters: Any) -> Rollback:
     """
     config = configured(RollbackConfig, parameters)
     _require_known(config.model)
-    from mlflow_compress.commands.promote.rollback import run_rollback
+    from mlflow_compress.commands.promote.run import run_rollback
 
     return run_rollback(config)
 
@@ -105,7 +105,7 @@ def history(**parameters: Any) -> AliasHistory:
     """
     config = configured(HistoryConfig, parameters)
     _require_known(config.model)
-    from mlflow_compress.commands.promote.rollback import read_history
+    from mlflow_compress.commands.promote.run import read_history
 
     return read_history(config)
 

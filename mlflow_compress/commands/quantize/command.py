@@ -9,7 +9,7 @@ from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.in_memory import ModelInMemory
-    from mlflow_compress.commands.quantize.result import CompressedModel
+    from mlflow_compress.commands.quantize.run import CompressedModel
 
 
 @register_command("quantize", QuantizeConfig, place=2, project_alone=True, resumable=True)

@@ -8,7 +8,7 @@ from mlflow_compress.commands.command import Positional, configured, path_text, 
 from mlflow_compress.commands.report.parameters import ReportConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.report.result import VariantsReport
+    from mlflow_compress.commands.report.run import VariantsReport
 
 
 @register_command(

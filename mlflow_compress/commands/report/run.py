@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
-from mlflow_compress.commands.report.result import VariantsReport
 from mlflow_compress.commands.shared.past_runs import candidate_of, results_of
 from mlflow_compress.commands.shared.scores import (
     ANSWERS_RUN,
@@ -26,16 +26,18 @@ from mlflow_compress.commands.shared.scores import (
     unlike,
 )
 from mlflow_compress.commands.shared.stored import read_metadata
+from mlflow_compress.commands.shared.tabular import ScoredVariants
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
 from mlflow_compress.decide.beside import choice_notes
 from mlflow_compress.decide.promotion import (
+    Decision,
     decide,
     gates_of,
     ranking_of,
     read_gates,
 )
-from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, ScoreRow
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import (
@@ -63,6 +65,44 @@ from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, HIDD
 from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Snapshot, Tracker
 from mlflow_compress.tracking.views import shared_run_address
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantsReport(ScoredVariants):
+    """What `report` wrote."""
+
+    board: Scoreboard  # The variants side by side, and which of them can be told apart
+    decision: Decision  # What the default gates say; nothing was promoted
+    choice: str  # What the policy chooses, and why
+    path: Path  # The file
+
+    def __getitem__(self, name: str) -> ScoreRow:
+        """Return the row of a variant."""
+        return {row.name: row for row in self.board.rows}[name]
+
+    @property
+    def summary(self) -> str:
+        """What was found, in one sentence."""
+        from mlflow_compress.reporting.scoreboard_text import finding
+
+        return f"{finding(self.board)}."
+
+    @property
+    def scores(self) -> Scoreboard:
+        """The scoreboard."""
+        return self.board
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return {"path": str(self.path), "scoreboard": self.board.to_dict(), "decision": asdict(self.decision)}
+
+    def as_text(self) -> str:
+        """Return the scoreboard, what the policy chooses, and where the page lies."""
+        from mlflow_compress.reporting.scoreboard_text import scoreboard_text, wrapped
+
+        chosen = [*wrapped(self.choice), f"Report: {self.path}"]
+        return "\n\n".join(["\n".join(wrapped(self.summary)), scoreboard_text(self.board), "\n".join(chosen)])
+
 
 BASELINE, AGAIN = "baseline", "baseline, second sample"
 """Names of the baseline's two samples: their similarity is that of a model to itself."""

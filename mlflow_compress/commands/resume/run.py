@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from mlflow_compress.commands.command import COMMANDS, Say, silent
-from mlflow_compress.commands.resume.parameters import ResumeConfig
-from mlflow_compress.commands.resume.result import Resumed, ResumedCommand
+from mlflow_compress.commands.resume.command import ResumeConfig
+from mlflow_compress.commands.shared.tabular import Tabular
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import as_typed
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError, breaks_off
@@ -18,6 +20,46 @@ from mlflow_compress.tracking.unfinished_commands import (
     note_continued,
     unfinished_commands,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumedCommand:
+    """A command that was killed, or cut off from the tracking server."""
+
+    command: str  # Its verb, and the parameters that are not at their defaults
+    state: Literal["unfinished", "finished", "failed"]  # "unfinished": only listed, or broke off again
+    outcome: str  # What it found, or why it failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Tabular):
+    """The commands that had not ended, the oldest first."""
+
+    commands: tuple[ResumedCommand, ...]  # One per command
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a command failed or broke off again, otherwise 0."""
+        return int(any(one.state == "failed" or (one.state == "unfinished" and one.outcome) for one in self.commands))
+
+    @property
+    def summary(self) -> str:
+        """How many commands there were, and what became of them."""
+        if not self.commands:
+            return "Nothing is left to do: every command of this machine has ended"
+        states = [one.state for one in self.commands]
+        counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        return f"{len(states)} {'command' if len(states) == 1 else 'commands'}: {counted}"
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per command."""
+        return [asdict(one) for one in self.commands]
+
+    def as_text(self) -> str:
+        """Return the commands that had not ended, and what became of each."""
+        lines = [f"{one.state}: {one.command}" + (f"\n  {one.outcome}" if one.outcome else "") for one in self.commands]
+        return "\n".join([*lines, f"{self.summary}."])
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from mlflow_compress.commands.speed.parameters import SpeedConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.in_memory import ModelInMemory
-    from mlflow_compress.commands.quantize.result import CompressedModel
-    from mlflow_compress.commands.speed.result import SpeedMeasurement
+    from mlflow_compress.commands.quantize.run import CompressedModel
+    from mlflow_compress.commands.speed.run import SpeedMeasurement
 
 
 @register_command("speed", SpeedConfig, place=6, project_alone=True, resumable=True)
