@@ -16,7 +16,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from mlflow_compress.errors import DataError, UnsupportedError
-from mlflow_compress.items.harness.harness_build import generation_settings, render
+from mlflow_compress.items.harness_build import generation_settings, render
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.records import OptionScores, Request
 from mlflow_compress.scoring.engine import Scorer

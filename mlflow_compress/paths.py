@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from mlflow_compress.config import ENDPOINT, Parameters, is_endpoint, parameters
 from mlflow_compress.config.declarations import path_kind
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.transport.addresses import check_served_address
+from mlflow_compress.transport.endpoint import check_served_address
 
 C = TypeVar("C", bound=Parameters)
 

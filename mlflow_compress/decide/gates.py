@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.stats.intervals import fewest_without_event
-from mlflow_compress.metrics.stats.simultaneous import OneEnd
+from mlflow_compress.metrics.stats.significance import OneEnd
 from mlflow_compress.records import MetricResult
 
 SIZE = "size/bytes"

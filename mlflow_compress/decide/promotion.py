@@ -28,8 +28,7 @@ from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.perplexity import TOP_DOCUMENT
-from mlflow_compress.metrics.stats.significance import holm
-from mlflow_compress.metrics.stats.simultaneous import ERROR
+from mlflow_compress.metrics.stats.significance import ERROR, holm
 from mlflow_compress.records import MetricResult
 
 NO_KL_OF_SERVED = (

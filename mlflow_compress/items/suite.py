@@ -113,7 +113,7 @@ def _named(part: str, settings: TaskSettings) -> Parts:
         raise ConfigError("The number of few-shot examples is not a whole number", allowed="NAME@5", got=part)
     shots = int(number) if at else None
     if name not in TASKS.names():
-        from mlflow_compress.items.harness.harness_build import build
+        from mlflow_compress.items.harness_build import build
 
         return build(name, shots=shots, settings=settings)
     known = TASKS.get(name)
@@ -195,7 +195,7 @@ def check_tasks_named(spec: str, *, model: str) -> None:
             elif (name := part.partition("@")[0]) in TASKS.names():
                 TASKS.get(name).require_packages(name)
             else:
-                from mlflow_compress.items.harness.harness_tasks import check_is_mentioned
+                from mlflow_compress.items.harness_tasks import check_is_mentioned
 
                 check_is_mentioned(name)
         except (ConfigError, DataError) as error:

@@ -24,8 +24,7 @@ from mlflow_compress.judges.asking import (
 )
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
 from mlflow_compress.kept import kept
-from mlflow_compress.transport.addresses import VARIABLES
-from mlflow_compress.transport.endpoint import OPENAI_URL, EndpointConfig, shown_url
+from mlflow_compress.transport.endpoint import OPENAI_URL, VARIABLES, EndpointConfig, shown_url
 from mlflow_compress.transport.replies import BUDGET, ReplyCache
 from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
 

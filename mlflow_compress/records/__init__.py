@@ -11,11 +11,15 @@ from mlflow_compress.records.kinds import Generations as Generations
 from mlflow_compress.records.kinds import GreedyAnswers as GreedyAnswers
 from mlflow_compress.records.kinds import GreedyDistances as GreedyDistances
 from mlflow_compress.records.kinds import GreedyScores as GreedyScores
+from mlflow_compress.records.kinds import Instruction as Instruction
+from mlflow_compress.records.kinds import ItemKey as ItemKey
 from mlflow_compress.records.kinds import Items as Items
 from mlflow_compress.records.kinds import Judgments as Judgments
+from mlflow_compress.records.kinds import MetricResult as MetricResult
 from mlflow_compress.records.kinds import OptionBounds as OptionBounds
 from mlflow_compress.records.kinds import OptionDistances as OptionDistances
 from mlflow_compress.records.kinds import OptionScores as OptionScores
+from mlflow_compress.records.kinds import Request as Request
 from mlflow_compress.records.kinds import RunRecords as RunRecords
 from mlflow_compress.records.kinds import SwapDistances as SwapDistances
 from mlflow_compress.records.kinds import TokenAnswers as TokenAnswers
@@ -24,7 +28,3 @@ from mlflow_compress.records.kinds import TokenScores as TokenScores
 from mlflow_compress.records.kinds import Traces as Traces
 from mlflow_compress.records.table import Records as Records
 from mlflow_compress.records.table import align as align
-from mlflow_compress.records.values import Instruction as Instruction
-from mlflow_compress.records.values import ItemKey as ItemKey
-from mlflow_compress.records.values import MetricResult as MetricResult
-from mlflow_compress.records.values import Request as Request

@@ -18,7 +18,7 @@ from mlflow_compress.home import SQLITE, database_file
 
 if TYPE_CHECKING:
     from mlflow_compress.records import MetricResult
-    from mlflow_compress.records.values import JudgedAnswer
+    from mlflow_compress.records.kinds import JudgedAnswer
 
 RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
 

@@ -22,11 +22,11 @@ from mlflow_compress.errors import StageError, SweepError, TrackingError, machin
 from mlflow_compress.lifetime import KILLED_BY, processor_time
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import json_artifact, local_folder
-from mlflow_compress.tracking.database import create_database
 from mlflow_compress.tracking.experiment import (
     AUTO,
     BESIDE,
     choose_experiment,
+    create_database,
     experiment_beside,
     has_tags,
     search_runs,

@@ -20,7 +20,7 @@ from transformers.models.auto import AutoModelForCausalLM, AutoTokenizer
 
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.harness.harness_build import build
+from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Task, TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model

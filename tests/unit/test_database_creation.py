@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.local_servers import postgres, postgres_folder
-from mlflow_compress.tracking import database
-from mlflow_compress.tracking.database import create_database
+from mlflow_compress.tracking import experiment
+from mlflow_compress.tracking.experiment import create_database
 
 MAKE = """
 import sys
 from mlflow.tracking import MlflowClient
-from mlflow_compress.tracking.database import create_database
+from mlflow_compress.tracking.experiment import create_database
 create_database(sys.argv[1])
 print(MlflowClient(sys.argv[1]).get_experiment("0").artifact_location)
 """
@@ -96,7 +96,7 @@ def test_a_database_that_another_program_makes_is_waited_for(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_no_database_is_left_to_mlflow_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_LONGEST_MIGRATION_S", 60.0)
+    monkeypatch.setattr(experiment, "_LONGEST_MIGRATION_S", 60.0)
     (tmp_path / "mlflow.db").write_text("this is a text file, and a long one at that" * 100)
     began = time.monotonic()
     create_database(f"sqlite:///{tmp_path / 'mlflow.db'}")

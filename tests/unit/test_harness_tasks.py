@@ -17,8 +17,8 @@ from transformers.models.auto import AutoTokenizer
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.outputs import log_harness_metrics, run_model
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
-from mlflow_compress.items.harness import harness_tasks
-from mlflow_compress.items.harness.harness_build import build
+from mlflow_compress.items import harness_tasks
+from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import Corpus, HarnessMetric, Parts, Task, TaskSettings

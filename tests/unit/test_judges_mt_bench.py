@@ -22,8 +22,7 @@ from mlflow_compress.judges import open_judge as opened
 from mlflow_compress.judges.asking import KEPT_FIELDS
 from mlflow_compress.judges.grading import gradings
 from mlflow_compress.judges.session import endpoint_from
-from mlflow_compress.transport.addresses import check_address, without_password
-from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.endpoint import EndpointConfig, check_address, without_password
 from mlflow_compress.transport.replies import ReplyCache
 from tests.judge_server import Raw, completion, judge_server
 from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge

@@ -15,8 +15,7 @@ from mlflow_compress.metrics.core.slicing import slicings
 from mlflow_compress.metrics.health import WORST_SLICE
 from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS
 from mlflow_compress.metrics.stats.intervals import wilson
-from mlflow_compress.metrics.stats.permutation import larger_part_p
-from mlflow_compress.metrics.stats.significance import holm
+from mlflow_compress.metrics.stats.significance import holm, larger_part_p
 from mlflow_compress.records import Draws, Generations, Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.reporting.verdict import slice_findings, verdict, worst_slice

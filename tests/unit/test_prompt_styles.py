@@ -17,7 +17,7 @@ from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.items.harness.harness_build import build
+from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.named import mmlu_lettered
 from mlflow_compress.items.prompt_style import PROMPTS
 from mlflow_compress.items.suite import Suite, load_suite

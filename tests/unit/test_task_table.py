@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.items.harness.harness_tasks import check_is_mentioned, defined_names, folder_of_task, manager
+from mlflow_compress.items.harness_tasks import check_is_mentioned, defined_names, folder_of_task, manager
 from mlflow_compress.items.named import mmlu_lettered
 from mlflow_compress.items.named_tasks import TASKS, rows
 from mlflow_compress.items.suite import load_suite

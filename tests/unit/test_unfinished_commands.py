@@ -17,7 +17,7 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.resume.command import ResumeConfig
 from mlflow_compress.commands.resume.run import run_resume
-from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
+from mlflow_compress.commands.shared.get_or_create import unfinished_until_ended
 from mlflow_compress.config import parameters
 from mlflow_compress.errors import (
     ConfigError,

@@ -18,7 +18,7 @@ from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, Diagnos
 from mlflow_compress.commands.diagnose.result import Advice, Diagnosis
 from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.quantize.run import quantize
-from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
+from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, store_of_command
 from mlflow_compress.commands.shared.inputs import (
     calibration_set,
     described,
@@ -29,7 +29,6 @@ from mlflow_compress.commands.shared.inputs import (
     suite_of,
     with_chat_template,
 )
-from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
 from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe

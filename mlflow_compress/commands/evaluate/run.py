@@ -28,7 +28,7 @@ from mlflow_compress.commands.evaluate.models import (
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
+from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, store_of_command
 from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of, with_chat_template
 from mlflow_compress.commands.shared.stored import (
     EvalMetadata,
@@ -38,7 +38,6 @@ from mlflow_compress.commands.shared.stored import (
     settings_of,
     write_metadata,
 )
-from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.probe import MAX_KL

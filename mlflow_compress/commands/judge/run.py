@@ -21,11 +21,12 @@ from mlflow_compress.commands.judge.answers import (
     baseline_answers,
     baseline_greedy,
     graded_tokens,
+    log_answers,
     variant_answers,
     variant_greedy,
 )
-from mlflow_compress.commands.judge.answers_artifact import log_answers
 from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.shared.get_or_create import store_of_command
 from mlflow_compress.commands.shared.inputs import (
     ServedVariant,
     baseline_label,
@@ -34,7 +35,6 @@ from mlflow_compress.commands.shared.inputs import (
     instructions_of,
 )
 from mlflow_compress.commands.shared.stored import logged, results_json
-from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
@@ -56,14 +56,13 @@ from mlflow_compress.metrics.core.metric_inputs import (
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.source_model import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
-from mlflow_compress.records.kinds import Embeddings
-from mlflow_compress.records.values import AnswerFeedback, JudgedAnswer
+from mlflow_compress.records.kinds import AnswerFeedback, Embeddings, JudgedAnswer
 from mlflow_compress.reporting.answers_page import account_text
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
-from mlflow_compress.transport.addresses import check_address
+from mlflow_compress.transport.endpoint import check_address
 
 
 def judged_answers(

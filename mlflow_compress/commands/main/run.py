@@ -19,7 +19,7 @@ from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.result import VariantRun
 from mlflow_compress.commands.main.stages import STAGES, Progress, Stages, StartStage, as_project
 from mlflow_compress.commands.quantize.run import resolved, variant_name
-from mlflow_compress.commands.shared.get_or_create import digest
+from mlflow_compress.commands.shared.get_or_create import digest, unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import (
     OWN_ENGINES,
     SERVED_METHOD,
@@ -33,7 +33,6 @@ from mlflow_compress.commands.shared.inputs import (
     not_served,
     suite_of,
 )
-from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import (
@@ -59,7 +58,7 @@ from mlflow_compress.scoring.engine_identity import code_identity, package_hash
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
-from mlflow_compress.transport.addresses import VARIABLES, without_password
+from mlflow_compress.transport.endpoint import VARIABLES, without_password
 from mlflow_compress.warm_python import WarmPython
 
 _OF_SERVED = ("checkpoint", "output_dir")  # parameters of the compression that a served variant may have

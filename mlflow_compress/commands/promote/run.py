@@ -10,6 +10,7 @@ from typing import Any
 
 from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
 from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback, Tenure
+from mlflow_compress.commands.shared.get_or_create import unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import model_label
 from mlflow_compress.commands.shared.past_runs import (
     base_weights,
@@ -19,7 +20,6 @@ from mlflow_compress.commands.shared.past_runs import (
     registered_model_of,
 )
 from mlflow_compress.commands.shared.scores import score_runs
-from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import PINNED, Policy, Waiver, policy_yaml, read_waiver

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.shared.get_or_create import store_of_command
 from mlflow_compress.commands.shared.inputs import calibration_set, is_small, method_settings, model_label, model_path
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
-from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, MethodConfig, variant_label
 from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders

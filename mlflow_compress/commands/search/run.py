@@ -28,9 +28,8 @@ from mlflow_compress.commands.search.choice import (
 from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
-from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
+from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, model_path, read_manifest, suite_of
-from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants

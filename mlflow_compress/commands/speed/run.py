@@ -17,6 +17,7 @@ from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Measurement
+from mlflow_compress.commands.shared.get_or_create import store_of_command
 from mlflow_compress.commands.shared.inputs import (
     Made,
     baseline_label,
@@ -28,7 +29,6 @@ from mlflow_compress.commands.shared.inputs import (
 from mlflow_compress.commands.shared.past_runs import description, skipped_tag
 from mlflow_compress.commands.shared.stored import logged, results_json
 from mlflow_compress.commands.shared.tabular import lines_of_run
-from mlflow_compress.commands.shared.unfinished import store_of_command
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.gguf_model import write_plain
 from mlflow_compress.config import is_endpoint

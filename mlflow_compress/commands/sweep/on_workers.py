@@ -23,8 +23,7 @@ from mlflow_compress.kept import keeping
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive, own_name
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.transport.addresses import VARIABLES
-from mlflow_compress.transport.endpoint import shown_url
+from mlflow_compress.transport.endpoint import VARIABLES, shown_url
 
 _FOR_THIS_PROCESS = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")  # of a command that `mlflow run` has started
 _QUIET = {

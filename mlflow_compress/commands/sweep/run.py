@@ -12,9 +12,8 @@ from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.evaluate.run import evaluate_baseline
 from mlflow_compress.commands.judge.answers import answer_baseline
 from mlflow_compress.commands.report.run import SCOREBOARD, page_content
-from mlflow_compress.commands.shared.get_or_create import digest
+from mlflow_compress.commands.shared.get_or_create import digest, unfinished_until_ended
 from mlflow_compress.commands.shared.scores import score_runs
-from mlflow_compress.commands.shared.unfinished import unfinished_until_ended
 from mlflow_compress.commands.sweep.make_variant import MadeVariant, make_variant, parent_run
 from mlflow_compress.commands.sweep.on_workers import Note, VariantWorker, make_on_workers
 from mlflow_compress.commands.sweep.parameters import SweepConfig

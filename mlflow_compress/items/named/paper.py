@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from mlflow_compress.items.harness.harness_build import build
-from mlflow_compress.items.harness.harness_tasks import definition
+from mlflow_compress.items.harness_build import build
+from mlflow_compress.items.harness_tasks import definition
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.task import Parts, TaskSettings
 

@@ -15,9 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED
-from mlflow_compress.transport.addresses import whole_address
 from mlflow_compress.transport.client import Transport
-from mlflow_compress.transport.endpoint import EndpointConfig
+from mlflow_compress.transport.endpoint import EndpointConfig, whole_address
 from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 from mlflow_compress.transport.spending import Spending
 

@@ -16,9 +16,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
-from mlflow_compress.metrics.stats.permutation import larger_part_p
-from mlflow_compress.metrics.stats.significance import holm
-from mlflow_compress.metrics.stats.simultaneous import OneEnd
+from mlflow_compress.metrics.stats.significance import OneEnd, holm, larger_part_p
 from mlflow_compress.records import MetricResult
 
 

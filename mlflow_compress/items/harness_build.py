@@ -14,7 +14,7 @@ import numpy as np
 from mlflow_compress import demo
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.item_families import shared_text
-from mlflow_compress.items.harness.harness_tasks import load_harness_tasks
+from mlflow_compress.items.harness_tasks import load_harness_tasks
 from mlflow_compress.items.task import (
     Answering,
     GroupAverages,
