@@ -22,8 +22,7 @@ from mlflow_compress.metrics.kl_tail import (
     shows_clipped,
 )
 from mlflow_compress.metrics.noise import SIGNIFICANT
-from mlflow_compress.metrics.stats.significance import holm
-from mlflow_compress.metrics.stats.simultaneous import OneEnd
+from mlflow_compress.metrics.stats.significance import OneEnd, holm
 from mlflow_compress.metrics.win_rate import is_biased
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import (
