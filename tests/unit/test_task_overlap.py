@@ -175,7 +175,7 @@ def test_files_of_texts_and_conversations_are_shown_as_the_model_reads_them(tmp_
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("auto", "default for the demo model only"), ("c5", "names no set and no file")]
+    ("given", "words"), [("auto", "default for the embedded models only"), ("c5", "names no set and no file")]
 )
 def test_other_names_are_refused(given: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -95,14 +95,14 @@ SETS: dict[str, Callable[[str], CalibrationSet]] = {
 def load_calibration(name_or_file: str, *, model: str, data_dir: str) -> CalibrationSet:
     """Return a named set, or that of a file: paragraphs of a .txt file, "text" or "messages" of a .jsonl file.
 
-    `name_or_file` is a name of `SETS`, a file, or "auto": the demo's set for the demo model.
+    `name_or_file` is a name of `SETS`, a file, or "auto": the demo's set for an embedded model.
 
     Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a data set is missing (the message
     has the command that fetches it), or a file is broken (it has the line).
     """
-    name = EMBEDDED if name_or_file == "auto" and model == EMBEDDED else name_or_file
+    name = EMBEDDED if name_or_file == "auto" and model in demo.MODELS else name_or_file
     if name == "auto":
-        raise ConfigError("'calibration' has a default for the demo model only", fix="Give calibration=NAME or FILE")
+        raise ConfigError("'calibration' has a default for the embedded models only", fix="Give calibration=NAME or FILE")
     if name in SETS:
         check_data_dir(data_dir)
         return SETS[name](data_dir)

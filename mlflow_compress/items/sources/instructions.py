@@ -211,7 +211,7 @@ def _first_questions(file: Path, settings: TaskSettings) -> list[Instruction]:
 def find_instructions(
     name_or_file: str, *, model: str, settings: TaskSettings, parameter: str = "instructions"
 ) -> list[Instruction]:
-    """Return the instructions of a named set or a file. "auto" is the demo's set, for the demo model only.
+    """Return the instructions of a named set or a file. "auto" is the demo's set, for embedded models only.
 
     `parameter` is the one that names them, for the messages.
 
@@ -220,13 +220,13 @@ def find_instructions(
     Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a set is missing (the message says
     where to get it), or a file is broken (the message has the line).
     """
-    name = EMBEDDED if name_or_file == "auto" and model == EMBEDDED else name_or_file
+    name = EMBEDDED if name_or_file == "auto" and model in demo.MODELS else name_or_file
     if is_logged(name):
         return _first_questions(Path(name.removeprefix(LOGGED)), settings)
     if name == "auto":
         instead = "judge=false" if parameter == "instructions" else "leave these tasks out"
         fix = f"Give {parameter}=NAME or FILE, or {instead}"
-        raise ConfigError(f"'{parameter}' has a default for the demo model only", fix=fix)
+        raise ConfigError(f"'{parameter}' has a default for the embedded models only", fix=fix)
     if name in SETS:
         check_data_dir(settings.data_dir)
         return SETS[name](settings)

@@ -1,0 +1,16 @@
+"""Behaviour: what users notice before an accuracy shows it."""
+
+from __future__ import annotations
+
+from mlflow_compress.items.named_tasks import TASKS, NamedTask
+
+TASKS.register("behaviour")(
+    NamedTask(
+        source="embedded",
+        licence="Apache-2.0",
+        items="calls of tools, and the baseline's own answers; the judge stage adds the health of answers and refusals",
+        shots="",
+        rule="those of the members",
+        members=("tools", "traces"),
+    )
+)
