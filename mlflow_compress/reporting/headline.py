@@ -135,7 +135,7 @@ def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
         baseline=None if baseline is None else value_text(baseline, scale),
         variant=None if variant is None else value_text(variant, scale),
         difference=difference,
-        noise=None if floor is None else interval_text(floor, scale, difference=False),
+        noise=None if floor is None else interval_text(floor, scale, difference=each),
         distinguishable=distinguishable,
     )
 
@@ -330,7 +330,7 @@ def for_users(pooled: Mapping[str, MetricResult]) -> str:
         else:
             others.append(declared.noticed)
     tests = "1 test" if len(found) == 1 else f"{len(found)} tests, Holm"
-    rest = f"nothing sure in {', '.join(others)}" if others else ""
+    rest = f"no sure change in {', '.join(others)}" if others else ""
     return f"For users: {'; '.join(filter(None, [*changed, rest]))} ({tests})."
 
 

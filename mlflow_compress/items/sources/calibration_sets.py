@@ -102,7 +102,8 @@ def load_calibration(name_or_file: str, *, model: str, data_dir: str) -> Calibra
     """
     name = EMBEDDED if name_or_file == "auto" and model in demo.MODELS else name_or_file
     if name == "auto":
-        raise ConfigError("'calibration' has a default for the embedded models only", fix="Give calibration=NAME or FILE")
+        fix = "Give calibration=NAME or FILE"
+        raise ConfigError("'calibration' has a default for the embedded models only", fix=fix)
     if name in SETS:
         check_data_dir(data_dir)
         return SETS[name](data_dir)
