@@ -36,6 +36,7 @@ BESIDES = {
     "Receipt": "commands.receipt.result",
     "ReceiptComparison": "commands.receipt.result",
     "Retention": "commands.gc.result",
+    "Repair": "commands.search.result",
     "Resumed": "commands.resume.run",
     "Rollback": "commands.promote.result",
     "Search": "commands.search.result",

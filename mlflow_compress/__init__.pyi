@@ -23,6 +23,7 @@ from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
 from mlflow_compress.commands.promote.result import Promotion as Promotion
 from mlflow_compress.commands.receipt.result import Receipt as Receipt
 from mlflow_compress.commands.receipt.result import ReceiptComparison as ReceiptComparison
+from mlflow_compress.commands.search.result import Repair as Repair
 from mlflow_compress.commands.resume.run import Resumed as Resumed
 from mlflow_compress.commands.gc.result import Retention as Retention
 from mlflow_compress.commands.promote.result import Rollback as Rollback
@@ -51,6 +52,7 @@ __all__ = [
     "Promotion",
     "Receipt",
     "ReceiptComparison",
+    "Repair",
     "Resumed",
     "Retention",
     "Rollback",
@@ -1601,6 +1603,8 @@ def search(
     bits_per_weight: str | Sequence[object] | int | float | None = None,
     max_bytes: str | Sequence[object] | int | float | None = None,
     max_kl: str | Sequence[object] | int | float | None = None,
+    repair: str | None = None,
+    policy: str | PathLike[str] | None = None,
     search_text: str | PathLike[str] | None = None,
     search_windows: int = 64,
     search_rounds: int = 2,
@@ -1641,12 +1645,15 @@ def search(
     vllm_args: str | Mapping[str, object] = {},
     log_weights: Literal["auto", "true", "false"] = "auto",
     experiment: str = "auto",
-) -> Search:
+) -> Search | Repair:
     """Return variants of mixed precision: the closest within a budget of bits, or the smallest within a KL.
 
     This is ``mlflow-compress search``. Each format's cost in each group of layers is the measured KL of the baseline
     with that group alone compressed. An integer programme chooses, the recipe becomes one checkpoint, and that is
     evaluated beside the uniform variants. What an earlier run of the store holds is found.
+
+    With ``repair=RUN`` the variant of a main run that a policy refuses gets more bits where they help most, until it
+    passes.
 
     Parameters
     ----------
@@ -1679,13 +1686,18 @@ def search(
         in place of bits_per_weight: most bytes of all stored tensors [none]
     max_kl
         in place of both: find the smallest variant within this KL (nats, upper end) [none]
+    repair
+        in place of all: id of a main run whose variant a policy refuses; find the fewest extra bytes with which
+        it passes [none]
+    policy
+        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
     search_text
         text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that
         calibrates [none]
     search_windows
         windows of calibration_length tokens of that text [64]
     search_rounds
-        how often the costs are refitted where the prediction misses; 0 never [2]
+        how often another choice is made: with costs that are refitted, or a repair of another size; 0 never [2]
     search_tolerance
         relative error of the predicted KL from which it misses [0.25]
     estimate

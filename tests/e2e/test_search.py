@@ -179,3 +179,60 @@ def test_a_text_that_is_evaluated_too_is_refused(
     assert cli.main(command(both, bits_per_weight="4")) == 1
     assert "text contains 60 paragraphs" in capsys.readouterr().err
     assert tracker.client.search_runs([tracker.experiment_id]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_takes(
+    tracker: Tracker, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = f"--tasks=demo_choice,{texts['tasks']}"
+    measured = [tasks, "--limit=4", "--num_shuffles=0", "--noise_items=2", "--judge=false", "--speed=false"]
+    assert cli.main(["sweep", "--methods=rtn,magnitude", "--bits=3", *measured]) == 0
+    mains = {run.data.tags[run_names.METHOD]: run for run in tracker.find_finished("main")}
+    refused = mains["rtn"]
+    limit = refused.data.metrics["distance/corpus_kl_mean"] / 3
+    policy = tmp_path / "policy.yaml"
+    gate = f"{{metric: distance/corpus_kl_mean, at_most: {limit}, bound: value}}"
+    policy.write_text(f"kl: none\ngates: [{gate}]\nmargins: []\n")
+    repair = ["search", f"--policy={policy}", "--search_windows=8", "--search_rounds=1"]
+    assert cli.main([*repair, f"--repair={refused.info.run_id[:8]}"]) == 0
+    shown = capsys.readouterr()
+    [run] = searches(tracker)
+    found = tracker.fetch_json(run.info.run_id, "repair.json")
+    assert found["verdict"] in shown.out and "[repair] all layers at 8 bits" in shown.err
+    trials = {one["role"]: one for one in found["trials"]}
+    before, after = trials["refused"], trials["repaired"]
+    assert [one["size_bytes"] for one in found["trials"]] == sorted(one["size_bytes"] for one in found["trials"])
+    assert found["extra_bytes"] == after["size_bytes"] - before["size_bytes"] > 0
+    assert run.data.metrics["search/extra_bytes"] == found["extra_bytes"]
+    assert after["passed"] and not before["passed"] and 0 < after["raised"] == len(found["changed"]) < 20
+    # The repaired variant keeps to the policy, in the same evaluation, with the layers that are told.
+    main = tracker.client.get_run(after["run_id"])
+    assert main.data.metrics["distance/corpus_kl_mean"] <= limit
+    assert main.data.tags[run_names.EVALUATION] == refused.data.tags[run_names.EVALUATION]
+    layers = json.loads((Path(main.data.tags[run_names.CHECKPOINT]) / RECIPE_FILE).read_text())["layers"]
+    kinds = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "down_proj": "down"}
+    raised = {
+        f"layers.{layer.split('.')[2]}.{kinds.get(layer.rpartition('.')[2], 'gate_up')}"
+        for layer, name in layers.items()
+        if name != "rtn:3"
+    }
+    assert raised == set(found["changed"])
+    # All that is smaller and was tried does not pass.
+    assert all(not one["passed"] for one in found["trials"] if one["size_bytes"] < after["size_bytes"])
+
+    # It passes by itself now, and what cannot be repaired is refused before anything is made.
+    made = len(tracker.find_finished("main"))
+    assert cli.main([*repair, f"--repair={after['run_id']}"]) == 0
+    assert "passes the policy as it is: nothing was made" in capsys.readouterr().out
+    assert cli.main([*repair, f"--repair={mains['magnitude'].info.run_id}"]) == 2
+    assert "cannot be repaired: Method 'magnitude'" in capsys.readouterr().err
+    assert cli.main([*repair, f"--repair={run.info.run_id}"]) == 2
+    assert "Only the variant of a finished main run can be repaired" in capsys.readouterr().err
+    assert len(tracker.find_finished("main")) == made and len(searches(tracker)) == 1
+
+    # What no layer changes is told, with exit code 3.
+    policy.write_text("kl: none\ngates: [{metric: speed/decode_ratio_batch_1, at_least: 1}]\nmargins: []\n")
+    assert cli.main([*repair, f"--repair={refused.info.run_id}"]) == 3
+    assert "cannot be repaired: not even rtn-8bit-g128 passes" in capsys.readouterr().out

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import Say, configured, register_command, silent
 from mlflow_compress.commands.search.parameters import SearchConfig
+from mlflow_compress.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.search.result import Search
+    from mlflow_compress.commands.search.result import Repair, Search
 
 
 @register_command(
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     SearchConfig,
     place=12,
     resumable=True,
+    decides=True,
     first=(
         "model",
         "formats",
         "bits_per_weight",
         "max_bytes",
         "max_kl",
+        "repair",
+        "policy",
         "calibration",
         "tasks",
         "limit",
@@ -29,12 +33,15 @@ if TYPE_CHECKING:
         "output_dir",
     ),
 )
-def search(*, progress: Say | None = None, **parameters: Any) -> Search:
+def search(*, progress: Say | None = None, **parameters: Any) -> Search | Repair:
     """Return variants of mixed precision: the closest within a budget of bits, or the smallest within a KL.
 
     This is ``mlflow-compress search``. Each format's cost in each group of layers is the measured KL of the baseline
     with that group alone compressed. An integer programme chooses, the recipe becomes one checkpoint, and that is
     evaluated beside the uniform variants. What an earlier run of the store holds is found.
+
+    With ``repair=RUN`` the variant of a main run that a policy refuses gets more bits where they help most, until it
+    passes.
 
     Parameters
     ----------
@@ -57,6 +64,13 @@ def search(*, progress: Say | None = None, **parameters: Any) -> Search:
     mlflow_compress.errors.ConfigError: bits_per_weight is out of range. Allowed: 3 (every group in its smallest ...
     """
     config = configured(SearchConfig, parameters)
+    if config.space.repair is not None:
+        config.given_for_repair()
+        from mlflow_compress.commands.search.repair import run_repair
+
+        return run_repair(config, progress or silent)
+    if config.space.policy is not None:
+        raise ConfigError("A policy decides about a repair only", got=config.space.policy, fix="Give repair=RUN too")
     from mlflow_compress.commands.shared.inputs import method_settings
 
     assert config.limited  # else it is refused now

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
+from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.sweep.parameters import SweepConfig
+from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import (
     AUTO,
     Group,
@@ -59,6 +61,12 @@ class SearchSpaceConfig(Group):
     )
     max_bytes: Budgets = option(None, "in place of bits_per_weight: most bytes of all stored tensors")
     max_kl: Budgets = option(None, "in place of both: find the smallest variant within this KL (nats, upper end)")
+    repair: OptionalText = option(
+        None,
+        "in place of all: id of a main run whose variant a policy refuses; find the fewest extra bytes with which it "
+        "passes",
+    )
+    policy: OptionalText = like(PromoteConfig, "policy")
     search_text: OptionalText = option(
         None,
         "text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that "
@@ -66,7 +74,9 @@ class SearchSpaceConfig(Group):
         path="file",
     )
     search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2)
-    search_rounds: int = option(2, "how often the costs are refitted where the prediction misses; 0 never", ge=0)
+    search_rounds: int = option(
+        2, "how often another choice is made: with costs that are refitted, or a repair of another size; 0 never", ge=0
+    )
     search_tolerance: float = option(0.25, "relative error of the predicted KL from which it misses", gt=0)
     estimate: Literal["none", "fisher", "linearity"] = option(
         "none",
@@ -89,6 +99,12 @@ class SearchSpaceConfig(Group):
 
 
 LIMITS = ("bits_per_weight", "max_bytes", "max_kl")
+# What a repair takes: everything else is that of the run. Another engine would be another evaluation.
+_OF_REPAIR = {
+    *("repair", "policy", "search_text", "search_windows", "search_rounds", "search_tolerance"),
+    *("device", "output_dir", "log_weights", "experiment"),
+    *EngineConfig.model_fields.keys() - {"engine"},
+}
 
 
 class SearchConfig(Parameters):
@@ -122,6 +138,19 @@ class SearchConfig(Parameters):
         if len(kinds) != 1:
             raise ConfigError("A search needs one kind of limit", allowed=LIMITS, got=", ".join(kinds) or "none")
         return kinds[0]
+
+    def given_for_repair(self) -> dict[str, Any]:
+        """Return the parameters that are given, by name. One that the run has already decided is a `ConfigError`."""
+        text, defaults = as_text(self), as_text(SearchConfig())
+        given = {name: value for name, value in self.values().items() if text[name] != defaults[name]}
+        if decided := sorted(given.keys() - _OF_REPAIR):
+            raise ConfigError(
+                f"A repair takes {decided[0]!r} from the run that it repairs",
+                allowed=sorted(_OF_REPAIR),
+                got=f"{decided[0]}={text[decided[0]]}",
+                fix="Leave it out",
+            )
+        return given
 
     def uniform_variants(self) -> tuple[dict[str, MainConfig], bool]:
         """Return the variant that has a format in all layers, for each format, and whether a layer may stay as it is.

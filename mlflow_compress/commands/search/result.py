@@ -1,14 +1,18 @@
-"""What a search has found: variants of mixed precision, beside uniform ones and their linear mix."""
+"""What a search has found: variants of mixed precision beside uniform ones, or the repair of a refused variant."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from mlflow_compress.commands.promote.result import NOTHING_PASSES
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
+from mlflow_compress.config import EMBEDDED
+from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.reporting.search_tables import search_finding, search_notes, search_table
-from mlflow_compress.reporting.tables import Table
+from mlflow_compress.reporting.tables import Column, Table, escape_markdown
 from mlflow_compress.tracking.store import RunLink
 
 
@@ -163,3 +167,149 @@ class Search(Tabular):
         notes = "\n".join(f"- {note}." for note in self.notes)
         table = "\n".join(search_table(self.to_rows()).lines())
         return "\n\n".join([f"{self.summary}.", table, notes, *lines_of_run(self.run)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairTrial:
+    """A variant that a repair has made, or the refused one."""
+
+    name: str
+    # The variant that was refused, the smallest one that passes, or another one that was tried
+    role: Literal["refused", "repaired", "tried"]
+    raised: int  # Groups of layers that have more bits than in the refused variant
+    bits_per_weight: float  # Of the linear layers
+    size_bytes: int  # Of all stored tensors
+    extra_bytes: int  # More than the refused variant has
+    # On the evaluation's items; None where it has none
+    kl: float | None
+    flips_pct: float | None
+    search_kl: float  # On the search's text
+    predicted_kl: float | None  # What the prices promised for that; None where nothing was predicted
+    passed: bool  # Whether the policy passes it, beside all variants of its evaluation
+    # What every gate reads, and those that fail
+    reasons: tuple[str, ...]
+    failed: tuple[str, ...]
+    run_id: str  # Its main run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair(Tabular):
+    """The smallest change to a refused variant with which a policy passes it."""
+
+    # The refused variant, its baseline, and the baseline as it was given
+    name: str
+    baseline: str
+    model: str
+    repaired_run: str  # Its main run
+    passed: bool  # Whether it passes as it is: then nothing was made
+    reasons: tuple[str, ...]  # Why it does not pass, or what its gates read
+    # The policy's file as it was given (None: the default policy), and the policy's hash
+    policy: str | None
+    policy_sha256: str
+    raised_to: str | None  # "8 bits"; None where its layers have as many, and can only stay as they are
+    trials: tuple[RepairTrial, ...] = ()  # Sorted by size
+    changed: Mapping[str, str] = field(default_factory=dict)  # What became of each group that was raised
+    recipe: str | None = None  # File of the repaired variant's recipe; None where all its layers have one format
+    run: RunLink  # The run that holds the repair; the refused variant's own where nothing was made
+
+    @property
+    def repaired(self) -> RepairTrial | None:
+        """The smallest variant that passes; None where none does, or the variant passes as it is."""
+        return next((one for one in self.trials if one.role == "repaired"), None)
+
+    @property
+    def extra_bytes(self) -> int | None:
+        """The price: bytes that the repaired variant has more."""
+        return None if self.repaired is None else self.repaired.extra_bytes
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with: 3 where nothing passes, otherwise 0."""
+        return 0 if self.passed or self.repaired is not None else NOTHING_PASSES
+
+    @property
+    def summary(self) -> str:
+        """What was found, in one sentence or two."""
+        if self.passed:
+            return f"{self.name} passes the policy as it is: nothing was made"
+        best = self.repaired
+        if best is None:
+            last = self.trials[-1]
+            what = f"all layers at {self.raised_to}" if self.raised_to else "all groups but one as in the baseline"
+            why = "; ".join(last.failed)
+            if len(self.trials) > 2:
+                return f"{self.name} cannot be repaired: none of them passes. {last.name}, the largest: {why}"
+            return f"{self.name} cannot be repaired: not even {last.name} passes, {what}: {why}"
+        before = next(one for one in self.trials if one.role == "refused")
+        share = 100 * best.extra_bytes / before.size_bytes
+        below = [one for one in self.trials if one.size_bytes < best.size_bytes and one.role == "tried"]
+        groups = f"{best.raised} {'group' if best.raised == 1 else 'groups'} of layers"
+        edge = f"; {bytes_text(best.size_bytes - below[-1].size_bytes)} less does not pass" if below else ""
+        return (
+            f"{best.name} passes: {groups} with more bits than in {self.name}, for {bytes_text(best.extra_bytes)} more "
+            f"({share:.3g} %, {before.bits_per_weight:.2f} -> {best.bits_per_weight:.2f} bits per weight){edge}"
+        )
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per variant, by size."""
+        return [
+            {**asdict(one), "reasons": "; ".join(one.reasons), "failed": "; ".join(one.failed)} for one in self.trials
+        ]
+
+    def table(self) -> Table:
+        """Return every variant with its size, its distance, and what the policy says."""
+        heads = ("size", "more", "bits/weight", "KL (nats)", "flips (%)")
+        return Table(
+            columns=[Column("variant", left=True), *map(Column, heads), Column("policy", left=True)],
+            rows=[
+                (
+                    one.name,
+                    bytes_text(one.size_bytes),
+                    bytes_text(one.extra_bytes) if one.extra_bytes else None,
+                    f"{one.bits_per_weight:.3f}",
+                    None if one.kl is None else f"{one.kl:.4f}",
+                    None if one.flips_pct is None else f"{one.flips_pct:.1f}",
+                    "passes" if one.passed else "fails",
+                )
+                for one in self.trials
+            ],
+        )
+
+    def gates(self) -> list[str]:
+        """Return what the policy's gates read, before and after, a line each."""
+        if not self.trials:
+            return [f"{self.name}: {'; '.join(self.reasons)}"]
+        before = next(one for one in self.trials if one.role == "refused")
+        after = self.repaired or self.trials[-1]
+        return [f"{one.name}: {'; '.join(one.reasons)}" for one in (before, after)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, ready for JSON."""
+        return {**super().to_dict(), "verdict": self.summary, "extra_bytes": self.extra_bytes}
+
+    def _changes(self) -> list[str]:
+        by_format: dict[str, list[str]] = {}
+        for group, name in self.changed.items():
+            by_format.setdefault(name, []).append(group)
+        return [f"Raised, {name}: {', '.join(groups)}" for name, groups in by_format.items()]
+
+    def as_text(self) -> str:
+        """Return what passes and its price, every variant, the gates before and after, and the next command."""
+        blocks = [f"{self.summary}."]
+        if self.trials:
+            blocks.append("\n".join(self.table().lines()))
+        blocks.append("\n".join([*self._changes(), *self.gates()]))
+        blocks += lines_of_run(self.run)
+        policy = "" if self.policy is None else f" --policy {shlex.quote(self.policy)}"
+        if self.exit_code == 0:
+            blocks.append(f"Next:          mlflow-compress promote --model {shlex.quote(self.model)}{policy}")
+        if self.recipe is not None:
+            named = "" if self.model == EMBEDDED else f" --model {shlex.quote(self.model)}"
+            recipe = shlex.quote(f"recipe={self.recipe}")
+            blocks[-1] += f"\nMade again:    mlflow-compress main{named} --method mixed --method_args {recipe}"
+        return "\n\n".join(blocks)
+
+    def markdown(self) -> str:
+        """Return the same for the run's note."""
+        listed = [f"- {escape_markdown(line)}." for line in [*self._changes(), *self.gates()]]
+        return "\n".join([f"**{escape_markdown(self.summary)}.**", "", self.table().markdown(), "", *listed, ""])

@@ -65,6 +65,7 @@ from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
+from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.records import RunRecords, TokenDistances
 from mlflow_compress.reporting.search_tables import rows_csv, search_markdown
 from mlflow_compress.tracking import run_names
@@ -324,7 +325,7 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
             resumable_workdir(tracker.uri, key) as resume,
         ):
             run.log_params(as_text(config))
-            made = _made(tracker, run, prepared, say)
+            made = make_all(tracker, run, prepared, say)
             uniform = {one.name: made[one.uniform.name] for one in formats}
             folders = [variant.folder for variant in uniform.values()]
             groups = format_groups(config, source, folders, rescaled=any(one.rescales for one in formats))
@@ -332,7 +333,7 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
             return _Search(tracker, run, source, formats, may_keep, costs, uniform, say).result(limits)
 
 
-def _made(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, Made]:
+def make_all(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, Made]:
     """Make variants, each with a main run below the search's; return them by name. A failure is a `StageError`."""
     made = {}
     for name, run_id in make_variants(tracker, run, prepared, lambda progress: say(progress.line)).items():
@@ -343,6 +344,27 @@ def _made(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> di
         tags = tracker.children(run_id)["quantize"].data.tags
         made[name] = Made(run_id=run_id, folder=tags[run_names.CHECKPOINT], name=tags[run_names.VARIANT])
     return made
+
+
+def layers_of(groups: Sequence[WeightGroup], source: SourceModel) -> list[list[str]]:
+    """Return the linear layers of each group."""
+    return [[name for name in group.modules if name in source.linear] for group in groups]
+
+
+def stored_sizes(source: SourceModel, groups: Sequence[WeightGroup], folders: Mapping[str, str | None]) -> StoredSizes:
+    """Return the bytes of each group in the checkpoint of each format; None is the baseline."""
+    base, by_layer = read_headers(source.folder), layers_of(groups, source)
+    headers = [base if folder is None else read_headers(Path(folder)) for folder in folders.values()]
+    linear = [layer for layers in by_layer for layer in layers]
+    first = headers[0]
+    return StoredSizes(
+        groups=tuple(group.name for group in groups),
+        formats=tuple(folders),
+        layers=np.array([[bytes_of_layers(one, layers) for one in headers] for layers in by_layer], dtype=np.int64),
+        base=bytes_of_layers(base, linear),
+        rest=total_bytes(first) - bytes_of_layers(first, linear),
+        weights=sum(rows * columns for rows, columns in source.linear.values()),
+    )
 
 
 @dataclass(frozen=True)
@@ -368,10 +390,10 @@ class _Search:
 
     @cached_property
     def layers(self) -> list[list[str]]:
-        return [[name for name in group.modules if name in self.source.linear] for group in self.costs.groups]
+        return layers_of(self.costs.groups, self.source)
 
     def result(self, limits: Sequence[Limit]) -> Search:
-        sizes = self._sizes()
+        sizes = stored_sizes(self.source, self.costs.groups, self.folders)
         for limit in limits:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
@@ -380,7 +402,7 @@ class _Search:
         beside, left_out = self._autoscheme(chosen, table)
         variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
         prepared = prepare_sweep(self.config.sweep_config, list(variants.values()), self.tracker)
-        made = _made(self.tracker, self.run, prepared, self.say)
+        made = make_all(self.tracker, self.run, prepared, self.say)
         return publish_search(
             self.tracker,
             self.run,
@@ -444,21 +466,6 @@ class _Search:
         return {
             limit: measured(one, limit, table, make=make, measure=self.costs.whole) for limit, one in choices.items()
         }, ""
-
-    def _sizes(self) -> StoredSizes:
-        base = read_headers(self.source.folder)
-        headers = [base if folder is None else read_headers(Path(folder)) for folder in self.folders.values()]
-        by_group = [[bytes_of_layers(one, layers) for one in headers] for layers in self.layers]
-        linear = [layer for layers in self.layers for layer in layers]
-        first = headers[0]
-        return StoredSizes(
-            groups=tuple(group.name for group in self.costs.groups),
-            formats=tuple(self.folders),
-            layers=np.array(by_group, dtype=np.int64),
-            base=bytes_of_layers(base, linear),
-            rest=total_bytes(first) - bytes_of_layers(first, linear),
-            weights=sum(rows * columns for rows, columns in self.source.linear.values()),
-        )
 
     def _chosen(self, limit: Limit, table: CostTable) -> Choice:
         space = self.config.space

@@ -1,0 +1,207 @@
+"""The parts of a repair that need no model: which mixture is tried next, what layers are raised to, how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlflow_compress import demo
+from mlflow_compress.commands.search.command import search
+from mlflow_compress.commands.search.parameters import SearchConfig
+from mlflow_compress.commands.search.repair import Refused, next_choice, raised_recipe, require_repairable, wanted_kl
+from mlflow_compress.commands.search.result import Repair, RepairTrial
+from mlflow_compress.compression.method import CalibratedConfig, method_config
+from mlflow_compress.compression.mixed_recipe import MixedRecipe
+from mlflow_compress.config.policy import KlBounds, MetricGate, Policy
+from mlflow_compress.decide.cost_table import CostTable, StoredSizes
+from mlflow_compress.decide.promotion import gates_of
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.source_model import resolve
+from mlflow_compress.tracking.store import RunLink
+
+SOURCE = resolve(str(demo.MODEL_DIR))
+LAYERS = [[name] for name in SOURCE.linear]
+
+
+def policy_gates(**at_most: float) -> Any:
+    gates = tuple(
+        MetricGate(metric=f"distance/{name}", at_most=bound, bound="value") for name, bound in at_most.items()
+    )
+    return gates_of(Policy(kl=None, gates=gates, margins=())).gates
+
+
+def test_the_wanted_kl_is_where_the_first_gate_is_kept() -> None:
+    """Square roots of the KL: 0.4 and 0.1. Flips 12 and 2 of at most 5: share 0.3, root 0.19. The other: 0.5, 0.25."""
+    failing, passing = (
+        {"distance/flips_pct": 12.0, "distance/c2w_pct": 6.0},
+        {
+            "distance/flips_pct": 2.0,
+            "distance/c2w_pct": 0.0,
+        },
+    )
+    gates = policy_gates(flips_pct=5.0, c2w_pct=3.0)
+    assert wanted_kl((failing, 0.16), (passing, 0.01), gates) == pytest.approx(0.19**2)
+    assert wanted_kl((failing, 0.16), (passing, 0.01), gates[1:]) == pytest.approx(0.25**2)
+
+
+def test_gates_that_do_not_tell_want_no_kl() -> None:
+    """Both sides keep it, both break it, or one side lacks it."""
+    gates = policy_gates(flips_pct=5.0)
+    flips = "distance/flips_pct"
+    for failing, passing in (
+        ({flips: 4.0}, {flips: 2.0}),
+        ({flips: 9.0}, {flips: 7.0}),
+        ({flips: 9.0}, {}),
+        ({flips: 5.0}, {flips: 5.0}),
+    ):
+        assert wanted_kl((failing, 0.16), (passing, 0.01), gates) is None
+    kl = gates_of(Policy(kl=KlBounds(max_kl=0.05), gates=(), margins=())).gates
+    sides = {"gate/kl_upper": 0.09}, {"gate/kl_upper": 0.01}
+    assert wanted_kl((sides[0], 0.09), (sides[1], 0.01), kl) == pytest.approx(0.2**2)  # halfway from 0.1 to 0.3
+
+
+def prices(*added: tuple[float, float], sizes: tuple[tuple[int, int], ...]) -> CostTable:
+    """Return the prices of two formats in each group, within a variant whose KL is 0.1."""
+    layers = np.array(sizes)
+    names = tuple(f"g{number}" for number in range(len(added)))
+    stored = StoredSizes(groups=names, formats=("as it was", "at 8 bits"), layers=layers, base=999, rest=0, weights=1)
+    start = np.full(2, 0.1)
+    return CostTable(sizes=stored, start=start, added=np.repeat(np.array(added)[:, :, None], 2, axis=2))
+
+
+def test_the_next_mixture_has_the_fewest_bytes_within_the_wanted_kl() -> None:
+    """Within 0.05: the first group alone (0.1 - 0.06), for 10 bytes more, and not the other two, for 20."""
+    table = prices((0, -0.06), (0, -0.03), (0, -0.03), sizes=((10, 20),) * 3)
+    found = next_choice(table, above=30, below=60, wanted=0.05)
+    assert found is not None and found.choice == (1, 0, 0) and found.n_bytes == 40
+
+
+@pytest.mark.parametrize("wanted", [None, 0.2, 0.0, -1.0])
+def test_without_a_wanted_kl_that_is_in_reach_it_is_the_closest_one_in_the_middle(wanted: float | None) -> None:
+    """The middle of 30 and 60 is 45: one group, the one that gains most. A KL of 0.2 is had with no byte more."""
+    table = prices((0, -0.01), (0, -0.03), (0, -0.02), sizes=((10, 20),) * 3)
+    found = next_choice(table, above=30, below=60, wanted=wanted)
+    assert found is not None and found.choice == (0, 1, 0)
+    assert next_choice(table, above=30, below=40, wanted=wanted) is None  # nothing is between
+
+
+def refused(method: str, recipe: MixedRecipe | None = None, **settings: Any) -> Refused:
+    """Return a variant of the demo, as a repair reads it from its run."""
+    values = method_config(method, **settings).settings()
+    own = {name: value for name, value in values.items() if name not in CalibratedConfig.model_fields}
+    recipe = recipe or MixedRecipe(
+        formats={method: {"method": method, **own}}, layers=dict.fromkeys(SOURCE.linear, method)
+    )
+    manifest: Any = SimpleNamespace(method=method, label=f"a {method}", settings=values)
+    main: Any = SimpleNamespace(compression=SimpleNamespace(target="any"))
+    return Refused(run=None, main=main, manifest=manifest, folder="", source=SOURCE, recipe=recipe)
+
+
+def test_layers_are_raised_to_eight_bits_of_their_own_method_or_of_rtn() -> None:
+    assert refused("rtn", bits=3, group_size=64).raised == {
+        "method": "rtn",
+        "bits": 8,
+        "group_size": 64,
+        "symmetric": True,
+    }
+    raised = refused("nvfp4").raised
+    assert raised is not None and (raised["method"], raised["bits"], raised["group_size"]) == ("rtn", 8, "channel")
+    assert refused("w8a8").raised is None  # they can only stay as they are
+    require_repairable(refused("nvfp4"))
+    require_repairable(refused("w8a8"))
+
+
+def test_a_recipe_keeps_what_is_not_raised() -> None:
+    one = refused("rtn", bits=3)
+    columns = ["as it was", "at 8 bits", "as in the baseline"]
+    recipe = raised_recipe(one, LAYERS[:3], (0, 1, 2), columns)
+    names = list(SOURCE.linear)
+    assert [recipe.layers[name] for name in names[:4]] == ["rtn", "rtn:8", "none", "rtn"]
+    assert set(recipe.formats) == {"rtn", "rtn:8"} and recipe.formats["rtn:8"]["bits"] == 8
+    # A mixture is raised as well, from what each of its layers has.
+    again = raised_recipe(replace(one, recipe=recipe), LAYERS[:4], (0, 0, 0, 1), columns)
+    assert [again.layers[name] for name in names[:4]] == ["rtn", "rtn:8", "none", "rtn:8"]
+
+
+@pytest.mark.parametrize("method", ["magnitude", "kv-cache", "bnb-nf4"])
+def test_what_cannot_be_mixed_is_refused_with_the_methods_that_can(method: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"a {method} cannot be repaired: Method '{method}'.*gptq.*nvfp4.*rtn"):
+        require_repairable(refused(method))
+
+
+def trial(name: str, role: Any, size: int, *failed: str) -> RepairTrial:
+    return RepairTrial(
+        name=name,
+        role=role,
+        raised={"refused": 0, "repaired": 2}.get(role, 5),
+        bits_per_weight=3.0 + size / 1000,
+        size_bytes=size,
+        extra_bytes=size - 1000,
+        kl=0.05,
+        flips_pct=3.0,
+        search_kl=0.05,
+        predicted_kl=None,
+        passed=not failed,
+        reasons=failed or ("KL: 0.01 <= 0.05",),
+        failed=failed,
+        run_id=name,
+    )
+
+
+def repair(*trials: RepairTrial, **more: Any) -> Repair:
+    common: dict[str, Any] = {"model": "demo", "repaired_run": "a", "policy": None, "policy_sha256": "0"}
+    link = RunLink(run_id="r", store="s")
+    values = {"passed": False, "reasons": ("KL: 0.09 > 0.05",), "raised_to": "8 bits", **more}
+    return Repair(name="rtn-3bit", baseline="demo", run=link, trials=trials, **common, **values)
+
+
+def test_a_repair_tells_its_price_and_ends_with_the_next_command() -> None:
+    found = repair(
+        trial("rtn-3bit", "refused", 1000, "KL: 0.09 > 0.05"),
+        trial("smaller", "tried", 1100, "KL: 0.06 > 0.05"),
+        trial("mixed", "repaired", 1250),
+        trial("rtn-8bit", "tried", 2000),
+        changed={"layers.0.qkv": "at 8 bits", "layers.1.o": "at 8 bits"},
+        recipe="a folder/recipe.json",
+    )
+    assert found.exit_code == 0 and found.extra_bytes == 250
+    assert found.summary == (
+        "mixed passes: 2 groups of layers with more bits than in rtn-3bit, for 250 B more (25 %, 4.00 -> 4.25 bits per "
+        "weight); 150 B less does not pass"
+    )
+    text = found.as_text()
+    assert "Raised, at 8 bits: layers.0.qkv, layers.1.o" in text and "mlflow-compress promote --model demo" in text
+    assert "mlflow-compress main --method mixed --method_args 'recipe=a folder/recipe.json'" in text
+    assert found.to_dict()["extra_bytes"] == 250 and "mixed" in found.markdown()
+
+
+def test_a_repair_that_finds_nothing_says_why_and_exits_with_3() -> None:
+    before, all_at_8 = (
+        trial("rtn-3bit", "refused", 1000, "speed: missing"),
+        trial("rtn-8bit", "tried", 2000, "speed: no"),
+    )
+    found = repair(before, all_at_8)
+    assert found.exit_code == 3 and found.extra_bytes is None
+    assert found.summary == ("rtn-3bit cannot be repaired: not even rtn-8bit passes, all layers at 8 bits: speed: no")
+    assert "promote" not in found.as_text()
+    as_it_is = repair(passed=True)
+    assert as_it_is.exit_code == 0 and as_it_is.summary == "rtn-3bit passes the policy as it is: nothing was made"
+
+
+def test_what_a_repair_takes_from_its_run_is_refused() -> None:
+    assert SearchConfig(repair="abcdef", search_rounds=3).given_for_repair() == {"repair": "abcdef", "search_rounds": 3}
+    for name, value in (("formats", "rtn:3,rtn:8"), ("tasks", "demo"), ("bits_per_weight", "4"), ("engine", "vllm")):
+        with pytest.raises(ConfigError, match=f"A repair takes '{name}' from the run that it repairs"):
+            SearchConfig(repair="abcdef", **{name: value}).given_for_repair()
+
+
+def test_a_policy_without_a_repair_and_a_run_that_is_none_are_refused(tmp_path: Any) -> None:
+    (tmp_path / "policy.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match="A policy decides about a repair only"):
+        search(bits_per_weight="4", policy=str(tmp_path / "policy.yaml"))
+    with pytest.raises(ConfigError, match="no id of a run"):
+        search(repair="nothing")
