@@ -2,7 +2,7 @@
 
 python benchmarks/shared_store.py [--models 50] [--variants 2000] [--store sqlite|postgresql]
 
-The store is that of `promote_many.py`: finished main runs with their evaluate runs, of which those of the first model
+The store holds finished main runs with their evaluate runs, of which those of the first model
 have records. Imports are not in it. Every line has the seconds, the processor seconds of this process, and the requests
 to the store (statements of its database).
 """
