@@ -20,7 +20,7 @@ _IMPORTED = (
     "llmcompressor",
     "matplotlib.pyplot",
     "mlflow",
-    "mlflow_compress.compression.method_table",
+    "mlflow_compress.compression.servers",
     "mlflow_compress.judges.judge_registry",
     "mlflow_compress.commands.evaluate.run",
     "mlflow_compress.commands.judge.run",

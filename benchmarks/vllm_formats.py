@@ -23,7 +23,7 @@ import torch
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import suite_of
-from mlflow_compress.compression import method_table
+from mlflow_compress.compression import servers
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.vllm.vllm_model import VllmModel
@@ -37,7 +37,7 @@ from mlflow_compress.records import TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
-RESULTS = Path(method_table.__file__).with_name("vllm_formats.jsonl")
+RESULTS = Path(servers.__file__).with_name("vllm_formats.jsonl")
 TOKENS, WINDOW = 2048, 512
 FIRST: tuple[tuple[str, int | None], ...] = (
     ("none", None),

@@ -1,4 +1,4 @@
-"""Files: written completely or not at all; JSON and YAML, read strictly and with one clear error."""
+"""Files: written completely or not at all; JSON and YAML, read strictly and with one clear error; lock files."""
 
 from __future__ import annotations
 
@@ -227,3 +227,25 @@ def read_yaml(path: Path, *, parameter: str) -> Any:
     except (OSError, ValueError, RuntimeError, OverflowError, TypeError, yaml.YAMLError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise ConfigError(f"Parameter '{parameter}' names no YAML file that can be read: {reason}", got=str(path))
+
+
+@contextmanager
+def alone_with(lock: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Yield whether this process alone has a lock file; without `wait`, False where another process has it.
+
+    The operating system releases the lock of a killed process. The file is deleted while it is locked: whoever waited
+    for it sees that it has no name any more (filelock looks at `st_nlink`), and locks a new file.
+    """
+    from filelock import FileLock, Timeout
+
+    taken = FileLock(lock)
+    try:
+        taken.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.unlink(missing_ok=True)
+        taken.release()

@@ -9,7 +9,7 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mlflow_compress.compression.method_table import COLUMNS, measured_in_vllm, rows
+from mlflow_compress.compression.servers import COLUMNS, measured_in_vllm, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "methods.md"

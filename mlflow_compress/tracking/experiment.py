@@ -20,8 +20,8 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
+from mlflow_compress.files import alone_with
 from mlflow_compress.home import SQLITE, database_file
-from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking.waiting import PatientClient
 
 ARTIFACTS = "mlruns"  # folder next to the database; the name is MLflow's

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.files import parse_json
-from mlflow_compress.locks import alone_with
+from mlflow_compress.files import alone_with, parse_json
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from mlflow_compress.commands.rate.run import read_ratings
-from mlflow_compress.reporting.answers_page import render_answers
-from mlflow_compress.reporting.rating_sheet import rating_page
+from mlflow_compress.reporting.answers_page import rating_page, render_answers
 from tests.browser import AXE, Browser, browser, chromium
 from tests.unit.test_human_ratings import pairs, sheet_of
 

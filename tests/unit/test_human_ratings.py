@@ -17,8 +17,7 @@ from mlflow_compress.cli import main
 from mlflow_compress.commands.rate.run import RatingKey, drawn_sheet, rating_results, read_ratings
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.reporting.answers_page import ComparedAnswer, as_jsonl
-from mlflow_compress.reporting.rating_sheet import CHOICES, rating_csv, rating_page
+from mlflow_compress.reporting.answers_page import CHOICES, ComparedAnswer, as_jsonl, rating_csv, rating_page
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.tracker import Tracker

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mlflow_compress as mc
-from mlflow_compress.locks import alone_with
+from mlflow_compress.files import alone_with
 from tests.judge_server import completion, judge_server
 from tests.judging import KEY
 
@@ -17,7 +17,7 @@ from tests.judging import KEY
 _ROUNDS = """
 import os, sys
 from pathlib import Path
-from mlflow_compress.locks import alone_with
+from mlflow_compress.files import alone_with
 
 for _ in range(int(sys.argv[1])):
     with alone_with(Path("work.lock")):

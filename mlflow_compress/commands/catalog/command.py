@@ -21,7 +21,7 @@ def methods() -> Listing:
     True
     """
     from mlflow_compress.commands.catalog.result import Listing
-    from mlflow_compress.compression.method_table import COLUMNS, rows
+    from mlflow_compress.compression.servers import COLUMNS, rows
 
     return Listing("compression methods", COLUMNS, tuple(rows()))
 

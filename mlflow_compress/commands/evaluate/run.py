@@ -17,13 +17,14 @@ from mlflow_compress.commands.evaluate.baseline import (
     noise_sample,
     with_traces,
 )
-from mlflow_compress.commands.evaluate.blocks import BlockScorer, run_sampled
 from mlflow_compress.commands.evaluate.models import (
+    BlockScorer,
     cores_shared_out,
     engine_started,
     open_baseline,
     open_variant,
     recognised_in,
+    run_sampled,
 )
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig

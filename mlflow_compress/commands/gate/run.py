@@ -16,10 +16,12 @@ import pyarrow.compute as pc
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, item_keys, noise_sample
-from mlflow_compress.commands.evaluate.blocks import BlockScorer, Keys, joined_records
 from mlflow_compress.commands.evaluate.models import (
+    BlockScorer,
+    Keys,
     as_baseline,
     cores_shared_out,
+    joined_records,
     open_baseline,
     open_variant,
     recognised_in,

@@ -19,11 +19,11 @@ from mlflow_compress.compression.pipeline import compress_model, drop_unfinished
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO, NONE
+from mlflow_compress.files import alone_with
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
 from mlflow_compress.lifetime import keep_freed_memory
-from mlflow_compress.locks import alone_with
 from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel, local_model_folder

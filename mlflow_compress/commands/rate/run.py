@@ -26,8 +26,7 @@ from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.raters import Preference, preference_shares, rater_agreement, won_and_lost
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.answers_page import ComparedAnswer
-from mlflow_compress.reporting.rating_sheet import CHOICES, RatingPair, rating_csv, rating_page
+from mlflow_compress.reporting.answers_page import CHOICES, ComparedAnswer, RatingPair, rating_csv, rating_page
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import RunLink, Store, run_of_stage
 from mlflow_compress.tracking.tracker import Tracker

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from mlflow_compress.commands.command import all_commands
 from mlflow_compress.config import Parameters, as_text
+from mlflow_compress.files import alone_with
 from mlflow_compress.home import home
-from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.store import OpenRun, Store

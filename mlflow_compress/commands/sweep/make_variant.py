@@ -21,8 +21,8 @@ from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.commands.sweep.plan import PreparedVariant
 from mlflow_compress.config import Parameters
 from mlflow_compress.errors import MlflowCompressError, StageError
+from mlflow_compress.files import alone_with
 from mlflow_compress.lifetime import quick_collections
-from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive
 from mlflow_compress.tracking.projects import run_stage_here

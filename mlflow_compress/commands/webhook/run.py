@@ -20,8 +20,8 @@ from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
 from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.errors import ConfigError, MachineError, MlflowCompressError, TrackingError
+from mlflow_compress.files import alone_with
 from mlflow_compress.home import home
-from mlflow_compress.locks import alone_with
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.tracker import Tracker

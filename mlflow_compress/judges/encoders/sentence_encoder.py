@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError
-from mlflow_compress.files import read_json, read_json_object
-from mlflow_compress.locks import alone_with
+from mlflow_compress.files import alone_with, read_json, read_json_object
 from mlflow_compress.models.stored_weights import sha256_file
 
 EMBEDDED = "embedded"
