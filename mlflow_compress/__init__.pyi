@@ -75,6 +75,7 @@ __all__ = [
     "gate",
     "gc",
     "history",
+    "hub_folder",
     "judge",
     "load",
     "methods",
@@ -781,6 +782,22 @@ def history(
         registry alias [champion]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
+    """
+
+def hub_folder(
+    run: str,
+    *,
+    output: PathOrText = "hub",
+    base_model: str | None = None,
+    policy: PathOrText | None = None,
+    key: PathOrText | None = None,
+    store: StoreLike = None,
+) -> Receipt:
+    """Return the receipt of a run's evaluation, after writing its checkpoint into a folder that can be uploaded.
+
+    The folder has the checkpoint's files, the base's licence as far as its folder says one, ``README.md``, a model
+    card with the measured distances, and ``receipt.zip`` without records. The checkpoint itself is not changed.
+    `base_model` is the base's name at the Hub; without it a base that was a folder is not named there.
     """
 
 def judge(

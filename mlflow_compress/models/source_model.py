@@ -13,8 +13,8 @@ from mlflow_compress.paths import started_in
 if TYPE_CHECKING:
     import torch
 
-FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-"""Files that are downloaded from a hub to be compressed; pickles are not."""
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "README.md", "LICEN[CS]E*", "NOTICE*"]
+"""Files that are downloaded from a hub to be compressed, with their licence; pickles are not."""
 _NOT_WEIGHTS = ["*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*"]
 
 MOST_ELSEWHERE = 0.1

@@ -37,6 +37,7 @@ ORDER = (
     "export",
     "verify",
     "card",
+    "hub_folder",
     "gc",
     "compare_receipts",
     "load",

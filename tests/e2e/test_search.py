@@ -186,7 +186,7 @@ def test_a_text_that_is_evaluated_too_is_refused(
 def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_takes(
     tracker: Tracker, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = f"--tasks=demo_choice,{texts['tasks']}"
+    tasks = f"--tasks={demo.DATA_DIR / 'choice.jsonl'},{texts['tasks']}"
     measured = [tasks, "--limit=4", "--num_shuffles=0", "--noise_items=2", "--judge=false", "--speed=false"]
     assert cli.main(["sweep", "--methods=rtn,magnitude", "--bits=3", *measured]) == 0
     mains = {run.data.tags[run_names.METHOD]: run for run in tracker.find_finished("main")}

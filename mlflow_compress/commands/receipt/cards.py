@@ -6,6 +6,7 @@ import math
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
@@ -47,8 +48,8 @@ _BADGE = Template(
 def write_cards(path: Path, folder: Path, key: Path | None) -> Receipt:
     """Check a receipt, and write its model card, its pull request's table and its badge into a folder."""
     receipt = verify_receipt(path, key, recompute=False)
-    body = _body(receipt)
-    card = f"---\n{_metadata(receipt)}\n---\n\n## Distance to the baseline\n\n{body}"
+    body = card_body(receipt)
+    card = f"---\n{card_metadata(receipt)}\n---\n\n## Distance to the baseline\n\n{body}"
     texts = dict(zip(FILES, (card, f"### {_title(receipt)}\n\n{body}", badge(receipt)), strict=True))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ def _title(receipt: Receipt) -> str:
     return escape_markdown(f"{receipt.stated['variant']} compared with {receipt.stated['baseline']}")
 
 
-def _body(receipt: Receipt) -> str:
+def card_body(receipt: Receipt) -> str:
     """Return verdict, account, table and gates as Markdown, and how to check them."""
     stated = receipt.stated
     account = Account.from_dict(stated["account"])
@@ -75,10 +76,10 @@ def _body(receipt: Receipt) -> str:
     return "\n".join([note, "", f"The policy's gates are {gates}:", "", *reasons, "", check, ""])
 
 
-def _metadata(receipt: Receipt) -> str:
+def card_metadata(receipt: Receipt, **more: Any) -> str:
     """Return the YAML of a model card: an entry for every headline value, and for those by task where there are more.
 
-    An end of an interval, its level and the number of items stand in a metric's `args`.
+    An end of an interval, its level and the number of items stand in a metric's `args`. `more` are further entries.
     """
     figures = results_from_json(receipt.stated["figures"])
     tasks = sorted({one.task for one in figures if one.task is not None})
@@ -88,7 +89,8 @@ def _metadata(receipt: Receipt) -> str:
         by_task = {name for name, key in all_keys().items() if key.by_task and key.label}
         shown += [one for one in figures if one.task is not None and one.category is None and one.name in by_task]
     entries = [_entry(one, tasks) for one in shown if math.isfinite(one.value)]
-    return str(ModelCardData(model_name=receipt.stated["variant"], eval_results=entries).to_yaml()).rstrip()
+    data = ModelCardData(model_name=receipt.stated["variant"], eval_results=entries, **more)
+    return str(data.to_yaml()).rstrip()
 
 
 def _entry(result: MetricResult, tasks: list[str]) -> EvalResult:

@@ -122,6 +122,52 @@ def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | 
 
 
 @register_command(
+    "hub-folder",
+    about="Write a checkpoint with model card, licence and receipt into a folder that can be uploaded as it is.",
+    place=27,
+    project=False,
+    arguments=(
+        Argument(("run",), {"metavar": "RUN", "help": "a main run or an evaluate run"}),
+        Argument(("-o", "--output"), {"default": "hub", "metavar": "FOLDER", "help": "new folder to write [hub]"}),
+        Argument(("--base-model",), {"metavar": "ORG/NAME", "help": "the base's name at the Hub [that of the run]"}),
+        Argument(("--policy",), {"help": "YAML file of the policy that the figures are held against [promote's]"}),
+        Argument(("--key",), {"help": "PEM file of an Ed25519 private key [MLFLOW_COMPRESS_SIGNING_KEY, or unsigned]"}),
+    ),
+)
+def hub_folder(
+    run: str,
+    *,
+    output: PathOrText = "hub",
+    base_model: str | None = None,
+    policy: PathOrText | None = None,
+    key: PathOrText | None = None,
+    store: StoreLike = None,
+) -> Receipt:
+    """Return the receipt of a run's evaluation, after writing its checkpoint into a folder that can be uploaded.
+
+    The folder has the checkpoint's files, the base's licence as far as its folder says one, ``README.md``, a model
+    card with the measured distances, and ``receipt.zip`` without records. The checkpoint itself is not changed.
+    `base_model` is the base's name at the Hub; without it a base that was a folder is not named there.
+
+    Examples
+    --------
+    >>> written = mc.hub_folder(found.run.run_id, output=folder / "hub", store=folder).written
+    >>> {"README.md", "config.json", "receipt.zip"} <= {path.name for path in written}
+    True
+    """
+    from mlflow_compress.commands.receipt.hub_folder import write_hub_folder
+
+    return write_hub_folder(
+        run,
+        Path(path_text("output", output)),
+        base_model,
+        _path("policy", policy),
+        _path("key", key),
+        opened_store(store),
+    )
+
+
+@register_command(
     "compare-receipts",
     about="Compare two receipts, of different people too: figures side by side, and paired by item.",
     place=26,

@@ -27,7 +27,8 @@ class Receipt(Tabular):
     signed_by: str | None  # SHA-256 of the public key; None of an unsigned receipt
     with_records: bool
     recomputed: int | None = None  # Number of figures that were computed again; None where that was not asked for
-    written: tuple[Path, ...] = ()  # By `card`
+    written: tuple[Path, ...] = ()  # By `card` and `hub-folder`
+    remarks: tuple[str, ...] = ()  # What `hub-folder` could not say in the card
 
     @property
     def stated(self) -> Any:
@@ -63,7 +64,9 @@ class Receipt(Tabular):
             self.vouched,
         ]
         again = [] if self.recomputed is None else [f"{self.recomputed} figures were recomputed and are equal."]
-        return "\n".join([*lines, *again, *(f"Wrote {path}." for path in self.written)])
+        return "\n".join(
+            [*lines, *again, *(f"Wrote {path}." for path in self.written), *(f"{one}." for one in self.remarks)]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
