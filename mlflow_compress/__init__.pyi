@@ -616,6 +616,16 @@ def gate(
     speed_new_tokens: int | Literal["auto"] = "auto",
     speed_repeats: int = 5,
     speed_threads: int | Literal["auto"] = "auto",
+    instructions: str | PathLike[str] = "auto",
+    instruction_limit: int = 0,
+    show_logged: bool = False,
+    num_samples: int = 5,
+    max_new_tokens: int = 128,
+    encoder: str | PathLike[str] = "embedded",
+    encoder_base_url: str | None = None,
+    bertscore_model: str | PathLike[str] | None = None,
+    judges: str | Sequence[object] = "all",
+    judge_max_tokens: int | Literal["auto"] = "auto",
     vllm_python: str | PathLike[str] | None = None,
     policy: str | PathLike[str] | None = None,
     min_decode_speedup: float | None = None,
@@ -723,6 +733,29 @@ def gate(
     speed_threads
         threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
         [auto]
+    instructions
+        mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
+        mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
+    instruction_limit
+        instructions per category after a seeded shuffle; 0 takes all [0]
+    show_logged
+        show answers to logged conversations, and their questions, in reports and pages [false]
+    num_samples
+        sampled answers per instruction for ConSCompF [5]
+    max_new_tokens
+        tokens per sampled answer [128]
+    encoder
+        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
+        [embedded]
+    encoder_base_url
+        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
+    bertscore_model
+        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    judges
+        judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
+    judge_max_tokens
+        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
+        a shorter context [auto]
     vllm_python
         engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
     policy

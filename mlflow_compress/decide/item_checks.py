@@ -84,6 +84,8 @@ VALUES: Mapping[str, ItemValue] = {
 """The metrics that can be decided item by item."""
 
 _WITHOUT_ITEMS = ("size/", SPEED)
+_OF_ANSWERS = "judge/"
+_OF_JUDGE_MODELS = ("judge/mt_bench", "judge/agreement", "judge/win", "judge/losses", "judge/pairwise")
 _REASONS = {
     "distance/kl_mean": "KL has no upper bound: one item may hold any part of the mean. Use the policy's part 'kl'",
     "distance/kl_reverse_mean": "KL has no upper bound: one item may hold any part of the mean",
@@ -117,12 +119,17 @@ class ItemPolicy:
     gates: tuple[Gate | DivergenceGate, ...]  # As a promotion has them: they decide what the items left open
     checks: tuple[ItemCheck, ...]  # What is decided item by item. A gate passes when all of its checks do.
     at_once: frozenset[int]  # Gates that need no item: those on the checkpoint's size, its speed and its memory
+    of_answers: frozenset[int] = frozenset()  # Gates on what both models answer to instructions
 
 
 def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
     """Return what a policy means item by item; an `UnsupportedError` names the part that cannot be decided so."""
-    if policy.require.stages and set(policy.require.stages) != {"evaluate"}:
-        raise UnsupportedError("The gate evaluates; it cannot require another stage", got=policy.require.stages)
+    entries: list[MetricGate | MarginGate] = [*policy.gates, *policy.margins]
+    stages = {"evaluate", "judge"} if any(one.metric.startswith(_OF_ANSWERS) for one in entries) else {"evaluate"}
+    if not stages.issuperset(policy.require.stages):
+        raise UnsupportedError(
+            "The policy requires a stage that the gate does not run", allowed=sorted(stages), got=policy.require.stages
+        )
     if policy.require.replicates > 1:
         raise UnsupportedError("The gate sees one make; it cannot require replicates", fix="Use promote")
     if policy.anomalies.max_accuracy_gain is not None:
@@ -137,15 +144,18 @@ def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
             "distance/kl_above_clip_pct": policy.kl.max_outliers_pct,
         }
         checks += [_check(metric, limit, False, 0) for metric, limit in limits.items()]
-    at_once = set()
-    entries: list[MetricGate | MarginGate] = [*policy.gates, *policy.margins]
+    at_once, of_answers = set(), set()
     for number, entry in enumerate(entries, start=int(policy.kl is not None)):
         if entry.metric.startswith(_WITHOUT_ITEMS):
             at_once.add(number)
+        elif entry.metric.startswith(_OF_JUDGE_MODELS):
+            raise UnsupportedError(f"The gate asks no judge model, and {entry.metric} needs one", fix="Use promote")
+        elif entry.metric.startswith(_OF_ANSWERS):
+            of_answers.add(number)
         else:
             limit, at_least = _margin_limit(entry) if isinstance(entry, MarginGate) else _gate_limit(entry)
             checks.append(_check(entry.metric, limit, at_least, number, entry.task, entry.category))
-    return ItemPolicy(gates=gates, checks=tuple(checks), at_once=frozenset(at_once))
+    return ItemPolicy(gates=gates, checks=tuple(checks), at_once=frozenset(at_once), of_answers=frozenset(of_answers))
 
 
 def _gate_limit(gate: MetricGate) -> tuple[float, bool]:

@@ -84,6 +84,32 @@ def test_a_near_variant_passes_early_and_a_far_one_fails_early(
 
 @pytest.mark.slow
 @pytest.mark.ci
+def test_gates_on_answers_are_decided_after_the_items_and_not_where_these_fail(
+    near: Path, far: Path, store: Path, tmp_path: Path
+) -> None:
+    few = {"instruction_limit": 3, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 8}
+    text = """
+    kl: none
+    gates: [{metric: distance/flips_pct, at_most: 50}, {metric: judge/length_ratio, at_most: 5}]
+    margins: [{metric: judge/defects_delta_pct, margin: 60}]
+    require: {stages: [evaluate, judge]}
+    """
+    passed = gate(near, store, policy=policy(tmp_path, text), **few)
+    assert passed.passed and [row.by for row in passed.rows] == ["items", "answers", "answers"], passed
+    assert any(remark.startswith("For users: ") for remark in passed.remarks)
+    longer = policy(tmp_path, text.replace("length_ratio, at_most: 5", "length_ratio, at_least: 2"))
+    failed = gate(near, store, policy=longer, **few)
+    assert not failed.passed and [row.verdict for row in failed.rows] == ["pass", "fail", "pass"]
+    assert "judge/length_ratio" in failed.verdict
+    before = len(list(store.iterdir()))
+    strict = policy(tmp_path, text.replace("flips_pct, at_most: 50", "top1_agreement, at_least: 0.99"))
+    early = gate(far, store, policy=strict, **few)
+    assert [row.verdict for row in early.rows] == ["fail", "undecided", "undecided"]
+    assert len(list(store.iterdir())) == before + 1  # the gate's own run: no answer was generated
+
+
+@pytest.mark.slow
+@pytest.mark.ci
 def test_after_all_items_the_fixed_n_rule_decides_as_a_promotion(near: Path, store: Path, tmp_path: Path) -> None:
     """With the whole evaluation, and a limit between the value and the upper end, items cannot decide early."""
     whole = mc.evaluate(near, store=store, **FEW)  # type: ignore[arg-type]

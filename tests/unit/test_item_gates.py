@@ -61,10 +61,11 @@ def test_the_default_policy_is_four_checks_of_three_gates() -> None:
     [
         (Policy(gates=(MetricGate(metric="distance/kl_mean", at_most=1),)), "KL has no upper bound"),
         (Policy(gates=(MetricGate(metric="perplexity/corpus", at_most=9),)), "Unknown metric key"),
-        (Policy(gates=(MetricGate(metric="judge/similarity", at_least=0.5),)), "no mean of one bounded value per item"),
+        (Policy(gates=(MetricGate(metric="quality/perplexity", at_most=9),)), "no mean of one bounded value per item"),
         (Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, bound="value"),)), "another end"),
         (Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=0),)), "strictly between"),
-        (Policy(require=Requirements(stages=("judge",))), "cannot require another stage"),
+        (Policy(gates=(MetricGate(metric="judge/mt_bench", at_least=5),)), "asks no judge model"),
+        (Policy(require=Requirements(stages=("judge",))), "a stage that the gate does not run"),
         (Policy(anomalies=AnomalyRule(max_accuracy_gain=0.1)), "not decided item by item"),
     ],
 )

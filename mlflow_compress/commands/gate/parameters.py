@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import Bound, PromoteConfig
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.config.declarations import OptionalText, Parameters, like, option
 from mlflow_compress.config.groups import (
     CHECKPOINT_OR_SERVED,
+    AnswerConfig,
     EngineConfig,
     EvaluationConfig,
     InferenceConfig,
@@ -27,6 +29,7 @@ class GateConfig(Parameters):
     inference: InferenceConfig = InferenceConfig()
     served: ServedConfig = ServedConfig()
     timing: TimingConfig = TimingConfig()
+    answers: AnswerConfig = AnswerConfig(judges="similarity,divergent_tokens")
     vllm_python: OptionalText = like(EngineConfig, "vllm_python")
     checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")
     policy: OptionalText = option(
@@ -44,6 +47,11 @@ class GateConfig(Parameters):
     def evaluate_config(self) -> EvaluateConfig:
         """The evaluation whose items the gate looks at, and whose baseline it needs."""
         return self.of_stage(EvaluateConfig)
+
+    @property
+    def judge_config(self) -> JudgeConfig:
+        """Which answers are compared, where the policy has a gate on them."""
+        return self.of_stage(JudgeConfig)
 
     @property
     def speed_config(self) -> SpeedConfig:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ from mlflow_compress.commands.evaluate.models import (
 )
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.commands.promote.result import NOTHING_PASSES
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
@@ -51,6 +53,7 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.sequential import ItemGroups, Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import ItemKey, MetricResult, RunRecords
+from mlflow_compress.reporting.headline import for_users
 from mlflow_compress.reporting.tables import Table, escape_markdown
 from mlflow_compress.scoring.plan.encoding import Shortened
 from mlflow_compress.tracking import run_names
@@ -68,8 +71,9 @@ class GateRow:
     name: str  # The claim: "distance/flips_pct <= 5"
     verdict: Literal["pass", "fail", "undecided"]
     decided_after: int | None = None  # Items that the gate had looked at; None where items did not decide
-    # What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, or a timing of it
-    by: Literal["items", "all items", "checkpoint", "timing"]
+    # What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, a timing of it, or what
+    # both models answer to instructions
+    by: Literal["items", "all items", "checkpoint", "timing", "answers"]
     value: float | None = None  # The value so far, in the metric's unit; None where no item has one
     limit: float | None = None  # The limit
     n: int = 0  # Items that have a value
@@ -218,7 +222,8 @@ class ChecksSoFar:
 
     def by_gate(self) -> dict[int, Verdict]:
         """Return what the items say of each gate: it passes when all of its checks do, and fails when one does."""
-        return {n: self._of_gate(n) for n in range(len(self.policy.gates)) if n not in self.policy.at_once}
+        without_items = self.policy.at_once | self.policy.of_answers
+        return {n: self._of_gate(n) for n in range(len(self.policy.gates)) if n not in without_items}
 
     def _of_gate(self, gate: int) -> Verdict:
         verdicts = [
@@ -269,7 +274,8 @@ class GateWork:
     policy: Policy
     wanted: ItemPolicy  # The policy's gates, with the checks of items
     made: Made  # The variant
-    timed: TimedForGate
+    timed: MeasuredForGate
+    judged: Callable[[], MeasuredForGate]  # Lets both models answer instructions, at the first call
     baseline: Baseline
     families: tuple[str, ...]  # Families that pooled checks are about
     order: Keys  # The items in the order in which they are looked at
@@ -348,6 +354,13 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
         decided = _fixed_n(work, results, open_gates, so_far.n_items)
         rows = [row for row in rows if row.gate - 1 not in open_gates] + decided
         failed = {row.gate for row in rows if row.verdict == "fail"}
+    answered = MeasuredForGate() if failed else work.judged()
+    for number in sorted(work.wanted.of_answers):
+        checks = work.wanted.gates[number].checks(answered.values)
+        reason = "; ".join(in_words(check, {}) for check in checks)
+        verdict = "undecided" if failed else _verdict(checks)
+        rows.append(GateRow(gate=number + 1, name=reason, verdict=verdict, by="answers", reason=reason))
+    failed |= {row.gate for row in rows if row.verdict == "fail"}
     account = work.account(so_far)
     lacking = lacking_shares(policy.require, account.values()) if account.asked else []
     anomalous = []
@@ -382,7 +395,7 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
             f"The baseline was {'evaluated now' if work.baseline.fresh else 'found in the store'}.",
             *([f"Accuracy, of all items: {harm.text}."] if harm is not None else []),
             *anomalous,
-            *([work.timed.remark] if work.timed.remark else []),
+            *filter(None, (work.timed.remark, answered.remark)),
             *([undecided] if not passed and open_gates and not all_used else []),
         ),
         run=run,
@@ -413,25 +426,31 @@ def _fixed_n(work: GateWork, results: list[MetricResult], open_gates: list[int],
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedForGate:
-    """What timing has found."""
+class MeasuredForGate:
+    """What another stage has found for the gates that read it."""
 
-    values: Mapping[str, float] = field(default_factory=dict)  # What gates read, by name; empty where nothing was timed
+    values: Mapping[str, float] = field(default_factory=dict)  # What gates read, by name; empty where it did not run
     reason: str = ""  # Why nothing was timed
     remark: str = ""  # What was found, in one sentence; empty where the policy does not ask
 
 
-def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> TimedForGate:
+def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> MeasuredForGate:
     """Time the checkpoint beside its baseline in a run of its own, where a gate asks; return what gates read of it."""
     gates = gates_of(policy.model_copy(update={"objective": Objective()}))  # a gate ranks nothing
     if not gates.asks_speed:
-        return TimedForGate()
+        return MeasuredForGate()
     measured = run_speed(config, store)
-    return TimedForGate(
+    return MeasuredForGate(
         values=read_gates(measured.results, gates.readings),
         reason="; ".join(dict.fromkeys(measured.not_computed.values())),
         remark=f"{measured.summary}.",
     )
+
+
+def judged_for_gate(config: JudgeConfig, policy: Policy, store: Store) -> MeasuredForGate:
+    """Let both models answer instructions in a run of its own, and return what gates read of the answers."""
+    results = list(run_judge(config, store).results)
+    return MeasuredForGate(values=read_gates(results, gates_of(policy).readings), remark=for_users(headline(results)))
 
 
 JSON, MARKDOWN = "verdict.json", "verdict.md"
@@ -442,6 +461,8 @@ def _when(row: GateRow) -> str:
         return "from the checkpoint"
     if row.by == "timing":
         return "by timing"
+    if row.by == "answers":
+        return "by the answers to instructions"
     if row.by == "all items":
         return "after all items"
     return "" if row.decided_after is None else f"after {row.decided_after} items"
@@ -538,6 +559,9 @@ def run_gate(
             wanted=wanted,
             made=made,
             timed=timed_for_gate(config.speed_config, policy, store),
+            judged=cache(partial(judged_for_gate, config.judge_config, policy, store))
+            if wanted.of_answers
+            else MeasuredForGate,
             baseline=baseline,
             families=families,
             order=order,
