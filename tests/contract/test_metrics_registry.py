@@ -181,7 +181,7 @@ ON_REQUEST = {
     "judge/pairwise_consistency",
     "judge/pairwise_first",
     "judge/pairwise_second",
-    # Of served models only, whose whole distributions are not seen: tests in test_metrics_top_k.
+    # Of served models only, whose whole distributions are not seen: tests in test_endpoint_scoring.
     "distance/kl_top100",
     "distance/kl_top20",
     "distance/kl_top5",

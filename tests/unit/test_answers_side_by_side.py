@@ -24,7 +24,7 @@ from mlflow_compress.reporting.answers_page import (
 )
 from mlflow_compress.reporting.html import render_report
 from tests.report_results import Page
-from tests.unit.test_report_escaping import hostile
+from tests.unit.test_report_page import hostile
 
 
 def whole(text: MarkedText) -> str:

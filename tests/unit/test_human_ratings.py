@@ -22,7 +22,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.tracker import Tracker
 from tests.report_results import Page
-from tests.unit.test_report_escaping import hostile
+from tests.unit.test_report_page import hostile
 
 
 def pairs(n: int, *, identical: int = 0, turns: int = 1) -> list[ComparedAnswer]:

@@ -1,18 +1,26 @@
-"""Flips, accuracy and margins by hand and as identities."""
+"""Flips, accuracy and margins by hand and as identities.
+
+Answer order and judge scores, by hand.
+"""
 
 from __future__ import annotations
+
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics import MetricInputs, compute_all, headline
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError
+from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.core.item_table import top_margin
+from mlflow_compress.metrics.judge_scores import turn_scores
 from mlflow_compress.metrics.margins import share_by_bin
+from mlflow_compress.metrics.order import bias_of, content_consistency, drop_pct, letter_excess
 from mlflow_compress.metrics.stats.significance import count_flips
-from mlflow_compress.records import Items, OptionScores, RunRecords
+from mlflow_compress.records import Items, Judgments, OptionScores, RunRecords
 from mlflow_compress.reporting.details import (
     answers_by_margin,
     flips_by_category,
@@ -190,3 +198,288 @@ def test_tables_agree_with_the_metrics():
 
 def _words(run: RunRecords) -> dict[str, object]:
     return {"items": run.items.where(family="exact"), "generations": run.generations}
+
+
+def test_drop_needs_an_accuracy():
+    assert drop_pct(0.75, 0.5) == pytest.approx(100 / 3)
+    assert not np.isfinite(drop_pct([0.0, 0.0], [0.0, 0.5])).any()  # no drop exists
+
+
+def _bias(letter, gold, n_letters):
+    return bias_of(letter_excess(letter, gold, n_letters, np.ones_like(letter, dtype=bool)).mean(axis=0))
+
+
+def test_consistency_and_bias_by_hand():
+    # Item 0 chooses content 2, then 2 and 1: 1/2. Item 1 chooses 0 every time: 1.
+    assert content_consistency([[2, 2, 1], [0, 0, 0]]).tolist() == [0.5, 1.0]
+    # Always "A" on balanced gold: |1 - 1/4| + 3 x 1/4 = 1.5, halved.
+    assert _bias([[0], [0], [0], [0]], [[0], [1], [2], [3]], 4) == 0.75
+    assert _bias([[3], [1]], [[1], [3]], 4) == 0.0
+    # Chosen (3, 2, 1)/6, right (2, 2, 2)/6: (1 + 0 + 1)/6 halved.
+    assert _bias([[0, 1, 2], [0, 0, 1]], [[0, 1, 2], [0, 1, 2]], 3) == pytest.approx(1 / 6)
+    with pytest.raises(DataError):
+        content_consistency([[1]])
+
+
+def test_the_shuffle_metric_by_hand():
+    # Original right: 1 1 0 1. Shuffle 1: 1 0 1 1 -> products 1 0 0 1; shuffle 2: 0 1 1 1 -> 0 1 0 1. M = (2 + 2)/8;
+    # being right only when shuffled earns nothing. Accuracy 3/4, so the drop is (3/4 - 1/2)/(3/4).
+    right = [[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]]
+    orders = [(0, 1), (1, 0), (1, 0)]
+    items, rows = [], []
+    for i, row in enumerate(right):
+        key = {"task": "t", "item_id": str(i)}
+        shown = {"family": "lettered", "rule": "loglik", "category": None, "question": "q", "prompt": "p"}
+        items.append({**key, **shown, "options": ["x", "y"], "gold": 0, "answers": None})
+        for permutation, order in enumerate(orders):
+            for option, content in enumerate(order):
+                best = (content == 0) == bool(row[permutation])
+                cell = {"permutation": permutation, "option": option, "content": content, "loglik": -1.0 - (not best)}
+                rows.append({**key, **cell, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False})
+    run = RunRecords(items=Items.from_rows(items), option_scores=OptionScores.from_rows(rows))
+    found = headline(compute_all(MetricInputs(run)))
+    assert found["robustness/shuffle_accuracy"].value == 0.5
+    assert found["robustness/shuffle_drop_pct"].value == pytest.approx(100 / 3)
+
+
+def _orders_run(choose, n_options=(4, 4, 3), *, task="t_orders", family="lettered_orders", left_out=(), group=str):
+    """Records of a model that gives the shown position `choose(order, gold)` the highest score; gold is item % k."""
+    items, rows = [], []
+    for i, k in enumerate(n_options):
+        texts = [f"text {c}" for c in range(k)]
+        key = {"task": task, "item_id": str(i)}
+        shown = {"family": family, "rule": "loglik", "category": "c", "question": f"q{i}", "prompt": f"p{i}"}
+        shown |= {"options": texts, "gold": i % k, "answers": None, "group_id": group(i)}
+        items.append({**key, **shown})
+        for permutation, order in enumerate(itertools.permutations(range(k))):
+            if (i, permutation) in left_out:
+                continue
+            best = choose(order, i % k)
+            for option, content in enumerate(order):
+                value = -1.0 if option == best else -2.0
+                cell = {"permutation": permutation, "option": option, "content": content, "loglik": value}
+                rows.append({**key, **cell, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False})
+    return RunRecords(items=Items.from_rows(items), option_scores=OptionScores.from_rows(rows))
+
+
+def _knows(order, gold):
+    return order.index(gold)
+
+
+def _says_a(order, gold):
+    return 0
+
+
+def test_items_with_a_text_in_common_are_drawn_together():
+    """Both models answer the items of a passage alike, so that 24 passages of two items tell what 24 items do."""
+
+    def found(group, n):
+        runs = [
+            _orders_run(lambda order, gold: order.index(gold), (2,) * n, group=group),
+            _orders_run(lambda order, gold: 0 if gold else order.index(gold), (2,) * n, group=group),
+        ]
+        results = headline(compute_all(MetricInputs(*runs)))
+        return {name: r for name, r in results.items() if name.startswith("robustness/orders")}
+
+    alone, together = found(str, 48), found(lambda i: f"p{i % 24}", 48)
+    few = found(lambda i: f"p{i % 19}", 48)
+    for name, result in alone.items():
+        assert result.value == together[name].value == few[name].value
+        assert few[name].low is None
+        if result.low is not None and result.low < result.high:
+            assert together[name].high - together[name].low > 1.2 * (result.high - result.low), name
+
+
+def test_all_orders_by_hand():
+    found = headline(compute_all(MetricInputs(_orders_run(_knows), _orders_run(_says_a))))
+    value = {name.removeprefix("robustness/orders_"): r.value for name, r in found.items() if "orders" in name}
+    assert value["accuracy_baseline"] == value["robust_accuracy_baseline"] == value["agreement_baseline"] == 1.0
+    assert value["position_bias_baseline"] == 0.0
+    # "A" holds the gold in 6 of 24 orders (twice) and in 2 of 6: (1/4 + 1/4 + 1/3)/3. It is never right in all of them.
+    assert value["accuracy"] == pytest.approx((0.25 + 0.25 + 1 / 3) / 3)
+    assert value["robust_accuracy"] == 0.0 and value["robust_accuracy_delta"] == -1.0
+    # Each of k contents stands first in m/k orders: k (m/k)(m/k - 1)/(m (m - 1)) is 5/23 for k = 4 and 1/5 for k = 3.
+    assert value["agreement"] == pytest.approx((5 / 23 + 5 / 23 + 1 / 5) / 3)
+    # Letters of "A" beyond their right share: 3/4, 3/4, 2/3 for A; the same below, over the others.
+    assert value["position_bias"] == value["position_bias_delta"] == pytest.approx((0.75 + 0.75 + 2 / 3) / 3)
+    assert value["accuracy_delta"] == pytest.approx(value["accuracy"] - 1.0)
+    assert found["robustness/orders_accuracy"].n == 3
+    assert {r.task for r in compute_all(MetricInputs(_orders_run(_knows)))} == {None, "t_orders"}
+
+
+def test_half_a_model_is_between():
+    # Right unless the gold stands last: 3/4 of the orders of four options; the wrong answer is the first shown.
+    run = _orders_run(lambda order, gold: 0 if order[-1] == gold else order.index(gold), (4,))
+    found = {name: r.value for name, r in headline(compute_all(MetricInputs(run))).items()}
+    assert found["robustness/orders_accuracy"] == 0.75 and found["robustness/orders_robust_accuracy"] == 0.0
+    # The gold 18 times, each other content twice: (18 x 17 + 3 x 2 x 1)/(24 x 23).
+    assert found["robustness/orders_agreement"] == pytest.approx(312 / 552)
+    # "A" is chosen 6 + 6 times of 24, "D" never: |1/4| + |1/4|, halved.
+    assert found["robustness/orders_position_bias"] == pytest.approx(0.25)
+
+
+def test_an_item_that_lacks_an_order_is_counted_apart():
+    part = _orders_run(_says_a, left_out={(0, 7)})
+    found = headline(compute_all(MetricInputs(_orders_run(_knows), part)))
+    assert (found["robustness/orders_accuracy"].n, found["robustness/orders_accuracy"].n_unscored) == (2, 1)
+    assert found["robustness/orders_agreement"].value == pytest.approx((5 / 23 + 1 / 5) / 2)
+    nothing = _orders_run(_says_a, (4,), left_out={(0, 7)})
+    assert compute_all(MetricInputs(nothing)) == []
+
+
+def test_other_orders_are_refused():
+    swapped = _orders_run(_knows)
+    rows = swapped.option_scores.table.to_pylist()
+    for row in rows:
+        if row["item_id"] == "0" and row["permutation"] in (1, 2):
+            row["permutation"] = 3 - row["permutation"]
+    with pytest.raises(AlignmentError, match="different answer orders"):
+        compute_all(MetricInputs(_orders_run(_knows), replace(swapped, option_scores=OptionScores.from_rows(rows))))
+
+
+def test_the_sample_of_all_orders_changes_nothing_else():
+    full = metric_records.inputs(30)
+    without = MetricInputs(
+        *(
+            replace(
+                run,
+                items=run.items.without(task="mmlu_orders"),
+                option_scores=run.option_scores.without(task="mmlu_orders"),
+                option_distances=run.option_distances and run.option_distances.without(task="mmlu_orders"),
+            )
+            for run in (full.baseline, full.variant, full.noise)
+        ),
+        embeddings=full.embeddings,
+    )
+    assert compute_all(without) == [r for r in compute_all(full) if not r.name.startswith("robustness/orders_")]
+    # Every order of a sample is no shuffle of the others.
+    alone = _orders_run(_knows)
+    assert unmet(MetricInputs(alone))["answer_order"] == "no item of the family lettered"
+    plain = _orders_run(_knows, (4,), task="t", family="lettered", left_out={(0, p) for p in range(1, 24)})
+    both = RunRecords(
+        items=Items.concat([plain.items, alone.items]),
+        option_scores=OptionScores.concat([plain.option_scores, alone.option_scores]),
+    )
+    assert unmet(MetricInputs(both))["answer_order"] == "the baseline was not scored under shuffled answer orders"
+    assert headline(compute_all(MetricInputs(both)))["quality/accuracy"].n == 1
+
+
+def test_paired_differences_of_the_shuffle_metrics():
+    full = metric_records.inputs(30)
+    found = {name: r for name, r in headline(compute_all(full)).items() if name.startswith("robustness/")}
+    for name in ("content_consistency", "position_bias", "shuffle_drop"):
+        end = "_pct" if name == "shuffle_drop" else ""
+        delta = found[f"robustness/{name}_delta{end}"]
+        both = found[f"robustness/{name}{end}"].value - found[f"robustness/{name}{end}_baseline"].value
+        assert delta.value == pytest.approx(both)
+        assert delta.low <= delta.value <= delta.high
+    # Over complete items the bias is the total variation between the letters' two distributions.
+    rng = np.random.default_rng(0)
+    letter, gold = rng.integers(0, 4, size=(2, 50, 3))
+    chosen, right = (np.bincount(x.ravel(), minlength=4) / x.size for x in (letter, gold))
+    assert _bias(letter, gold, 4) == pytest.approx(np.abs(chosen - right).sum() / 2)
+
+
+def _judged(scores: dict[tuple[str, int, int], float | None], category: str = "math") -> Judgments:
+    return Judgments.from_rows(
+        [
+            {
+                "task": "mt_bench",
+                "item_id": item,
+                "turn": turn,
+                "repeat": repeat,
+                "category": category,
+                "score": score,
+                "judgment": "",
+                "judge": "j",
+            }
+            for (item, turn, repeat), score in scores.items()
+        ]
+    )
+
+
+BASE = {("a", 0, 0): 8.0, ("a", 1, 0): 6.0, ("b", 0, 0): 4.0, ("b", 1, 0): 2.0}
+# Variant: a's first turn was judged twice (6 and 8), b's second turn has no readable score.
+VARIANT = {("a", 0, 0): 6.0, ("a", 0, 1): 8.0, ("a", 1, 0): 5.0, ("b", 0, 0): 3.0, ("b", 1, 0): None}
+
+
+def test_judge_scores_by_hand():
+    run = MetricInputs(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(VARIANT)))
+    found = headline(compute_all(run))
+    assert found["judge/mt_bench_turn1"].value == (7 + 3) / 2
+    assert found["judge/mt_bench_turn2"].value == 5.0
+    assert found["judge/mt_bench"].value == (5 + 5) / 2
+    assert (found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (3, 1)
+    assert found["judge/mt_bench_baseline"].value == (6 + 4) / 2
+    # Paired: turn 1 a -1, b -1; turn 2 only a, -1. The unread answer enters neither side.
+    assert found["judge/mt_bench_delta"].value == -1.0
+    assert found["judge/mt_bench_delta"].n == 3
+    by_category = [r for r in compute_all(run) if r.category == "math"]
+    noise = {"judge/mt_bench_noise", "judge/mt_bench_noise_sd"}  # of the judge, whatever the category
+    assert {r.name for r in by_category} == set(found) - noise
+
+
+def _show_result(scores):
+    """FastChat's `show_result` in single mode: rows with a score of -1 are dropped, then the mean of all others."""
+    rows = [(turn, -1 if score is None else score) for (_, turn, _), score in scores.items()]
+    kept = [(turn, score) for turn, score in rows if score != -1]
+    by_turn = [[score for t, score in kept if t == turn] for turn in (0, 1)]
+    mean = lambda values: sum(values) / len(values)  # noqa: E731
+    return mean([score for _, score in kept]), *(mean(values) if values else None for values in by_turn)
+
+
+def test_pooled_score_weights_answers_not_turns():
+    # Turn 1: 9 and 3, turn 2: 2 and one without a readable score. All answers: 14/3; the mean of the turns' means is 4.
+    scores = {("a", 0, 0): 9.0, ("a", 1, 0): 2.0, ("b", 0, 0): 3.0, ("b", 1, 0): None}
+    run = MetricInputs(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(scores)))
+    found = headline(compute_all(run))
+    assert found["judge/mt_bench"].value == pytest.approx(14 / 3)
+    assert (found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (3, 1)
+    # Shared answers: 9 - 8, 2 - 6, 3 - 4; the mean is -4/3.
+    assert found["judge/mt_bench_delta"].value == pytest.approx(-4 / 3)
+    assert found["judge/mt_bench_delta"].n == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_equal_fastchat(seed):
+    rng = np.random.default_rng(seed)
+    scores = {
+        (f"q{i}", turn, 0): None if rng.random() < 0.25 else float(rng.integers(1, 11))
+        for i in range(20)
+        for turn in (0, 1)
+    }
+    found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(scores)))))
+    ours = [found[f"judge/mt_bench{part}"].value for part in ("", "_turn1", "_turn2")]
+    assert ours == pytest.approx(list(_show_result(scores)))
+
+
+def test_a_turn_without_any_readable_score_is_counted():
+    scores = {key: score if key[1] == 0 else None for key, score in BASE.items()}
+    found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(scores)))))
+    assert (found["judge/mt_bench"].value, found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (6.0, 2, 2)
+
+
+def test_first_turn_alone():
+    only = {key: score for key, score in BASE.items() if key[1] == 0}
+    found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(only)))))
+    assert set(found) == {"judge/mt_bench", "judge/mt_bench_turn1"}
+    assert found["judge/mt_bench"].value == 6.0
+
+
+def test_nothing_readable_returns_nothing():
+    unread = dict.fromkeys(BASE)
+    assert compute_all(MetricInputs(RunRecords(judgments=_judged(unread)))) == []
+
+
+def test_broken_judgments_are_refused():
+    with pytest.raises(DataError, match="1 to 10"):
+        turn_scores(_judged({("a", 0, 0): -1.0}))
+    with pytest.raises(DataError, match="turns"):
+        turn_scores(_judged({("a", 2, 0): 5.0}))
+    with pytest.raises(DataError, match="empty"):
+        turn_scores(Judgments.concat([]))
+    with pytest.raises(AlignmentError, match="Duplicate"):
+        turn_scores(Judgments.concat([_judged(BASE), _judged(BASE)]))
+    other = {("c", turn, 0): 5.0 for turn in (0, 1)}
+    with pytest.raises(AlignmentError, match="different questions"):
+        compute_all(MetricInputs(RunRecords(judgments=_judged(BASE)), RunRecords(judgments=_judged(other))))

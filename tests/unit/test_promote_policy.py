@@ -24,8 +24,7 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from tests.metric_records import inputs
-from tests.unit.test_candidates import ALL, FIVE, WIDE, finished
-from tests.unit.test_champion import with_kl
+from tests.unit.test_candidates import ALL, FIVE, WIDE, finished, with_kl
 
 QUICK = MetricSettings(resamples=100)
 

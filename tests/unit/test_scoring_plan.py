@@ -1,15 +1,36 @@
-"""Tries and plans on random token sequences: all is computed, once where it is shared, and seen by the right tokens."""
+"""Tries and plans on random token sequences: all is computed, once where it is shared, and seen by the right tokens.
+
+Rolling windows over documents: lm-evaluation-harness's own cut is the reference.
+
+Token boundaries, prefix token and truncation against the rules that lm-evaluation-harness states.
+
+What nobody reads is not computed: attention between branches, and the last layer at positions that are not scored.
+"""
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from mlflow_compress.errors import DataError
+from mlflow_compress.kept import keeping
+from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.forward import tree_attention as tree_module
+from mlflow_compress.scoring.forward.body import Body, split_body_and_head
+from mlflow_compress.scoring.forward.tree_attention import Branch, build_branches, install_tree_attention
+from mlflow_compress.scoring.plan.corpus_windows import cut_documents
+from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import (
     NO_PREFIX,
     PackedBatch,
@@ -21,6 +42,18 @@ from mlflow_compress.scoring.plan.packing import (
     plan_batches,
     plan_packs,
     split_unit,
+)
+from tests.unit.scoring_models import (
+    CONFIGS,
+    TEXT,
+    build_tokenizer,
+    load_random,
+    mixed_requests,
+    naive_logliks,
+    naive_logprobs,
+    request,
+    rounding,
+    rounding_of,
 )
 
 Ids = np.ndarray
@@ -190,3 +223,225 @@ def test_digests_tell_plans_apart(make: object) -> None:
     sequences = [np.asarray([1, 2, i], np.int32) for i in range(9)]
     a, b = (make(sequences, [1] * 9, batch_tokens=n).digest for n in (6, 12))  # type: ignore[operator]
     assert a != b
+
+
+def test_windows_equal_the_harness() -> None:
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    scorer = Scorer(load_random("llama"))
+    encoder, room = scorer.encoder, scorer.loaded.max_length
+    texts = [TEXT * 3, "The river", TEXT, TEXT * 2]
+    windows = cut_documents(encoder, texts)
+    wanted = []
+    for number, ids in enumerate(encoder.ids(texts)):
+        rolling = get_rolling_token_windows(ids.tolist(), encoder.prefix_token, room, 1)
+        for part, (context, targets) in enumerate(map(make_disjoint_window, rolling)):
+            wanted.append((f"{number}.{part}", (context + targets)[-(room + 1) :], targets))
+    assert [(n, i.tolist()) for n, i in zip(windows.names, windows.ids, strict=True)] == [w[:2] for w in wanted]
+    assert [i[p].tolist() for i, p in zip(windows.ids, windows.scored, strict=True)] == [w[2] for w in wanted]
+    assert max(len(i) for i in windows.ids) == room + 1
+
+
+def test_scores_equal_a_naive_pass() -> None:
+    loaded = load_random("gpt2", adds_bos=False)  # learned positions: one token too many would fail
+    texts = ["The river runs past the old mill", TEXT * 2]
+    scores, _ = Scorer(loaded).score_corpus("t", texts)
+    nll = scores.column("nll")[scores.column("item_id") == "0.0"]
+    [naive] = naive_logprobs(loaded, [request(0, "", texts[0])])
+    ids = loaded.tokenizer(texts[0], add_special_tokens=False)["input_ids"]
+    assert np.abs(nll[-len(ids) :] + naive[np.arange(len(ids)), ids]).max() < rounding(loaded)
+    assert len(scores) == sum(len(loaded.tokenizer(text)["input_ids"]) for text in texts)
+
+
+def test_an_empty_document_is_refused() -> None:
+    with pytest.raises(DataError, match="document 1"):
+        cut_documents(Scorer(load_random("llama", adds_bos=False)).encoder, ["a", ""])
+
+
+def harness_pair(tokenizer: object, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """What `TemplateLM.loglikelihood` of lm-eval 0.4.13 does before the model runs."""
+    encode = tokenizer.encode  # type: ignore[attr-defined]
+    if context == "":
+        ids = encode(continuation, add_special_tokens=False)
+        bos = tokenizer.bos_token_id  # type: ignore[attr-defined]
+        return ([bos], ids) if ids[0] != bos else (ids[:1], ids[1:])
+    n_spaces = len(context) - len(context.rstrip())
+    if n_spaces > 0:
+        continuation = context[-n_spaces:] + continuation
+        context = context[:-n_spaces]
+    special = not context.startswith("<s>")
+    whole = encode(context + continuation, add_special_tokens=special)
+    before = encode(context, add_special_tokens=special)
+    return before, whole[len(before) :]
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_tokens_are_the_harness_s(adds_bos: bool) -> None:
+    tokenizer = build_tokenizer(adds_bos=adds_bos)
+    limit = 60
+    requests = [*mixed_requests(), request("bos", "<s>The river", " runs"), request("lines", "Answer:\n\n", "B flour")]
+    requests.append(request("bos option", "", "<s>The"))
+    for r, encoded in zip(requests, Encoder(tokenizer, limit).encode(requests), strict=True):
+        context, targets = harness_pair(tokenizer, r.context, r.continuation)
+        assert encoded.targets.tolist() == targets
+        assert encoded.inputs.tolist() == (context + targets)[-(limit + 1) :][:-1]
+        assert encoded.truncated == (len(context) + len(targets) > limit + 1)
+        assert encoded.fits == (len(targets) <= limit)
+
+
+def test_bos_is_found_where_the_tokenizer_adds_it() -> None:
+    assert Encoder(build_tokenizer(adds_bos=True), 10).adds_bos
+    assert not Encoder(build_tokenizer(adds_bos=False), 10).adds_bos
+
+
+def test_a_tokenizer_that_appends_eos_does_not_shift_the_boundary() -> None:
+    from tokenizers import processors
+
+    plain, tokenizer = build_tokenizer(), build_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    assert tokenizer.encode("The")[-1] == 1
+    r = [request(0, "The river", " runs past")]
+    ours, theirs = Encoder(tokenizer, 100).encode(r)[0], Encoder(plain, 100).encode(r)[0]
+    assert ours.inputs.tolist() == theirs.inputs.tolist()
+    assert ours.targets.tolist() == theirs.targets.tolist()
+
+
+def test_a_continuation_without_a_token_is_refused_by_name() -> None:
+    with pytest.raises(DataError, match=r"Option 2 of item 'x' of task 't'"):
+        Encoder(build_tokenizer(), 100).encode([request("x", "The river", "", option=2)])
+    with pytest.raises(DataError, match="no token of its own"):
+        Encoder(build_tokenizer(), 100).encode([request("x", "", "<s>")])
+
+
+def test_no_prefix_token_is_an_error_only_where_one_is_needed() -> None:
+    tokenizer = build_tokenizer(adds_bos=False)
+    tokenizer.bos_token = tokenizer.eos_token = None
+    encoder = Encoder(tokenizer, 100)
+    assert len(encoder.encode([request(0, "The", " river")])) == 1
+    with pytest.raises(DataError, match="neither a BOS nor an EOS"):
+        encoder.encode([request(0, "", "river")])
+
+
+def test_stored_tokens_are_those_of_their_requests_and_of_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, tokenizer = mixed_requests(), build_tokenizer()
+    encoder = Encoder(tokenizer, 60)
+    encoder.write(requests, tmp_path / "tokens.npz")
+    made = encoder.encode(requests)
+    with keeping():
+        encoder.remember(requests[1:], tmp_path / "tokens.npz")
+        Encoder(tokenizer, 61).remember(requests, tmp_path / "tokens.npz")
+        encoder.write([], tmp_path / "none.npz")
+        encoder.remember([], tmp_path / "none.npz")  # texts alone
+        monkeypatch.setattr(Encoder, "_encode", lambda *_: [])
+        assert encoder.encode(requests[1:]) == Encoder(tokenizer, 61).encode(requests) == []
+        encoder.remember(requests, tmp_path / "tokens.npz")
+        stored = encoder.encode(requests)
+    for one, two in zip(made, stored, strict=True):
+        assert (one.inputs.tolist(), one.targets.tolist()) == (two.inputs.tolist(), two.targets.tolist())
+        assert (one.truncated, one.fits) == (two.truncated, two.fits)
+
+
+def tree(*ends: int) -> Branch:
+    return build_branches(np.asarray(ends, dtype=np.int32))
+
+
+def leaf(begin: int, stop: int) -> Branch:
+    return Branch(begin, stop, stop, [])
+
+
+def test_branches_are_cut_where_nothing_is_seen_of_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A stem of two with leaves of one and one; a leaf of three; two leaves of one.
+    ends = [4, 4, 3, 4, 7, 7, 7, 8, 9]
+    assert tree(*ends) == leaf(0, 9)  # too small to be worth a call each
+    monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 1)
+    two = Branch(0, 2, 4, [leaf(2, 3), leaf(3, 4)])
+    assert tree(*ends) == Branch(0, 0, 9, [two, leaf(4, 7), leaf(7, 8), leaf(8, 9)])
+    # The same under one token that all of them see.
+    under = tree(10, *(e + 1 for e in ends))
+    assert (under.begin, under.stem, under.stop) == (0, 1, 10)
+    assert under.children[0] == Branch(1, 3, 5, [leaf(3, 4), leaf(4, 5)])
+    assert tree(3, 3, 3) == leaf(0, 3)
+    monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 4)
+    assert tree(*ends) == Branch(0, 0, 9, [leaf(0, 4), leaf(4, 8), leaf(8, 9)])
+
+
+def test_attention_keeps_no_tensor_when_it_is_done() -> None:
+    """Without a collection of cycles: there are few Python objects in a pass, so that one comes late."""
+    query, key, value = torch.randn(3, 1, 2, 4, 8).unbind()
+    two = Branch(0, 0, 4, [leaf(0, 2), leaf(2, 4)])
+    gc.disable()
+    try:
+        tree_module._attend_per_branch(query, key, value, two, lambda a, b, c, d: torch.zeros(1, 1, b - a, d - c), None)
+        kept = [weakref.ref(tensor) for tensor in (query, key, value)]
+        del query, key, value
+        assert [reference() for reference in kept] == [None] * 3
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("batch_tokens", [200, 2000])
+def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 4)
+    calls = {"_attend_per_branch": 0, "_attend_at_rows": 0}
+    for function in calls:
+        original = getattr(tree_module, function)
+
+        def counted(*args: Any, function: str = function, original: Any = original) -> Any:
+            calls[function] += 1
+            return original(*args)
+
+        monkeypatch.setattr(tree_module, function, counted)
+    loaded, requests = load_random(name), mixed_requests()
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    scores, _ = Scorer(loaded, ScoringConfig(progress=False, batch_tokens=batch_tokens)).score(requests)
+    wanted = naive_logliks(loaded, requests)
+    assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < rounding(loaded)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+    uses_sdpa = name != "gemma2"  # whose soft caps only its own attention knows
+    assert (calls["_attend_per_branch"] > 0) == uses_sdpa
+    assert (calls["_attend_at_rows"] > 0) == uses_sdpa
+
+
+def test_the_attention_table_is_changed_within_the_block_only() -> None:
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with pytest.raises(ZeroDivisionError), install_tree_attention() as attention:
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attention
+        raise ZeroDivisionError
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+
+
+def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:
+    loaded = load_random("llama")
+    seen: list[int] = []
+    for layer in loaded.model.model.layers:
+        layer.mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[1]))
+    body = Body(loaded.model)
+    ids = np.arange(2, 32, dtype=np.int32)
+    some = body.run(PaddedBatch([ids, ids[:20]], [np.asarray([5, 29]), np.asarray([19])]))
+    assert seen == [30, 30, 3]
+    body = Body(loaded.model)
+    body._last_layer = None
+    every = body.run(PaddedBatch([ids, ids[:20]], [np.asarray([5, 29]), np.asarray([19])]))
+    assert seen[3:] == [30, 30, 30]
+    error = rounding_of(loaded.model.model, torch.from_numpy(ids)[None].long(), read=lambda x: x.last_hidden_state)
+    assert (some - every).abs().max() <= 2 * error  # both are rounded
+
+
+def test_a_last_layer_that_looks_at_its_neighbours_runs_at_every_position() -> None:
+    loaded = load_random("llama")
+    mlp = loaded.model.model.layers[-1].mlp
+    own = mlp.forward
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = own(x + torch.nn.functional.pad(x, (0, 0, 1, -1)))
+        return result
+
+    mlp.forward = shifted
+    body, _, _ = split_body_and_head(loaded.model)
+    assert body._last_layer is None
+    assert split_body_and_head(load_random("llama").model)[0]._last_layer is not None
