@@ -41,6 +41,9 @@ def _absolute(name: str, value: str, kind: str) -> str:
     if kind != "file" and is_endpoint(value):
         check_served_address(name, value.removeprefix(ENDPOINT))
         return value
+    before, option, file = value.partition("?documents=")  # as in long:16k?documents=FILE
+    if kind == "file" and option:
+        return f"{before}{option}{_absolute(name, file, kind)}"
     reader, colon, file = value.partition(":")
     if kind == "file" and colon and len(reader) > 1 and reader.replace("-", "").isalpha():  # as in openai:FILE
         return value if reader == "mlflow-traces" else f"{reader}:{_absolute(name, file, kind)}"

@@ -30,6 +30,8 @@ class NamedTask:
     members: tuple[str, ...] = ()
     # Returns what a file holds, by the file and the task's name: of a name that a file follows (NAME:FILE)
     read: Callable[[Path, str, TaskSettings], Parts] | None = None
+    # Reads what follows the name (NAME:ARGUMENT), and returns what builds the tasks; None of a name that takes nothing
+    argument: Callable[[str], Callable[[TaskSettings], Parts]] | None = None
     requires: tuple[str, ...] = ()  # Import names of what it needs from an extra, and that extra
     extra: str | None = None
 

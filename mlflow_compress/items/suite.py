@@ -156,7 +156,32 @@ def _with_named_grader(name: str, task: Task) -> Task:
 def _parts(spec: str, model: str) -> list[str]:
     if spec == "auto" and model != EMBEDDED:
         raise ConfigError("Parameter 'tasks' has a default for the demo model only", fix="Give tasks=NAMES or files")
-    return [EMBEDDED] if spec == "auto" else [part.strip() for part in spec.split(",")]
+    return [EMBEDDED] if spec == "auto" else task_parts(spec)
+
+
+def task_parts(spec: str) -> list[str]:
+    """Return the parts of `tasks`. What follows a name that takes an argument may have commas: long:4k,16k.
+
+    Examples
+    --------
+    >>> task_parts("piqa, long:4k,16k?documents=a.txt,corpus.txt")
+    ['piqa', 'long:4k,16k?documents=a.txt', 'corpus.txt']
+    """
+    parts: list[str] = []
+    for part in map(str.strip, spec.split(",")):
+        if parts and _argument_of(parts[-1]) is not None and "?" not in parts[-1] and part[:1].isdecimal():
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def _argument_of(part: str) -> tuple[NamedTask, str] | None:
+    """Return the task of a part of `tasks`, and what follows its name; None of others."""
+    name, colon, argument = part.partition(":")
+    if not colon or name not in TASKS.names() or TASKS.get(name).argument is None:
+        return None
+    return TASKS.get(name), argument
 
 
 def _read_by_name(part: str) -> tuple[NamedTask, Path] | None:
@@ -169,10 +194,15 @@ def _read_by_name(part: str) -> tuple[NamedTask, Path] | None:
 
 def is_task_file(part: str | Path) -> bool:
     """Return whether a part of `tasks` is a file, not a name, nor a name followed by a file."""
-    return Path(part).suffix in (".jsonl", ".txt") and _read_by_name(str(part)) is None
+    named = _read_by_name(str(part)) or _argument_of(str(part))
+    return Path(part).suffix in (".jsonl", ".txt") and named is None
 
 
 def _load(part: str, settings: TaskSettings) -> Parts:
+    if (with_argument := _argument_of(part)) is not None:
+        task, argument = with_argument
+        assert task.argument is not None
+        return task.argument(argument)(settings)
     read = _read_by_name(part)
     if read is not None:
         task, file = read
@@ -188,7 +218,11 @@ def check_tasks_named(spec: str, *, model: str) -> None:
         try:
             if not part:
                 raise ConfigError("Parameter 'tasks' has an empty name", got=spec)
-            if _read_by_name(part) is not None:
+            if (with_argument := _argument_of(part)) is not None:
+                task, argument = with_argument
+                assert task.argument is not None
+                task.argument(argument)
+            elif _read_by_name(part) is not None:
                 _load(part, TaskSettings())
             elif is_task_file(part):
                 check_file(Path(part))

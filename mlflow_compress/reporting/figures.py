@@ -17,6 +17,7 @@ from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, ITEMS, OPT
 from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
+from mlflow_compress.metrics.long_context import LONG_KL, SLOPE
 from mlflow_compress.metrics.perplexity import KL as CORPUS_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import details
@@ -84,6 +85,16 @@ def _positions(results: Sequence[MetricResult]) -> Drawing | None:
     return distances.draw_positions(places[None], parts) if parts else None
 
 
+def _depths(results: Sequence[MetricResult]) -> Drawing | None:
+    found = [result for result in results if result.name == LONG_KL.name]
+    parts = [result for result in found if result.category is not None]
+    if not any(part.value for part in parts):  # none, or equal models
+        return None
+    whole = next(result for result in found if result.task is None)
+    slope = next((result for result in results if result.name == SLOPE.name and result.task is None), None)
+    return distances.draw_depths(whole, slope, parts)
+
+
 def _contexts(results: Sequence[MetricResult]) -> Drawing | None:
     """Draw the KL of the corpus with most tokens by the number of tokens before."""
     ranges = [result for result in results if result.name == CORPUS_KL.name and result.category is not None]
@@ -119,6 +130,7 @@ def draw_all(
         "answers_part": _answers_part(judged),
         "kl_by_position": _positions(results),
         "kl_by_context": _contexts(results),
+        "kl_by_depth": _depths(results),
     }
     return _saved(drawings, folder)
 

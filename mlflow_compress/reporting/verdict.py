@@ -13,6 +13,8 @@ from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.health import DELTA as DEFECTS
 from mlflow_compress.metrics.health import WORST_SLICE as WORST_DEFECTS
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED, shows_clipped
+from mlflow_compress.metrics.long_context import SLOPE
+from mlflow_compress.metrics.noise import distinguishable
 from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, WORST_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import only_generated
@@ -128,6 +130,16 @@ def _kl(pooled: Mapping[str, MetricResult]) -> str:
     return "KL not measured" + (": answers are generated" if only_generated(pooled) else "")
 
 
+def _growth(pooled: Mapping[str, MetricResult]) -> str:
+    """Return how the KL grows in long contexts, where it surely grows, and more than the noise floor; else nothing."""
+    slope, floor = pooled.get(SLOPE.name), pooled.get(str(SLOPE.floor))
+    if slope is None or slope.low is None or slope.low <= 0.0:
+        return ""
+    if floor is not None and not distinguishable(slope, floor):
+        return ""
+    return f" and grows by {interval_text(slope, NATS, difference=False)} with each 1,000 tokens of a long context"
+
+
 def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> bool:
     """Return whether many answers flipped without a significant change of accuracy."""
     if delta is None or flips is None or significant is not False:
@@ -178,4 +190,5 @@ def verdict(
     significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
     link = ", but " if _hidden(delta, flips, significant) else ", "
     accuracy = "" if delta is None else f"accuracy {interval_text(delta, SHARE, difference=True)}{link}"
-    return f"{label}: {harm}; {accuracy}{_flips(flips)}; {_kl(pooled)}; {f'{slices}; ' if slices else ''}{size}{remark}"
+    moves = f"{_flips(flips)}; {_kl(pooled)}{_growth(pooled)}"
+    return f"{label}: {harm}; {accuracy}{moves}; {f'{slices}; ' if slices else ''}{size}{remark}"

@@ -165,6 +165,8 @@ ON_REQUEST = {
     "judge/worst_slice_defects_pct",  # needs instructions of several categories: test_metrics_slices
     "distance/logged_parted_pct",  # needs logged conversations: test_logged_conversations
     *(found.name for found in METRICS.get("tools").keys),  # needs prompts with tools: test_tool_calls
+    # Needs long contexts: test_long_context.
+    *(f"{of}/long_kl{end}" for of in ("distance", "noise", "engine") for end in ("", "_slope")),
     # Where vLLM runs both models: test_metrics_tools.
     *(name.replace("noise/", "engine/") for name in IDENTITY if name.startswith("noise/")),
     # Several judge models, repeated gradings, comparisons in pairs: tests in test_metrics_judges.
@@ -214,6 +216,7 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
         "judge_noise": "no answer was graded more than once",
         "judge_panel": "fewer than two judge models graded the answers",
         "logged_answers": "no item of the family logged",
+        "long_context": "no item of the family long_text",
         "kl_top_k": "the variant run has no option_bounds records",
         "served_noise": "no server was asked for the variant twice",
         "tools": "no item has tools (tasks=tools)",

@@ -124,7 +124,15 @@ def test_an_estimate_about_everything_has_neither_task_nor_category():
 def test_every_family_declares_its_items():
     declared = {kind for _, family in FAMILIES.items() for kind in family.items}
     assert {"lettered", "lettered_six", "lettered_orders", "cloze", "last_word", "exact"} <= declared
-    assert set(ITEM_FAMILIES.names()) == declared | {"ungraded", "logged", "tools", "logged_tools"}
+    assert set(ITEM_FAMILIES.names()) == declared | {
+        "ungraded",
+        "logged",
+        "tools",
+        "logged_tools",
+        "long_needle",
+        "long_copy",
+        "long_text",
+    }
     for _, family in ITEM_FAMILIES.items():
         assert isinstance(family, ItemFamily)
         assert family.graded or not family.headline, "an item without an accuracy cannot be in the headline"

@@ -20,7 +20,7 @@ from mlflow_compress.config.policy import MARGIN
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import FLIPS, KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
-from mlflow_compress.items.suite import is_task_file
+from mlflow_compress.items.suite import is_task_file, task_parts
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.details import flips_table
@@ -83,7 +83,7 @@ def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
 def _data_sets(stages: Stages) -> tuple[dict[str, DataSet], DataSet]:
     """Return the data set of every task and corpus by name, and the data set of the complete evaluation."""
     hashes = read_metadata(stages.tracker.fetch(stages.evaluate, RECORDS)).get("tasks")
-    files = {part.stem: part for part in map(Path, stages.config.evaluation.tasks.split(",")) if is_task_file(part)}
+    files = {part.stem: part for part in map(Path, task_parts(stages.config.evaluation.tasks)) if is_task_file(part)}
 
     def source(name: str) -> dict[str, str]:
         if name in files:

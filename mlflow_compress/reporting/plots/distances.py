@@ -172,6 +172,44 @@ def draw_contexts(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Dra
     return Drawing(canvas, title, caption)
 
 
+def _tokens(task: str) -> int:
+    """Return the context length in a task's name: 4096 of "long_4k"."""
+    length = task.rpartition("_")[2]
+    return int(length.removesuffix("k")) * (1024 if length.endswith("k") else 1)
+
+
+def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence[MetricResult]) -> Drawing:
+    """Return the mean KL of text by its relative depth, a line per context length (task), with intervals.
+
+    The parts' categories are ranges of depth, as "text 25-38 %".
+    """
+    canvas = new_canvas(4.2)
+    axes = canvas.subplots()
+    tasks = sorted({str(part.task) for part in parts}, key=_tokens)
+    shades = np.linspace(0.35, 1.0, len(tasks))
+    for task, shade in zip(tasks, shades, strict=True):
+        mine = [part for part in parts if part.task == task]
+        ranges = [[float(end) for end in str(part.category).split()[1].split("-")] for part in mine]
+        middle, order = np.array([sum(ends) / 2 for ends in ranges]), np.argsort([ends[0] for ends in ranges])
+        x, y = middle[order], np.array([part.value for part in mine])[order]
+        axes.plot(x, y, "o-", color=VARIANT, alpha=shade, markersize=4, linewidth=1.6, label=task.removeprefix("long_"))
+        for place, part in zip(middle, mine, strict=True):
+            if part.low is not None and part.high is not None:
+                axes.plot([place, place], [part.low, part.high], color=VARIANT, alpha=shade * 0.5, linewidth=1.0)
+    axes.legend(title="tokens", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.set(xlim=(0, 100), ylim=(0, None), xlabel="Depth in the context, %", ylabel="KL, nats")
+    horizontal_grid(axes)
+    title = f"KL in long contexts: {whole.value:.2g} nats"
+    if slope is not None and slope.low is not None and slope.high is not None:
+        known = "" if slope.low > 0 or slope.high < 0 else " (not told from 0)"
+        title += f", {slope.value:+.2g} with each 1,000 tokens before{known}"
+    caption = (
+        f"Mean KL(baseline ‖ variant) of text at {whole.n:,} places, by depth and length of the context, with "
+        f"{100 * whole.level:g} % intervals over texts. A place without one has too few texts."
+    )
+    return Drawing(canvas, title, caption)
+
+
 def _margin_finding(bins: BinnedShare) -> str:
     changed = np.rint(bins.share * bins.n)
     total = int(changed.sum())
