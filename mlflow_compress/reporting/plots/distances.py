@@ -178,6 +178,9 @@ def _tokens(task: str) -> int:
     return int(length.removesuffix("k")) * (1024 if length.endswith("k") else 1)
 
 
+_MARKERS = "os^Dv"
+
+
 def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence[MetricResult]) -> Drawing:
     """Return the mean KL of text by its relative depth, a line per context length (task), with intervals.
 
@@ -186,26 +189,30 @@ def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence
     canvas = new_canvas(4.2)
     axes = canvas.subplots()
     tasks = sorted({str(part.task) for part in parts}, key=_tokens)
-    shades = np.linspace(0.35, 1.0, len(tasks))
-    for task, shade in zip(tasks, shades, strict=True):
-        mine = [part for part in parts if part.task == task]
-        ranges = [[float(end) for end in str(part.category).split()[1].split("-")] for part in mine]
-        middle, order = np.array([sum(ends) / 2 for ends in ranges]), np.argsort([ends[0] for ends in ranges])
-        x, y = middle[order], np.array([part.value for part in mine])[order]
-        axes.plot(x, y, "o-", color=VARIANT, alpha=shade, markersize=4, linewidth=1.6, label=task.removeprefix("long_"))
-        for place, part in zip(middle, mine, strict=True):
+    top = 2.0 * max(part.value for part in parts)  # so that a wide interval does not flatten the lines
+    for number, (task, shade) in enumerate(zip(tasks, np.linspace(0.35, 1.0, len(tasks)), strict=True)):
+        by_begin = {}
+        for part in parts:
+            if part.task == task:
+                low, high = map(float, str(part.category).split()[1].split("-"))
+                by_begin[low] = ((low + high) / 2, part)
+        x, mine = zip(*(by_begin[begin] for begin in sorted(by_begin)), strict=True)
+        style = {"color": VARIANT, "alpha": shade, "marker": _MARKERS[number % len(_MARKERS)], "markersize": 4.5}
+        axes.plot(x, [part.value for part in mine], linewidth=1.6, label=task.removeprefix("long_"), **style)
+        for place, part in zip(x, mine, strict=True):
             if part.low is not None and part.high is not None:
                 axes.plot([place, place], [part.low, part.high], color=VARIANT, alpha=shade * 0.5, linewidth=1.0)
     axes.legend(title="tokens", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    axes.set(xlim=(0, 100), ylim=(0, None), xlabel="Depth in the context, %", ylabel="KL, nats")
+    axes.set(xlim=(0, 100), ylim=(0, top), xlabel="Depth in the context, %", ylabel="KL, nats")
     horizontal_grid(axes)
     title = f"KL in long contexts: {whole.value:.2g} nats"
     if slope is not None and slope.low is not None and slope.high is not None:
         known = "" if slope.low > 0 or slope.high < 0 else " (not told from 0)"
         title += f", {slope.value:+.2g} with each 1,000 tokens before{known}"
+    cut = ", cut at the figure's edge" if any(part.high is not None and part.high > top for part in parts) else ""
     caption = (
         f"Mean KL(baseline ‖ variant) of text at {whole.n:,} places, by depth and length of the context, with "
-        f"{100 * whole.level:g} % intervals over texts. A place without one has too few texts."
+        f"{100 * whole.level:g} % intervals over texts{cut}. A place without one has too few texts."
     )
     return Drawing(canvas, title, caption)
 
