@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.config import read_policy
 from mlflow_compress.decide.gates import gate_values, published_gate
 from mlflow_compress.errors import ConfigError, DataError
@@ -22,6 +23,7 @@ from mlflow_compress.metrics import MetricInputs, headline
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.metrics.long_context import LONG_KL, SLOPE, slope_parts, tokens_before
+from mlflow_compress.paths import absolute_paths
 from mlflow_compress.records import Items, MetricResult, OptionDistances, RunRecords
 from mlflow_compress.reporting.plots.distances import draw_depths
 from mlflow_compress.reporting.verdict import verdict
@@ -141,6 +143,16 @@ def test_own_documents_are_read_in_their_order_without_overlap(tmp_path):
     with pytest.raises(DataError, match=r"shorter than the context.*1,024 tokens or more"):
         file.write_text("Short. " * 20, encoding="utf-8")
         load_suite(f"long:1k?documents={file}", model="demo", settings=DEMO)
+
+
+def test_a_file_of_documents_becomes_absolute_and_must_be_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.txt").write_text("A text.", encoding="utf-8")
+    asked = EvaluateConfig().with_values(tasks="long:256,512?documents=own.txt,demo")
+    file = (tmp_path / "own.txt").resolve()
+    assert absolute_paths(asked).values()["tasks"] == f"long:256,512?documents={file},demo"
+    with pytest.raises(ConfigError, match=r"names no file.*nowhere\.txt"):
+        absolute_paths(EvaluateConfig().with_values(tasks="long:256?documents=nowhere.txt"))
 
 
 def inputs_of(kl, *, noise=None, texts=24, lengths=("long_512", "long_1k")):
