@@ -25,7 +25,7 @@ import numpy.typing as npt
 from mlflow_compress.metrics import MetricSettings
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion, Ratio
 from mlflow_compress.metrics.kl_tail import CLIP
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, group_sums
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
 from mlflow_compress.metrics.stats.sequential import BoundedCheck, ItemGroups, p_values, verdicts
 
 Float, Int = npt.NDArray[np.float64], npt.NDArray[np.int64]

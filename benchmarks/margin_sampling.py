@@ -40,8 +40,7 @@ from mlflow_compress.decide.item_checks import item_policy
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.stats.clusters import DesignEffect
-from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
+from mlflow_compress.metrics.stats.intervals import DesignEffect, paired_difference, wilson
 from mlflow_compress.metrics.stats.margin_model import expected_changes, forecast_changes, smallest_kl_to_change
 from mlflow_compress.metrics.stats.sequential import p_values, verdicts
 from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, margin_strata

@@ -43,7 +43,7 @@ BESIDES = {
     "SpeedMeasurement": "commands.speed.run",
     "Sweep": "commands.sweep.result",
     "SweepPlan": "commands.sweep.result",
-    "VariantRun": "commands.main.result",
+    "VariantRun": "commands.main.stages",
     "VariantsReport": "commands.report.run",
     "load": "commands.compare.command",
 }

@@ -31,7 +31,7 @@ from mlflow_compress.commands.search.result import Search as Search
 from mlflow_compress.commands.speed.run import SpeedMeasurement as SpeedMeasurement
 from mlflow_compress.commands.sweep.result import Sweep as Sweep
 from mlflow_compress.commands.sweep.result import SweepPlan as SweepPlan
-from mlflow_compress.commands.main.result import VariantRun as VariantRun
+from mlflow_compress.commands.main.stages import VariantRun as VariantRun
 from mlflow_compress.commands.report.run import VariantsReport as VariantsReport
 from mlflow_compress.version import __version__ as __version__
 

@@ -16,7 +16,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.requirements import PREDICTIONS, TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects, same_length
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, are_grouped, group_sums
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, are_grouped, group_sums
 from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, paired_mean
 from mlflow_compress.metrics.stats.stratified import Design, Units, as_if_independent, weighted_mean
 

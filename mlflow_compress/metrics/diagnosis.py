@@ -13,7 +13,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.kl_by_position import position_names
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio, studentized_interval
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDistances
 
 

@@ -19,8 +19,7 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, met
 from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, GREEDY_DISTANCES, GREEDY_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
-from mlflow_compress.metrics.stats.clusters import group_sums
-from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.intervals import group_sums, wilson
 from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
 
 REQUIRES = (VARIANT, GREEDY_ANSWERS, GREEDY_SCORES, GREEDY_DISTANCES)

@@ -14,7 +14,7 @@ from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCO
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.greedy_answers import AnswerPlaces, answer_places
 from mlflow_compress.metrics.stats.arrays import Bool, finite
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, group_sums
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
 from mlflow_compress.records import MetricResult, Traces
 
 TRACES_KL = MetricKey(

@@ -20,7 +20,7 @@ from mlflow_compress.metrics.core.requirements import (
     VARIANT,
 )
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.clusters import are_grouped, group_sums
+from mlflow_compress.metrics.stats.intervals import are_grouped, group_sums
 from mlflow_compress.metrics.stats.stratified import Units
 from mlflow_compress.records import MetricResult
 

@@ -27,7 +27,7 @@ from mlflow_compress.metrics.divergence import ACCEPTANCE, ITEM_COLUMNS
 from mlflow_compress.metrics.flips import ALL_FLIPS, C2W, CHANGED_CORRECT, CHANGED_INCORRECT, FLIPS, W2C, W2W
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.clusters import are_grouped, group_sums
+from mlflow_compress.metrics.stats.intervals import are_grouped, group_sums
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_exact, paired_mean
 from mlflow_compress.records import MetricResult, Records, RunRecords
 

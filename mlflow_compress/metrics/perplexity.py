@@ -17,8 +17,8 @@ from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCO
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.kl_tail import top_share_pct
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, group_sums
 from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, corpus_statistics
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
 
 

@@ -18,7 +18,6 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Met
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, resample_counts
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, are_grouped
 from mlflow_compress.metrics.stats.conformal import (
     SCORES,
     ConformalResult,
@@ -28,7 +27,7 @@ from mlflow_compress.metrics.stats.conformal import (
     sizes_and_coverage,
     split,
 )
-from mlflow_compress.metrics.stats.intervals import Interval, wilson
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, Interval, are_grouped, wilson
 from mlflow_compress.records import MetricResult
 
 N_OPTIONS = 6

@@ -12,8 +12,8 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.main.result import VariantRun
 from mlflow_compress.commands.main.run import check, run_variant
+from mlflow_compress.commands.main.stages import VariantRun
 from mlflow_compress.commands.sweep.make_variant import in_process
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations

@@ -11,8 +11,7 @@ from scipy.stats import norm
 
 from mlflow_compress.decide.gates import published_gate
 from mlflow_compress.decide.promotion import Candidate, decide, ends_for_all
-from mlflow_compress.metrics.stats.clusters import DesignEffect
-from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.intervals import DesignEffect, wilson
 from mlflow_compress.metrics.stats.significance import ERROR, OneEnd
 from mlflow_compress.tracking.run_names import on_main_run
 

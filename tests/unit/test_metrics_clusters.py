@@ -25,9 +25,15 @@ from mlflow_compress.metrics.core.estimates import Mean, PairedDifference, Propo
 from mlflow_compress.metrics.core.metric_registry import compute
 from mlflow_compress.metrics.core.token_groups import token_groups
 from mlflow_compress.metrics.stats.bootstrap import first_column, resample_counts
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, design_effect, group_sums
 from mlflow_compress.metrics.stats.conformal import resampled_quantiles, split
-from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson
+from mlflow_compress.metrics.stats.intervals import (
+    FEWEST_GROUPS,
+    bounded_mean_interval,
+    design_effect,
+    group_sums,
+    paired_difference,
+    wilson,
+)
 from mlflow_compress.metrics.stats.sequential import BoundedCheck, ItemGroups, p_values
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
 from mlflow_compress.metrics.uncertainty import split_groups

@@ -22,7 +22,7 @@ from mlflow_compress.metrics.core.answer_files import (
     compare_records,
 )
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, unmet
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS

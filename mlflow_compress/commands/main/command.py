@@ -9,7 +9,7 @@ from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.warm_python import WarmPython
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.main.result import VariantRun
+    from mlflow_compress.commands.main.stages import VariantRun
 
 _OF_EVERY_STAGE = (
     "mlflow_compress.cli",

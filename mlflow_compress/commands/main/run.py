@@ -16,8 +16,7 @@ from types import MappingProxyType
 
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.main.result import VariantRun
-from mlflow_compress.commands.main.stages import STAGES, Progress, Stages, StartStage, as_project
+from mlflow_compress.commands.main.stages import STAGES, Progress, Stages, StartStage, VariantRun, as_project
 from mlflow_compress.commands.quantize.run import resolved, variant_name
 from mlflow_compress.commands.shared.get_or_create import digest, unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import (

@@ -1,29 +1,32 @@
-"""The stages of one variant, as children of its main run, and what they have found."""
+"""The stages of one variant, as children of its main run, and what they have found, from compression to verdict."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mlflow_compress.commands.command import Say
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.main.result import VariantRun
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, read_manifest
 from mlflow_compress.commands.shared.past_runs import ServedFacts, weights_of
 from mlflow_compress.commands.shared.stored import read_account, stored_results
+from mlflow_compress.commands.shared.tabular import lines_of_run
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import Parameters, as_text, is_endpoint, parameters
@@ -41,6 +44,45 @@ from mlflow_compress.tracking.projects import run_stage
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.warm_python import WarmPython
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantRun(Measurement):
+    """Everything that the stages of one variant found: what its main run shows."""
+
+    baseline: str  # The baseline's short name
+    model: str  # The baseline as it was named
+    verdict: str  # What was found, in one sentence
+    manifest: CheckpointManifest | None  # How the checkpoint was made, and what it weighs; None of a served model
+    checkpoint: str  # Its folder, or where it is served
+    gates: Mapping[str, float]  # The upper ends of intervals that a promotion reads
+    account: Account  # What was asked, and what became of it
+    failed: Mapping[str, str] = field(default_factory=dict)  # Error message of every stage that failed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the records as plain values, ready for JSON."""
+        return {
+            **super().to_dict(),
+            "baseline": self.baseline,
+            "verdict": self.verdict,
+            "checkpoint": self.checkpoint,
+            "manifest": None if self.manifest is None else asdict(self.manifest),
+            "account": self.account.to_dict(),
+            "gates": dict(self.gates),
+            "failed": dict(self.failed),
+        }
+
+    def as_text(self) -> str:
+        """Return the verdict, the headline table, where to look, and the next command."""
+        from mlflow_compress.reporting.headline import for_users, headline_table
+        from mlflow_compress.reporting.scoreboard_text import wrapped
+
+        table = headline_table(self.pooled, self.manifest, failed_stages=self.failed)
+        after = f"Next:          mlflow-compress promote --model {shlex.quote(self.model)}"
+        sentences = filter(None, (self.verdict, for_users(self.pooled), self.account.sentence))
+        said = ["\n".join(wrapped(text)) for text in sentences]
+        return "\n\n".join([*said, table, *lines_of_run(self.run), *([] if self.failed else [after])])
+
 
 _CONFIGS: dict[str, type[Parameters]] = {
     "quantize": QuantizeConfig,

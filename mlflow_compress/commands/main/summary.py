@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.judge.answers import read_answers
-from mlflow_compress.commands.main.result import VariantRun
-from mlflow_compress.commands.main.stages import Stages
+from mlflow_compress.commands.main.stages import Stages, VariantRun
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.past_runs import described_runtime
 from mlflow_compress.commands.shared.stored import logged, read_metadata

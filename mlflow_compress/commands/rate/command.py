@@ -19,7 +19,7 @@ from mlflow_compress.config.declarations import OptionalNames, OptionalText, Par
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.evaluate.result import AnswerEvaluation
-    from mlflow_compress.commands.main.result import VariantRun
+    from mlflow_compress.commands.main.stages import VariantRun
     from mlflow_compress.commands.rate.run import BlindSheet, HumanRatings
 
 

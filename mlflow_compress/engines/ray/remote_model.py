@@ -16,8 +16,14 @@ from tqdm.auto import tqdm
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.file_model import FileModel, open_request
 from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
-from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelFacts, ModelRef, ShardResult, ShardTask
-from mlflow_compress.engines.ray.shards import shards_for
+from mlflow_compress.engines.ray.cluster_worker import (
+    ClusterWorker,
+    ModelFacts,
+    ModelRef,
+    ShardResult,
+    ShardTask,
+    shards_for,
+)
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers, started_workers
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import LightModel

@@ -15,7 +15,7 @@ from mlflow_compress.metrics.core.metric_registry import TOO_LONG
 from mlflow_compress.metrics.core.requirements import ITEMS
 from mlflow_compress.metrics.core.token_groups import token_groups
 from mlflow_compress.metrics.stats.arrays import Bool
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.records import ItemKey, RunRecords
 
 UNSCORED_PCT, CUT_PCT = "items/unscored_pct", "items/cut_pct"

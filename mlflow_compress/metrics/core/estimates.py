@@ -13,8 +13,16 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, DesignEffect, are_grouped, design_effect, group_sums
-from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson
+from mlflow_compress.metrics.stats.intervals import (
+    FEWEST_GROUPS,
+    DesignEffect,
+    are_grouped,
+    bounded_mean_interval,
+    design_effect,
+    group_sums,
+    paired_difference,
+    wilson,
+)
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
 from mlflow_compress.metrics.stats.stratified import (
     Design,

@@ -15,7 +15,7 @@ from mlflow_compress.metrics.core.language import language, script
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.metrics.stats.significance import OneEnd, holm, larger_part_p
 from mlflow_compress.records import MetricResult
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.records import TokenDistances, TokenScores, align
 
 

@@ -18,8 +18,7 @@ from scipy.stats import norm
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.stats.clusters import group_sums
-from mlflow_compress.metrics.stats.intervals import Interval, z_value
+from mlflow_compress.metrics.stats.intervals import Interval, group_sums, z_value
 from mlflow_compress.records import MetricResult
 
 

@@ -20,7 +20,7 @@ from scipy.stats import t as student
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.stats.clusters import DesignEffect, are_grouped, design_effect
+from mlflow_compress.metrics.stats.intervals import DesignEffect, are_grouped, design_effect
 
 Reading = Literal["population", "benchmark"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import chi2, t
 
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS, group_sums
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
 
 
 @dataclass(frozen=True, kw_only=True)
