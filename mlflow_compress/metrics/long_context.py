@@ -9,7 +9,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_DISTANCES, VARIANT, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.clusters import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.records import MetricResult
 
 TEXT = "long_text"
