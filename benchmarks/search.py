@@ -61,14 +61,13 @@ def main() -> None:
     parser.add_argument(
         "--store", default="search-benchmark", help="folder of the runs, in which finished work is found"
     )
-    parser.add_argument("--autoscheme", default="auto", help="whether AutoScheme is put beside the search")
     parser.add_argument("--samples", type=int, default=480, help="texts that another model than the demo writes")
     given = parser.parse_args()
     folder = Path(given.store).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
     texts = halves(folder) if given.model == "demo" else samples(folder, given.model, given.samples, 256)
-    own = ("formats", "bits_per_weight", "group_size", "search_windows", "model", "autoscheme")
+    own = ("formats", "bits_per_weight", "group_size", "search_windows", "model")
     found = mc.search(**{name: getattr(given, name) for name in own}, **texts, noise_items=2, progress=print)
 
     print(found.as_text(), "\n")

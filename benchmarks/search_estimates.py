@@ -1,9 +1,9 @@
-"""How well cheap estimates say what a format costs: beside measured KL, for every group and format of the demo.
+"""How well a cheap estimate says what a format costs: beside measured KL, for every group and format of the demo.
 
 python benchmarks/search_estimates.py
 python benchmarks/search_estimates.py --formats gptq:3,gptq:4,gptq:8 --windows 32
 
-All swaps are measured. Then each estimate chooses formats within four budgets, and measures only what it has chosen;
+All swaps are measured. Then the estimate chooses formats within four budgets, and only what it has chosen is measured;
 what these choices cost is compared with those of all measurements.
 """
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def report(found: SimpleNamespace) -> None:
-    """Print what each estimate is worth."""
+    """Print what the estimate is worth."""
     sizes, added = found.sizes, found.added
     measured = added.mean(axis=2)
     full = CostTable(sizes=sizes, start=np.zeros(added.shape[2]), added=added)
@@ -77,26 +77,19 @@ def report(found: SimpleNamespace) -> None:
     print(f"| estimate | processor time | rank correlation, all | {formats} | swaps | cost of its choices |")
     print(f"|---|---|---|{'---|' * len(sizes.formats)}---|---|")
     print(f"| none | {found.seconds:.1f} s | 1 | {'1 | ' * len(sizes.formats)}{measured.size} | 1 |")
-    for kind in ("fisher", "linearity"):
-        began = time.process_time()
-        guessed = estimates(kind, found.costs, found.folders)  # type: ignore[arg-type]
-        seconds = time.process_time() - began
-        table, chosen = estimated_table(
-            kind,  # type: ignore[arg-type]
-            guessed,
-            limits,
-            sizes,
-            lambda column, groups: added[list(groups), column],
-            n_windows=added.shape[2],
-        )
-        mine = [full.predicted(table.solved(limit).choice) for limit in limits]
-        ratios = ", ".join(f"{a / b:.3f}" for a, b in zip(mine, best, strict=True))
-        inside = " | ".join(f"{rank_correlation(guessed[:, j], measured[:, j]):.2f}" for j in range(guessed.shape[1]))
-        overall = f"{rank_correlation(guessed.ravel(), measured.ravel()):.3f}"
-        print(f"| {kind} | {seconds:.1f} s | {overall} | {inside} | {chosen.measured.sum()} | {ratios} |")
-        if kind == "fisher":
-            factors = np.exp(np.log(guessed / measured).mean(axis=0))
-            print(f"<!-- fisher over measured, geometric mean by format: {np.round(factors, 2).tolist()} -->")
+    began = time.process_time()
+    guessed = estimates(found.costs, found.folders)
+    seconds = time.process_time() - began
+    table, chosen = estimated_table(
+        guessed, limits, sizes, lambda column, groups: added[list(groups), column], n_windows=added.shape[2]
+    )
+    mine = [full.predicted(table.solved(limit).choice) for limit in limits]
+    ratios = ", ".join(f"{a / b:.3f}" for a, b in zip(mine, best, strict=True))
+    inside = " | ".join(f"{rank_correlation(guessed[:, j], measured[:, j]):.2f}" for j in range(guessed.shape[1]))
+    overall = f"{rank_correlation(guessed.ravel(), measured.ravel()):.3f}"
+    print(f"| fisher | {seconds:.1f} s | {overall} | {inside} | {chosen.measured.sum()} | {ratios} |")
+    factors = np.exp(np.log(guessed / measured).mean(axis=0))
+    print(f"<!-- fisher over measured, geometric mean by format: {np.round(factors, 2).tolist()} -->")
 
 
 if __name__ == "__main__":

@@ -1659,9 +1659,8 @@ def search(
     search_windows: int = 64,
     search_rounds: int = 2,
     search_tolerance: float = 0.25,
-    estimate: Literal["none", "fisher", "linearity"] = "none",
+    estimate: Literal["none", "fisher"] = "none",
     measured_swaps: int = 0,
-    autoscheme: Literal["auto", "true", "false"] = "auto",
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
     calibration_samples: int | Literal["auto"] = "auto",
@@ -1751,13 +1750,10 @@ def search(
     search_tolerance
         relative error of the predicted KL from which it misses [0.25]
     estimate
-        estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors;
-        'linearity', by the relative error of the weights (none | fisher | linearity) [none]
+        estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors (none |
+        fisher) [none]
     measured_swaps
         with estimate: most swaps that are measured; 0: as many as are chosen [0]
-    autoscheme
-        put AutoRound's AutoScheme beside the search; 'auto' does where its package is installed and the formats
-        are integers (auto | true | false) [auto]
     group_size
         weights that share one scale; 'auto' takes the method's default [auto]
     calibration

@@ -223,7 +223,6 @@ def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> Linear
     return None
 
 
-EstimateKind = Literal["fisher", "linearity"]
 Cells = npt.NDArray[np.bool_]
 Measure = Callable[[int, Sequence[int]], Float]
 """From a format and groups to the KL by window of that format in each group, shape (len(groups), n_windows)."""
@@ -241,25 +240,11 @@ def fisher_cost(gradients: npt.ArrayLike, errors: npt.ArrayLike, n_scored: int) 
     return float((g * g * e * e).sum() / (2 * n_scored))
 
 
-def relative_l2_error(pairs: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> float:
-    """Return ``sum |W' - W|^2 / sum |W|^2`` over the matrices of a group, given as pairs of W and W'.
-
-    By the linearity theorem (arXiv 2411.17525) the cost of a group is this times a constant of the group, as long as
-    the error is small.
-    """
-    arrays = [(np.asarray(old, dtype=np.float64), np.asarray(new, dtype=np.float64)) for old, new in pairs]
-    size = sum(float(np.square(old).sum()) for old, _ in arrays)
-    if size == 0:
-        raise DataError("A group of layers has weights of 0 only, so its relative error is not defined")
-    return sum(float(np.square(new - old).sum()) for old, new in arrays) / size
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimation:
     """What was estimated, and which of it was measured."""
 
-    kind: EstimateKind  # Where the estimate comes from
-    estimates: Float  # As they were before any measurement: nats, or relative errors; shape (n_groups, n_formats)
+    estimates: Float  # In nats, as they were before any measurement; shape (n_groups, n_formats)
     measured: Cells  # The swaps that were measured; shape (n_groups, n_formats)
     possible: int  # Swaps that a search without estimates measures
     # Spearman's, of estimate and measured cost, over the measured swaps; None for fewer than three of them
@@ -267,7 +252,6 @@ class Estimation:
 
 
 def estimated_table(
-    kind: EstimateKind,
     estimates: Float,
     limits: Sequence[Limit],
     sizes: StoredSizes,
@@ -281,15 +265,14 @@ def estimated_table(
 
     The programme is solved with the estimates, what it has chosen is measured, and it is solved again, until it chooses
     measured cells only. The estimates of a group are multiplied by what its measured cells cost over what was estimated
-    for them. A relative error says nothing of nats before that, so every group's smallest format is measured first.
+    for them.
 
     `estimates` has shape (n_groups, n_formats). `known` are columns that cost nothing and need no swap: layers that
-    stay as they are. At most `most` swaps are measured, besides those that come first; 0: as many as are chosen.
+    stay as they are. At most `most` swaps are measured; 0: as many as are chosen.
     """
-    rows = np.arange(len(sizes.groups))
     measured = np.zeros(estimates.shape, dtype=np.bool_)
     costs = np.zeros((*estimates.shape, n_windows))
-    fixed = np.isin(np.arange(estimates.shape[1]), known)[None].repeat(len(rows), axis=0)
+    fixed = np.isin(np.arange(estimates.shape[1]), known)[None].repeat(len(estimates), axis=0)
 
     def take(cells: Cells) -> None:
         for column in range(cells.shape[1]):
@@ -298,10 +281,6 @@ def estimated_table(
                 costs[groups, column] = measure(column, groups)
                 measured[groups, column] = True
 
-    if kind == "linearity":
-        first = np.zeros_like(measured)
-        first[rows, np.where(fixed, np.iinfo(np.int64).max, sizes.layers).argmin(axis=1)] = True
-        take(first)
     while True:
         table = CostTable(sizes=sizes, start=np.zeros(n_windows), added=_filled(estimates, costs, measured, fixed))
         wanted = _chosen(table, limits) & ~measured & ~fixed
@@ -311,7 +290,6 @@ def estimated_table(
         dearest = np.argsort(np.where(wanted, -table.costs, np.inf), axis=None, kind="stable")[:left]
         take(wanted & np.isin(np.arange(wanted.size), dearest).reshape(wanted.shape))
     estimation = Estimation(
-        kind=kind,
         estimates=estimates,
         measured=measured,
         possible=int((~fixed).sum()),

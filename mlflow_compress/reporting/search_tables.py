@@ -7,7 +7,7 @@ from typing import Any
 
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import NATS, bytes_text, interval_text, value_text
-from mlflow_compress.reporting.tables import MISSING, Column, Table, csv_text, escape_markdown
+from mlflow_compress.reporting.tables import Column, Table, csv_text, escape_markdown
 
 Row = Mapping[str, Any]
 
@@ -52,9 +52,6 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> lis
             notes.append(f"{row['name']}: its KL is not surely within the limit; no choice was found that is")
         if row["gap"]:
             notes.append(f"{row['name']}: the solver's bound is {100 * row['gap']:.2g} % below its solution")
-    for row in (row for row in rows if row["kind"] == "autoscheme"):
-        shown = _kl(row, "search_difference") or MISSING
-        notes.append(f"{row['name']}, AutoRound's choice of bits for the same size: KL {shown} to the searched variant")
     return notes
 
 

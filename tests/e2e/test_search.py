@@ -30,7 +30,6 @@ def texts(tmp_path: Path) -> dict[str, str]:
 def command(texts: dict[str, str], **more: str) -> list[str]:
     options = {
         "formats": "rtn:3,rtn:8",
-        "autoscheme": "false",
         "search_windows": "8",
         "calibration_length": "64",
         "noise_items": "2",

@@ -13,9 +13,7 @@ from mlflow_compress.decide.cost_table import (
     estimated_table,
     fisher_cost,
     rank_correlation,
-    relative_l2_error,
 )
-from mlflow_compress.errors import DataError
 
 SIZES = StoredSizes(
     groups=("a", "b", "c"),
@@ -62,50 +60,27 @@ def test_fisher_is_the_kl_to_second_order_where_the_layer_is_the_logits() -> Non
     assert found == pytest.approx(kl, rel=0.02)
 
 
-def test_relative_error_by_hand() -> None:
-    """(1 + 4) / (9 + 16 + 25) of two matrices together; alone they have 1/9 and 4/41."""
-    assert relative_l2_error([([[3]], [[4]]), ([[4, 5]], [[4, 3]])]) == pytest.approx(0.1)
-    with pytest.raises(DataError, match="weights of 0 only"):
-        relative_l2_error([([[0.0]], [[1.0]])])
-
-
 def test_rank_correlation() -> None:
     assert rank_correlation([1, 2, 4, 3], [1, 10, 100, 1000]) == pytest.approx(0.8)
     assert rank_correlation([1, 2], [1, 2]) is None and rank_correlation([1, 1, 1], [1, 2, 3]) is None
 
 
-@pytest.mark.parametrize("kind", ["fisher", "linearity"])
-def test_what_is_chosen_is_measured_and_the_choice_is_that_of_all_measurements(kind: str) -> None:
+def test_what_is_chosen_is_measured_and_the_choice_is_that_of_all_measurements() -> None:
     """Two of the three groups may have 4 bits: a and b gain most."""
     measure = Measure()
-    # A relative error of 0.06, 0.02, 0.0006 in every group; the groups' constants are 15, 5, 1.
-    estimates = np.tile([0.06, 0.02, 0.0006, 0.0], (3, 1)) if kind == "linearity" else TRUTH * [[0.7], [1.2], [2.0]]
-    table, found = estimated_table(
-        kind,  # type: ignore[arg-type]
-        estimates,
-        [LIMIT],
-        SIZES,
-        measure,
-        n_windows=2,
-        known=[3],
-    )
+    table, found = estimated_table(TRUTH * [[0.7], [1.2], [2.0]], [LIMIT], SIZES, measure, n_windows=2, known=[3])
     choice = table.solved(LIMIT).choice
     assert choice == (1, 1, 0)
     assert found.measured[[0, 1, 2], choice].all() and found.possible == 9
     assert sorted(measure.cells) == sorted(zip(*np.nonzero(found.measured), strict=True))
-    assert len(measure.cells) == (5 if kind == "linearity" else 3)
+    assert len(measure.cells) == 3
     assert np.allclose(table.costs[found.measured], TRUTH[found.measured]) and (table.costs[:, 3] == 0).all()
-    if kind == "linearity":  # by the group's own constant, the rest is as it would be measured
-        assert np.allclose(table.costs, np.where(found.measured, TRUTH, estimates * [[15], [5], [1]]))
-        assert table.predicted(choice) == pytest.approx(0.3 + 0.1 + 0.06)
 
 
 def test_an_estimate_that_is_too_low_does_not_survive_its_measurement() -> None:
     """By the estimate a needs no bits. It is measured because it was chosen, and then gets them."""
     measure = Measure()
-    table, found = estimated_table(
-        "fisher", TRUTH * [[1e-3], [1], [1]], [LIMIT], SIZES, measure, n_windows=2, known=[3]
-    )
+    table, found = estimated_table(TRUTH * [[1e-3], [1], [1]], [LIMIT], SIZES, measure, n_windows=2, known=[3])
     assert (0, 0) in measure.cells and table.solved(LIMIT).choice == (1, 1, 0)
     assert found.rank_correlation is not None and int(found.measured.sum()) == len(set(measure.cells))
 
@@ -113,7 +88,7 @@ def test_an_estimate_that_is_too_low_does_not_survive_its_measurement() -> None:
 def test_no_more_swaps_than_asked_for_and_the_dearest_come_first() -> None:
     measure = Measure()
     limit = Limit(kind="bits_per_weight", value=3.0)
-    table, found = estimated_table("fisher", TRUTH, [limit], SIZES, measure, n_windows=2, known=[3], most=2)
+    table, found = estimated_table(TRUTH, [limit], SIZES, measure, n_windows=2, known=[3], most=2)
     assert measure.cells == [(0, 0), (1, 0)] and found.measured.sum() == 2
     assert np.allclose(table.costs, TRUTH)
     assert found.rank_correlation is None
@@ -123,7 +98,7 @@ def test_a_limit_that_only_estimates_break_is_not_refused_for_them() -> None:
     """The estimates say that even 8 bits cost too much. They are measured before anything is refused."""
     measure = Measure()
     limit = Limit(kind="max_kl", value=0.05)
-    table, _ = estimated_table("fisher", TRUTH[:, :3] * 100, [limit], _three(), measure, n_windows=2)
+    table, _ = estimated_table(TRUTH[:, :3] * 100, [limit], _three(), measure, n_windows=2)
     assert table.solved(limit).cost <= 0.05 and {(0, 2), (1, 2), (2, 2)} <= set(measure.cells)
 
 

@@ -236,13 +236,6 @@ def test_the_notes_say_why_a_prediction_misses_and_what_is_not_inside() -> None:
     assert [n for n in notes if "not surely within the limit" in n] and [n for n in notes if "2 % below" in n]
 
 
-def test_autoscheme_is_compared_with_the_searched_variant() -> None:
-    own = {"search_difference": 0.004, "search_difference_low": 0.001, "search_difference_high": 0.007}
-    row = {**rows()[1], **own, "kind": "autoscheme", "name": "theirs"}
-    notes = search_notes([row], search_text="A", held_out="B")
-    assert notes[-1].endswith("KL +0.004 [0.001, 0.007] to the searched variant") and notes[-1].startswith("theirs")
-
-
 def test_the_tables_hold_every_value() -> None:
     table = "\n".join(search_table(rows()).lines())
     assert len({len(line.rstrip()) for line in table.splitlines()[2:]}) == 1 and "-0.010 [-0.020, -0.005]" in table

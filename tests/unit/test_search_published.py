@@ -96,9 +96,7 @@ def made(name: str) -> Made:
     return Made(run_id=name, folder=name, name=name)
 
 
-def published(
-    run: Run, tmp_path: Path, kind: str = "bits_per_weight", left_out: str = "", estimation: Estimation | None = None
-) -> Search:
+def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight", estimation: Estimation | None = None) -> Search:
     limit = Limit(kind=kind, value=3.5)  # type: ignore[arg-type]
     tracker: Any = SimpleNamespace(uri=f"folder://{tmp_path}", link=lambda run_id: RunLink(run_id=run_id, store="s"))
     text = SimpleNamespace(name="/texts/search.txt")
@@ -111,8 +109,6 @@ def published(
         estimation=estimation,
         uniform={"x:3": made("x3"), "x:4": made("x4")},
         chosen={limit: (choice((1, 0), 1000, 0.3), made("mine"))},
-        autoscheme={limit: (choice((0, 1), 1100, 0.35), made("theirs"))},
-        left_out=left_out,
         costs=costs,
     )
 
@@ -120,19 +116,17 @@ def published(
 def test_rows_costs_and_differences(run: Run, tmp_path: Path) -> None:
     """1,000 bytes are a third of the way from 900 to 1,200: the mix is 2/3 of 0.5 and 1/3 of 0.15."""
     found = published(run, tmp_path)
-    assert [one.name for one in found.variants] == ["x3", "mine", "theirs", "x4"]
-    mine, theirs = found.variants[1:3]
+    assert [one.name for one in found.variants] == ["x3", "mine", "x4"]
+    mine = found.variants[1]
     mix = 2 / 3 * 0.5 + 1 / 3 * 0.15
     assert mine.mix == "0.33 of x4, the rest x3" and mine.mix_kl == pytest.approx(mix)
     assert mine.difference == pytest.approx(0.2 - mix) and mine.against_mix == "closer"
     assert mine.predicted_kl == 0.3 and mine.search_kl == pytest.approx(0.3) and mine.gap == 0.0
-    assert theirs.kind == "autoscheme" and theirs.gap is None and theirs.search_difference == pytest.approx(0.15)
-    assert theirs.search_difference_low is not None and theirs.search_difference_low > 0
     assert [one.name for one in found.searched] == ["mine"]
     costs = {(one.group, one.format): one for one in found.costs}
     assert costs["a", "x:3"].kl == pytest.approx(0.3) and costs["b", "x:4"].size_bytes == 800
     assert costs["a", "x:3"].kl_low is not None and costs["a", "x:3"].kl_low < 0.3
-    assert found.recipes == {"mine": {"a": "x:4", "b": "x:3"}, "theirs": {"a": "x:3", "b": "x:4"}}
+    assert found.recipes == {"mine": {"a": "x:4", "b": "x:3"}}
     assert found.held_out == "20 windows of b.txt" and found.search_text == "8 windows of 256 tokens of search.txt"
 
     assert run.values["search/closer_than_mix"] == 1 and run.values["search/farther_than_mix"] == 0
@@ -140,16 +134,13 @@ def test_rows_costs_and_differences(run: Run, tmp_path: Path) -> None:
     assert set(run.files) == {"search.json", "search.csv", "costs.csv", "search.md", "figures"}
     assert run.files["costs.csv"].splitlines()[0] == "group,format,size_bytes,kl,kl_low,kl_high,estimated,estimate"
     assert run.files["search.json"]["variants"][1]["against_mix"] == "closer"
-    assert "theirs, AutoRound's choice" in run.note and run.note.startswith(
-        "**1 variant of mixed precision; 1 of 1 closer"
-    )
-    assert len(found.to_pandas()) == 4
+    assert run.note.startswith("**1 variant of mixed precision; 1 of 1 closer")
+    assert len(found.to_pandas()) == 3
 
 
 def test_a_limit_of_kl_that_is_not_kept_is_said(run: Run, tmp_path: Path) -> None:
-    found = published(run, tmp_path, kind="max_kl", left_out="because.")
+    found = published(run, tmp_path, kind="max_kl")
     assert found.searched[0].max_kl == 3.5 and not [note for note in found.notes if "not surely" in note]
-    assert found.notes[-1] == "AutoScheme is not beside them: because"
 
 
 def test_other_texts_are_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +155,6 @@ def test_other_texts_are_refused(run: Run, tmp_path: Path, monkeypatch: pytest.M
 def test_what_was_estimated_is_told_and_has_no_interval(run: Run, tmp_path: Path) -> None:
     measured = np.array([[True, True], [True, False]])
     estimation = Estimation(
-        kind="linearity",
         estimates=np.array([[0.06, 0.02], [0.05, 0.01]]),
         measured=measured,
         possible=4,
@@ -174,7 +164,7 @@ def test_what_was_estimated_is_told_and_has_no_interval(run: Run, tmp_path: Path
     assert [cost.estimated for cost in found.costs] == [False, False, False, True]
     assert [cost.estimate for cost in found.costs] == [0.06, 0.02, 0.05, 0.01]
     assert [cost.kl_low is None for cost in found.costs] == [False, False, False, True]
-    told = "Costs are estimated (linearity); 3 of 4 swaps were measured, with a rank correlation of 0.50"
+    told = "Costs are estimated (fisher); 3 of 4 swaps were measured, with a rank correlation of 0.50"
     assert any(note.startswith(told) for note in found.notes)
     assert run.values["search/measured_swaps"] == 3 and run.files["search.json"]["estimate"]["possible"] == 4
     plain = published(run, tmp_path)

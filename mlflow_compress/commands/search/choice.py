@@ -1,9 +1,8 @@
-"""Which formats a search may mix, and which it chooses: within a budget, or like AutoScheme."""
+"""Which formats a search may mix, and which it chooses within a budget."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +13,15 @@ import numpy as np
 
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.run import variant_name
-from mlflow_compress.commands.search.measured_costs import SwapCosts
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.commands.sweep.plan import Combination
-from mlflow_compress.compression.backends.autoscheme_backend import PACKAGE, IntegerFormat, ask_autoscheme
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.mixed_recipe import MIXED, MixedRecipe
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
-from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
@@ -237,75 +234,3 @@ def choose_formats(
     if difference is None or difference.interval.high < 0:
         return best
     return tried.get(plain.choice) or measured(plain, limit, first, make=make, measure=measure)
-
-
-AUTOSCHEME_METHODS = ("gptq", "rtn")
-"""Methods of which AutoScheme's integer formats are a model."""
-
-
-def integer_formats(choices: Sequence[CandidateFormat], may_keep: bool) -> list[IntegerFormat]:
-    """Return the formats as AutoScheme knows them."""
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise MissingDependencyError(f"AutoScheme needs the package {PACKAGE}, which is not installed")
-    settings = [one.uniform.own_settings for one in choices]
-    bits = [values.get("bits") for values in settings]
-    if may_keep or any(one.method not in AUTOSCHEME_METHODS for one in choices) or len(set(bits)) < len(bits):
-        raise UnsupportedError(
-            "AutoScheme chooses between bits of integer formats only",
-            allowed=f"formats of {' or '.join(AUTOSCHEME_METHODS)} with different bits",
-            got=", ".join([*(one.name for one in choices), *(["none"] if may_keep else [])]),
-        )
-    sizes = [-1 if isinstance(values["group_size"], str) else values["group_size"] for values in settings]
-    return [
-        IntegerFormat(bits=values["bits"], group_size=size, sym=values["symmetric"])
-        for values, size in zip(settings, sizes, strict=True)
-    ]
-
-
-def autoscheme_choices(
-    config: SearchConfig,
-    source: SourceModel,
-    formats: Sequence[IntegerFormat],
-    costs: SwapCosts,
-    table: CostTable,
-    budgets: Mapping[Limit, int],
-) -> dict[Limit, Allocation]:
-    """Return AutoScheme's choice within each budget of bytes, on the text that the search measures its costs on.
-
-    It counts bits without scales and zero points. So it gets the budget less what those take in the uniform variants.
-    A budget that is then below its smallest format has no choice of its.
-    """
-    sizes = table.sizes
-    extra = sizes.bits(sizes.uniform(sizes.formats[0])) - formats[0].bits
-    low, high = min(one.bits for one in formats), max(one.bits for one in formats)
-    wanted = {limit: min(sizes.bits(n_bytes) - extra, high) for limit, n_bytes in budgets.items()}
-    wanted = {limit: bits for limit, bits in wanted.items() if bits > low}
-    if not wanted:
-        return {}
-    tokenizer = source.tokenizer()
-    ids = costs.text.windows.ids
-    # Two windows in one text: a text that has fewer tokens when it is read again would be left out.
-    texts = [tokenizer.decode([*a.tolist(), *b.tolist()]) for a, b in zip(ids[::2], ids[1::2], strict=False)]
-    averages = list(dict.fromkeys(wanted.values()))
-    by_budget = ask_autoscheme(
-        str(source.folder),
-        texts,
-        formats,
-        [group.modules for group in costs.groups],
-        averages,
-        length=config.space.calibration_length,
-        trust_remote_code=source.trust_remote_code,
-    )
-    number = {one.bits: i for i, one in enumerate(formats)}
-    rows = np.arange(len(costs.groups))
-    chosen = {}
-    for limit, bits in wanted.items():
-        by_layer = by_budget[averages.index(bits)]
-        choice = tuple(number[by_layer[group.modules[0]]] for group in costs.groups)
-        chosen[limit] = Allocation(
-            choice=choice,
-            n_bytes=int(sizes.layers[rows, choice].sum()),
-            cost=float(table.costs[rows, choice].sum()),
-            gap=0.0,
-        )
-    return chosen

@@ -17,17 +17,15 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression import calibration_tokens
-from mlflow_compress.decide.cost_table import EstimateKind, fisher_cost, relative_l2_error
+from mlflow_compress.decide.cost_table import fisher_cost
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.source_model import SourceModel, without_weights
 from mlflow_compress.models.weight_groups import (
-    Differences,
     WeightGroup,
     find_differences,
-    restored_weight,
     weight_groups,
 )
 from mlflow_compress.records import SwapDistances
@@ -182,11 +180,11 @@ Tensor = torch.Tensor
 Calls = dict[str, list[tuple[Tensor, Tensor]]]  # by layer, inputs and outputs
 
 
-def estimates(kind: EstimateKind, costs: SwapCosts, folders: Mapping[str, str | None]) -> Float:
+def estimates(costs: SwapCosts, folders: Mapping[str, str | None]) -> Float:
     """Return the estimate of every format in every group, shape (n_groups, n_formats); 0 for layers that stay.
 
-    One variant is in memory at a time, beside the baseline. "fisher" needs a pass forward and a pass backward of the
-    baseline for each format, and the variant's layers on the baseline's inputs. "linearity" needs the weights only.
+    One variant is in memory at a time, beside the baseline. Each format needs a pass forward and a pass backward of the
+    baseline, and the variant's layers on the baseline's inputs.
     """
     baseline = costs.open(None).model
     for group in costs.groups:
@@ -202,11 +200,8 @@ def estimates(kind: EstimateKind, costs: SwapCosts, folders: Mapping[str, str | 
             columns.append(np.zeros(len(costs.groups)))
             continue
         variant = costs.open(folder).model
-        if kind == "linearity":
-            columns.append(np.array([_relative_error(group, baseline, variant) for group in costs.groups]))
-        else:
-            seed = costs.config.source.seed
-            columns.append(fisher_costs(baseline, variant, costs.groups, costs.text.windows, seed))
+        seed = costs.config.source.seed
+        columns.append(fisher_costs(baseline, variant, costs.groups, costs.text.windows, seed))
     return np.stack(columns, axis=1)
 
 
@@ -232,21 +227,6 @@ def fisher_costs(baseline: Any, variant: Any, groups: Sequence[WeightGroup], win
                     g, e = (x.flatten(0, -2).float().cpu().numpy() for x in (next(gradients), errors))
                     total[layer] += fisher_cost(g, e, n_scored)
     return np.array([sum(total[name] for name in group.modules) for group in groups])
-
-
-def _relative_error(group: WeightGroup, baseline: Any, variant: Any) -> float:
-    pairs = []
-    for name in group.modules:
-        old = baseline.get_submodule(name).weight.detach().float()
-        new = restored_weight(variant, name, Differences([], [], {}))
-        if new is None or new.shape != old.shape:
-            raise UnsupportedError(
-                "A weight is not stored as floating-point numbers of the baseline's shape, so its error is not known",
-                got=name,
-                fix="Give estimate=fisher or estimate=none",
-            )
-        pairs.append((old.cpu().numpy(), new.cpu().numpy()))
-    return relative_l2_error(pairs)
 
 
 @contextmanager

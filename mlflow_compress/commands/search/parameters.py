@@ -78,17 +78,10 @@ class SearchSpaceConfig(Group):
         2, "how often another choice is made: with costs that are refitted, or a repair of another size; 0 never", ge=0
     )
     search_tolerance: float = option(0.25, "relative error of the predicted KL from which it misses", gt=0)
-    estimate: Literal["none", "fisher", "linearity"] = option(
-        "none",
-        "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors; 'linearity', "
-        "by the relative error of the weights",
+    estimate: Literal["none", "fisher"] = option(
+        "none", "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors"
     )
     measured_swaps: int = option(0, "with estimate: most swaps that are measured; 0: as many as are chosen", ge=0)
-    autoscheme: Literal["auto", "true", "false"] = option(
-        "auto",
-        "put AutoRound's AutoScheme beside the search; 'auto' does where its package is installed and the formats are "
-        "integers",
-    )
     group_size: str = like(CompressionConfig, "group_size")
     calibration: str = like(CompressionConfig, "calibration")
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")

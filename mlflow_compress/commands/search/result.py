@@ -21,8 +21,7 @@ class SearchedVariant:
     """One row of a search."""
 
     name: str  # The variant
-    # Whether all layers have one format, or each group its own; and who has chosen that
-    kind: Literal["uniform", "searched", "autoscheme"]
+    kind: Literal["uniform", "searched"]  # Whether all layers have one format, or each group its own
     limit: str = ""  # What was searched: "4.5bit"; "" for a uniform variant
     max_kl: float | None = None  # The limit where it is one of KL
     # Stored bits per weight of the linear layers, and of the whole model
@@ -44,10 +43,6 @@ class SearchedVariant:
     difference: float | None = None
     difference_low: float | None = None
     difference_high: float | None = None
-    # Of AutoScheme's variant: its KL minus that of the searched variant of the same limit, paired by unit
-    search_difference: float | None = None
-    search_difference_low: float | None = None
-    search_difference_high: float | None = None
     run_id: str  # Its main run
 
     @property
@@ -81,16 +76,13 @@ class GroupCost:
     kl_high: float | None
     # Whether it was not measured: it is the estimate, times what the group's measured formats cost over theirs
     estimated: bool = False
-    # What was estimated before any measurement: nats ("fisher"), or a relative error ("linearity"); None without
-    # estimates
-    estimate: float | None = None
+    estimate: float | None = None  # What was estimated before any measurement, in nats; None without estimates
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
     """How costs were estimated, and how much of it was measured."""
 
-    kind: str  # "fisher" or "linearity"
     # Swaps that were measured, of how many
     swaps: int
     possible: int
@@ -100,7 +92,7 @@ class CostEstimate:
     @property
     def note(self) -> str:
         """How to read the costs."""
-        told = f"Costs are estimated ({self.kind}); {self.swaps} of {self.possible} swaps were measured"
+        told = f"Costs are estimated (fisher); {self.swaps} of {self.possible} swaps were measured"
         if self.rank_correlation is None:
             return told
         return f"{told}, with a rank correlation of {self.rank_correlation:.2f} between estimate and measured cost"
@@ -121,7 +113,6 @@ class Search(Tabular):
     # What the costs were measured on, and what the variants were evaluated on
     search_text: str
     held_out: str
-    left_out: str  # Why AutoScheme has no row; "" where nothing is missing
     run: RunLink  # The run that holds it
 
     @property
@@ -138,8 +129,7 @@ class Search(Tabular):
     def notes(self) -> list[str]:
         """How to read the table, and what to know before a decision."""
         told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
-        told += [self.estimate.note] if self.estimate is not None else []
-        return [*told, f"AutoScheme is not beside them: {self.left_out.rstrip('.')}"] if self.left_out else told
+        return [*told, self.estimate.note] if self.estimate is not None else told
 
     @property
     def summary(self) -> str:

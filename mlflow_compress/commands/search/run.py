@@ -15,12 +15,9 @@ from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.search.choice import (
     CandidateFormat,
     Choice,
-    autoscheme_choices,
     candidates,
     choose_formats,
-    integer_formats,
     limits_of,
-    measured,
     recipe_variant,
     require_in_reach,
     require_mixable,
@@ -50,9 +47,7 @@ from mlflow_compress.errors import (
     AlignmentError,
     CheckpointError,
     DataError,
-    MissingDependencyError,
     StageError,
-    UnsupportedError,
 )
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
@@ -138,12 +133,10 @@ def publish_search(
     estimation: Estimation | None,
     uniform: Mapping[str, Made],
     chosen: Mapping[Limit, tuple[Choice, Made]],
-    autoscheme: Mapping[Limit, tuple[Choice, Made]],
-    left_out: str,
     costs: SwapCosts,
 ) -> Search:
     """Log everything that people read of a search on its run, and return it."""
-    every = [*uniform.values(), *(made for _, made in (*chosen.values(), *autoscheme.values()))]
+    every = [*uniform.values(), *(made for _, made in chosen.values())]
     held_out = {made.run_id: unit_kl(tracker, made.run_id) for made in every}
     first = next(iter(held_out.values()))
     for other in held_out.values():
@@ -153,10 +146,6 @@ def publish_search(
     rows = [_row(made, held_out[made.run_id], costs.whole(made.folder)) for made in uniform.values()]
     for limit, (choice, made) in chosen.items():
         rows.append(_searched(limit, choice, made, held_out[made.run_id], ends))
-    for limit, (choice, made) in autoscheme.items():
-        units = held_out[made.run_id]
-        against = _paired("search_difference", units.kl - held_out[chosen[limit][1].run_id].kl)
-        rows.append(replace(_searched(limit, choice, made, units, ends), kind="autoscheme", gap=None, **against))
     length, name = config.space.calibration_length, Path(costs.text.name).name
     rows.sort(key=lambda row: (row.bits_per_weight, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
@@ -168,10 +157,9 @@ def publish_search(
         groups=table.sizes.groups,
         costs=tuple(_group_costs(table, estimation)),
         estimate=None if estimation is None else _estimate(estimation),
-        recipes={made.name: _recipe(table.sizes, choice) for choice, made in (*chosen.values(), *autoscheme.values())},
+        recipes={made.name: _recipe(table.sizes, choice) for choice, made in chosen.values()},
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
-        left_out=left_out,
         run=tracker.link(run.run_id),
     )
     _log(tracker, run, result)
@@ -230,7 +218,6 @@ def _paired(name: str, differences: Float) -> dict[str, Any]:
 
 def _estimate(estimation: Estimation) -> CostEstimate:
     return CostEstimate(
-        kind=estimation.kind,
         swaps=int(estimation.measured.sum()),
         possible=estimation.possible,
         rank_correlation=estimation.rank_correlation,
@@ -315,7 +302,6 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
                 "limits": [[limit.kind, limit.value] for limit in limits],
                 "search": [text.sha256, may_keep, config.space.search_rounds, config.space.search_tolerance],
                 "estimate": [config.space.estimate, config.space.measured_swaps],
-                "autoscheme": config.space.autoscheme,
             }
         )
         tags = {run_names.BASE_MODEL: label, run_names.EVALUATION: prepared.evaluation}
@@ -399,8 +385,7 @@ class _Search:
                 limit.layer_bytes(sizes)
         table, estimation = self._table(limits, sizes)
         chosen = {limit: self._chosen(limit, table) for limit in limits}
-        beside, left_out = self._autoscheme(chosen, table)
-        variants = {one.variant.name: one.variant for one in (*chosen.values(), *beside.values())}
+        variants = {one.variant.name: one.variant for one in chosen.values()}
         prepared = prepare_sweep(self.config.sweep_config, list(variants.values()), self.tracker)
         made = make_all(self.tracker, self.run, prepared, self.say)
         return publish_search(
@@ -411,8 +396,6 @@ class _Search:
             estimation=estimation,
             uniform=self.uniform,
             chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
-            autoscheme={limit: (choice, made[choice.variant.name]) for limit, choice in beside.items()},
-            left_out=left_out,
             costs=self.costs,
         )
 
@@ -432,8 +415,7 @@ class _Search:
             return self.costs.alone(folder, groups)
 
         table, estimation = estimated_table(
-            space.estimate,
-            estimates(space.estimate, self.costs, self.folders),
+            estimates(self.costs, self.folders),
             limits,
             sizes,
             measure,
@@ -443,29 +425,6 @@ class _Search:
         )
         self.say(f"[search] measured {estimation.measured.sum()} of {estimation.possible} swaps")
         return table, estimation
-
-    def _autoscheme(self, chosen: Mapping[Limit, Choice], table: CostTable) -> tuple[dict[Limit, Choice], str]:
-        """Return AutoScheme's choices within the same sizes, or why there are none."""
-        switch = self.config.space.autoscheme
-        if switch == "false":
-            return {}, ""
-        sizes = table.sizes
-        budgets = {
-            limit: one.allocation.n_bytes if limit.kind == "max_kl" else limit.layer_bytes(sizes)
-            for limit, one in chosen.items()
-        }
-        try:
-            formats = integer_formats(self.formats, self.may_keep)
-            self.say(f"[search] AutoScheme scores {len(formats)} formats")
-            choices = autoscheme_choices(self.config, self.source, formats, self.costs, table, budgets)
-        except (MissingDependencyError, UnsupportedError) as error:
-            if switch == "true":
-                raise
-            return {}, str(error)
-        make = partial(self._make, sizes, name="autoscheme-")
-        return {
-            limit: measured(one, limit, table, make=make, measure=self.costs.whole) for limit, one in choices.items()
-        }, ""
 
     def _chosen(self, limit: Limit, table: CostTable) -> Choice:
         space = self.config.space

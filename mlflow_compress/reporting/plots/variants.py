@@ -15,7 +15,6 @@ from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.style import (
     BASELINE,
-    BETTER,
     GRID,
     INK,
     MUTED,
@@ -228,9 +227,6 @@ def _log_axis(axes: Any, points: Sequence[_Point]) -> None:
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if decades < 1.5 and f"{value:e}"[0] in "25" else "")
 
 
-_LABELS = {"uniform": "uniform", "searched": "searched", "autoscheme": "AutoScheme, same limits"}
-
-
 def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> Drawing | None:
     """Return the figure of KL (log axis) against stored bits per weight, from `Search.to_rows()`.
 
@@ -241,19 +237,16 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
         return None
     canvas = new_canvas(4.8)
     axes = canvas.subplots()
-    kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched", "autoscheme")}
-    for (kind, members), colour in zip(kinds.items(), (BASELINE, VARIANT, BETTER), strict=True):
+    kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched")}
+    for (kind, members), colour in zip(kinds.items(), (BASELINE, VARIANT), strict=True):
         for row in members:
             if row["kl_low"] is not None and row["kl_low"] > 0:
                 axes.plot([row["bits_per_weight"]] * 2, [row["kl_low"], row["kl_high"]], color=colour, linewidth=1.5)
         points = [(row["bits_per_weight"], row["kl"]) for row in members]
         if not points:
             continue
-        if kind == "autoscheme":  # open, because it is often where the searched variant is
-            shape = {"marker": "D", "s": 90, "facecolor": "none", "edgecolor": colour, "linewidth": 1.5}
-        else:
-            shape = {"marker": "s" if kind == "uniform" else "o", "s": 55, "color": colour, "edgecolor": "white"}
-        axes.scatter(*zip(*points, strict=True), **shape, zorder=3, label=_LABELS[kind])
+        shape = {"marker": "s" if kind == "uniform" else "o", "s": 55, "color": colour, "edgecolor": "white"}
+        axes.scatter(*zip(*points, strict=True), **shape, zorder=3, label=kind)
     if len(ends := kinds["uniform"]) > 1:
         x = np.linspace(ends[0]["bits_per_weight"], ends[-1]["bits_per_weight"], 400)
         mix = np.interp(x, [row["bits_per_weight"] for row in ends], [row["kl"] for row in ends])
@@ -269,10 +262,8 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     closer = sum(row["against_mix"] == "closer" for row in kinds["searched"])
     title = f"{closer} of {len(kinds['searched'])} searched variants are closer than the linear mix"
     state(canvas, title)
-    # AutoScheme's points are beside those of the same limits, and have no names of their own.
-    named = [row for row in above if row["kind"] != "autoscheme"]
-    places = [(row["bits_per_weight"], row["kl"]) for row in named]
-    label_points(axes, places, [row["name"] if row["kind"] == "uniform" else row["limit"] for row in named], bold=None)
+    places = [(row["bits_per_weight"], row["kl"]) for row in above]
+    label_points(axes, places, [row["name"] if row["kind"] == "uniform" else row["limit"] for row in above], bold=None)
     caption = "Smaller is further left, closer to the baseline is lower; bars are intervals."
     if left_out := len(rows) - len(above):
         caption += f" {left_out} with a KL of 0 {'is' if left_out == 1 else 'are'} left out."
