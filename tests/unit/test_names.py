@@ -18,6 +18,7 @@ MODULES = {
     "run": "what a command does, in the package of each command",
     "divergence": "the metrics, and their figure",
     "uncertainty": "the metrics, and the tasks of the same benchmark",
+    "long_context": "the metrics, and the tasks that they read",
 }
 """Module names that occur twice, because both are about the same thing or users type the name."""
 
