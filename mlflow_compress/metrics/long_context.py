@@ -41,6 +41,7 @@ SLOPE = MetricKey(
     on_request=True,
     gate=GateValue("gate/long_kl_slope_upper", upper_end),
     gate_label="growth of the KL per 1,000 tokens",
+    noticed="growth of the KL per 1,000 tokens of context",
 )
 
 

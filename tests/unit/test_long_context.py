@@ -16,7 +16,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.config import read_policy
 from mlflow_compress.decide.gates import gate_values, published_gate
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.items.named.long_context import BEGUN, COPIED, NEEDLES, Length
+from mlflow_compress.items.named.long_texts import BEGUN, COPIED, NEEDLES, Length
 from mlflow_compress.items.suite import check_tasks_named, is_task_file, load_suite, task_parts
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics import MetricInputs, headline
@@ -51,7 +51,7 @@ def test_what_follows_the_name_may_have_commas(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("long:4k", r"192 to 1,024 tokens \(1k\)\. Got: \[4096\]"),
+        ("long:4k", r"201 to 1,024 tokens \(1k\)\. Got: \[4096\]"),
         ("long:100", "too short for needles"),
         ("long:4q", "no length of a context.*'4q'"),
         ("long:256,0x", "no length of a context"),

@@ -8,9 +8,9 @@ TASKS.register("behaviour")(
     NamedTask(
         source="embedded",
         licence="Apache-2.0",
-        items="calls of tools, and the baseline's own answers; the judge stage adds the health of answers and refusals",
+        items="calls of tools, the baseline's own answers, long contexts; the judge stage adds health and refusals",
         shots="",
         rule="those of the members",
-        members=("tools", "traces"),
+        members=("tools", "traces", "long"),
     )
 )

@@ -41,7 +41,6 @@ _NAMES = re.findall(
 )
 _UNIT = re.compile(r"\s*\S.*?(?:(?<=[.!?])(?=\s)|(?=\n\s*\n)|\Z)", re.DOTALL)  # a sentence, with the space before it
 _MOST_WORDS = 60  # of a unit; files without sentences have longer ones
-_SHORTEST = 192  # tokens: below it there is no room for needles and chains beside text
 _DEFAULT_LONGEST = 32_768
 
 
@@ -307,14 +306,17 @@ def _task(texts: Sequence[_Text], length: Length, reader: _Reader) -> Task:
 
 def _build(lengths: Sequence[Length], own: Sequence[str] | None, settings: TaskSettings) -> Parts:
     reader = _Reader.of(settings.model or "demo")
+    # A third of a text at most is needles and links of chains.
+    lines = "\n\n".join(line.text for line in _lines(random.Random(0))[0])
+    shortest = 3 * reader.counts([lines])[0]
     if not lengths:  # the largest power of two, its half and its quarter
         most = 1 << (min(reader.most, _DEFAULT_LONGEST).bit_length() - 1)
-        lengths = [Length(size) for size in (most // 4, most // 2, most) if size >= _SHORTEST]
-    wrong = [one.tokens for one in lengths if not _SHORTEST <= one.tokens <= reader.most]
+        lengths = [Length(size) for size in (most // 4, most // 2, most) if size >= shortest]
+    wrong = [one.tokens for one in lengths if not shortest <= one.tokens <= reader.most]
     if wrong or not lengths:
         raise ConfigError(
             "The baseline cannot read a context of this length, or it is too short for needles",
-            allowed=f"{_SHORTEST:,} to {reader.most:,} tokens ({Length(reader.most).name})",
+            allowed=f"{shortest:,} to {reader.most:,} tokens ({Length(reader.most).name})",
             got=wrong or reader.most,
         )
     wanted = settings.limit or TEXTS
