@@ -16,6 +16,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.config import read_policy
 from mlflow_compress.decide.gates import gate_values, published_gate
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.named.long_texts import BEGUN, COPIED, NEEDLES, Length
 from mlflow_compress.items.suite import check_tasks_named, is_task_file, load_suite, task_parts
 from mlflow_compress.items.task import TaskSettings
@@ -339,3 +340,9 @@ def test_logits_are_never_of_the_whole_context_and_the_kl_is_the_plain_one(monke
 def test_needles_have_five_depths(suite):
     depths = sorted({c for c in suite.tasks[2].items.column("category") if c.startswith("needle")})
     assert depths == [f"needle at {d} %" for d in (10, 30, 50, 70, 90)] and NEEDLES == 5
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-tools"])
+def test_the_embedded_calibration_text_holds_no_item(model: str) -> None:
+    suite = load_suite("long", model=model, settings=TaskSettings(model=model))
+    check_contamination((demo.DATA_DIR / "calibration.txt").read_text().split("\n\n"), suite.tasks, suite.corpora)

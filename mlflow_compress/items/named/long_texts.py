@@ -12,6 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from mlflow_compress import demo
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.items.contamination import CalibrationText
+from mlflow_compress.items.contamination import words as plain_words
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.question_files import read_text
 from mlflow_compress.items.task import Parts, Task, TaskSettings, item_row, seeded
@@ -96,8 +99,8 @@ def _units(text: str) -> list[str]:
     """
     units = []
     for sentence in _UNIT.findall(text.strip()):
-        words = re.findall(r"\s*\S+", sentence)
-        units += ["".join(words[at : at + _MOST_WORDS]) for at in range(0, len(words), _MOST_WORDS)]
+        parts = re.findall(r"\s*\S+", sentence)
+        units += ["".join(parts[at : at + _MOST_WORDS]) for at in range(0, len(parts), _MOST_WORDS)]
     return units
 
 
@@ -110,6 +113,11 @@ def _bundled(draw: random.Random) -> Iterator[str]:
             first, *rest = _units(paragraph)
             yield f"\n\n{first.lstrip()}"
             yield from rest
+
+
+@cache
+def _calibration() -> CalibrationText:
+    return CalibrationText.of((demo.DATA_DIR / "calibration.txt").read_text(encoding="utf-8").split("\n\n"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +268,9 @@ def _rows(number: int, one: _Text, length: Length, reader: _Reader) -> Iterator[
         def is_unique(begin: int) -> bool:
             begun, complete = _words(one.text, begin, BEGUN), _words(one.text, begin, BEGUN + COPIED)
             fits = reader.counts([f"\n\n{complete}"], special=False)[0] <= one.room
-            return len(complete.split()) == BEGUN + COPIED and one.text.count(begun) == 1 and fits
+            whole = len(complete.split()) == BEGUN + COPIED and fits
+            # Calibration on the embedded text must stay allowed.
+            return whole and one.text.count(begun) == 1 and not _calibration().holds(plain_words(complete))
 
         found = one.at(depth, is_unique)
         if found is not None:
