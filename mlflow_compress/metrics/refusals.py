@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ PHRASES = Path(__file__).with_name("refusal_phrases.yaml")
 
 _SCRIPTS = ("LATIN", "CYRILLIC", "ARABIC", "DEVANAGARI", "HANGUL", "CJK")  # of the languages of `PHRASES`
 _READ = 200  # characters of an answer that can hold the longest rule
-_MOST_READ = 1000  # characters from which the language of an answer is told
 _UNWRITTEN = {ord(mark): None for mark in "\u064b\u064c\u064d\u064e\u064f\u0650\u0651\u0652\u0640"}
 """Vowel signs and the stretched line of Arabic, which most texts leave out."""
 
@@ -74,10 +74,12 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     return re.compile("|".join(found[True])), re.compile("|".join(found[False]))
 
 
-def _is_unread(answer: str) -> bool:
-    """Return whether no rule is for the language of an answer. A text too short to tell counts as read."""
-    known = script(answer) in (None, *_SCRIPTS)
-    return not refuses(answer) and (not known or is_in_none_of(answer[:_MOST_READ], _phrases()))
+def _read(answers: Iterable[str]) -> tuple[Bool, Bool]:
+    """Return which answers refuse, and which are surely in a language without rules."""
+    texts = list(answers)
+    refused = np.array([refuses(text) for text in texts], dtype=np.bool_)
+    foreign = [script(text) not in (None, *_SCRIPTS) or is_in_none_of(text, _phrases()) for text in texts]
+    return refused, ~refused & np.array(foreign, dtype=np.bool_)
 
 
 def _percent(name: str, meaning: str, **more: Any) -> MetricKey:
@@ -154,8 +156,8 @@ def refusals(inputs: MetricInputs) -> list[MetricResult]:
     pairs = answer_pairs(inputs)
     if pairs is None:
         return []
-    ours, theirs = (np.array([refuses(text) for text in texts]) for texts in (pairs.references, pairs.texts))
-    unread = np.array([any(map(_is_unread, pair)) for pair in zip(pairs.references, pairs.texts, strict=True)])
+    (ours, ours_unread), (theirs, theirs_unread) = _read(pairs.references), _read(pairs.texts)
+    unread = ours_unread | theirs_unread
 
     def by_instruction(answers: Bool, rows: Any) -> Bool:
         _, number = np.unique(pairs.instruction[rows], return_inverse=True)
@@ -197,13 +199,13 @@ def sampled_refusals(inputs: MetricInputs) -> list[MetricResult]:
     """
     samples = inputs.samples
     assert samples is not None  # `requires` has been checked
-    again = samples.baseline_again
-    ours, theirs, floor = (
-        np.array([refuses(text) for text in of.column("text")])
-        for of in (samples.baseline, samples.variant, samples.baseline if again is None else again)
-    )
-    unread = [_is_unread(text) for of in (samples.baseline, samples.variant, again) if of for text in of.column("text")]
-    left_out = np.bincount(np.resize(samples.instruction, len(unread)), weights=unread) > 0
+    ours, unread = _read(samples.baseline.column("text"))
+    theirs, theirs_unread = _read(samples.variant.column("text"))
+    unread = unread | theirs_unread
+    if samples.baseline_again is not None:
+        again, again_unread = _read(samples.baseline_again.column("text"))
+        unread = unread | again_unread
+    left_out = np.bincount(samples.instruction, weights=unread) > 0
     scored = ~left_out[samples.instruction]
     if not scored.any():
         return []
@@ -220,6 +222,6 @@ def sampled_refusals(inputs: MetricInputs) -> list[MetricResult]:
         MIXED: mixed(theirs),
         MIXED_BASELINE: mixed(ours),
     }
-    if again is not None:
-        estimates[SAMPLED_FLOOR] = PairedDifference.of(ours[scored], floor[scored], groups)
+    if samples.baseline_again is not None:
+        estimates[SAMPLED_FLOOR] = PairedDifference.of(ours[scored], again[scored], groups)
     return pooled(inputs, estimates)

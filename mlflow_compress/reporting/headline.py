@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 
 
-_SURE = 0.05  # p-value below which something surely changed
-
-
 def _no(why: str = "") -> Words:
     return Words(f"no: {why}" if why else "no", style="same")
 
@@ -324,7 +321,7 @@ def for_users(pooled: Mapping[str, MetricResult]) -> str:
     raw = [_p_value(*one) for one in found]
     changed, others = [], []
     for (declared, result), p in zip(found, holm(raw).tolist(), strict=True):
-        if p < _SURE:
+        if p < SIGNIFICANT:
             text = interval_text(result, scale_of(declared.unit), difference=declared.is_difference)
             changed.append(f"{declared.noticed} {text}")
         else:

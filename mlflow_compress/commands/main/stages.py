@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.command import Say
@@ -107,30 +106,6 @@ def as_project(python: WarmPython, output: tuple[int, int] = (1, 2)) -> StartSta
     )
 
 
-_AHEAD = "mlflow_compress.commands.main.baseline_ahead"
-
-
-@contextmanager
-def _at_the_same_time(python: WarmPython, work: Callable[[WarmPython, int], None]) -> Iterator[None]:
-    """Run `work` beside this block, which waits for it at its end. An error in the block ends it.
-
-    What it says comes line by line: it has no terminal, on which its bars would meet those of the block.
-    """
-    reading, writing = os.pipe()
-    with os.fdopen(reading, errors="replace") as lines, ThreadPoolExecutor(2) as pool:
-        pool.submit(sys.stderr.writelines, lines)
-        done = pool.submit(work, python, writing)
-        try:
-            yield
-            done.result()
-        except BaseException:
-            python.__exit__()
-            raise
-        finally:
-            wait([done])
-            os.close(writing)  # the end of its lines
-
-
 _RUNS = 5  # number of newest finished runs behind an estimate
 
 _WHAT = {
@@ -195,8 +170,7 @@ class Stages:
     def run_all(self, start: StartStage, progress: Progress, beside: Callable[[], WarmPython] | None = None) -> None:
         """Run the stages that are not finished. A failed judge, or speed, does not stop the run.
 
-        - `beside`: Makes what scores the baseline while the variant is compressed, and runs the judge while the
-          evaluation runs; None runs one after the other.
+        - `beside`: Makes what runs the judge while the evaluation runs; None runs one after the other.
         """
         asked = {"quantize": not self.config.is_served, "judge": self.config.judge, "speed": self.config.speed}
         wanted = [stage for stage in STAGES if asked.get(stage, True)]
@@ -209,11 +183,7 @@ class Stages:
                 if beside is not None and stage == "evaluate" and later[:1] == ["judge"]:
                     progress.begin(stage, number, len(wanted))
                     progress.begin("judge", number + 1, len(wanted), later=later[1:], when=" at the same time")
-                    with beside() as python, _at_the_same_time(python, self._judge):
-                        self._run(stage, start)
-                elif beside is not None and stage == "quantize":
-                    progress.begin(stage, number, len(wanted), later=later)
-                    with beside() as python, _at_the_same_time(python, self._baseline):
+                    with beside() as python, self._judge(python):
                         self._run(stage, start)
                 else:
                     progress.begin(stage, number, len(wanted), later=later)
@@ -228,13 +198,25 @@ class Stages:
             self.failed[stage] = error.what
             self.broke_off |= error.broke_off
 
-    def _judge(self, python: WarmPython, output: int) -> None:
-        self._run("judge", as_project(python, (1, output)))
+    @contextmanager
+    def _judge(self, python: WarmPython) -> Iterator[None]:
+        """Run the judge beside this block, which waits for it at its end. An error in the block ends it.
 
-    def _baseline(self, python: WarmPython, output: int) -> None:
-        """Score the baseline, and let it answer. Where this fails, the stage that needs it fails, and says why."""
-        parameters = json.dumps(as_text(self.config))
-        python.run(["-m", _AHEAD, parameters], environment=os.environ, folder=Path.cwd(), output=(output, output))
+        What it says comes line by line: it has no terminal, on which its bars would meet those of the block.
+        """
+        reading, writing = os.pipe()
+        with os.fdopen(reading, errors="replace") as lines, ThreadPoolExecutor(2) as pool:
+            pool.submit(sys.stderr.writelines, lines)
+            judged = pool.submit(self._run, "judge", as_project(python, (1, writing)))
+            try:
+                yield
+                judged.result()
+            except BaseException:
+                python.__exit__()
+                raise
+            finally:
+                wait([judged])
+                os.close(writing)  # the end of its lines
 
     def _config(self, stage: str) -> Parameters:
         changes = {} if stage == "quantize" else {"checkpoint": self.checkpoint}

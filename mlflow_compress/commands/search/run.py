@@ -51,6 +51,7 @@ from mlflow_compress.errors import (
 )
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
+from mlflow_compress.items.suite import task_parts
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS
@@ -149,7 +150,7 @@ def publish_search(
     length, name = config.space.calibration_length, Path(costs.text.name).name
     rows.sort(key=lambda row: (row.bits_per_weight, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
-    tasks = ", ".join(Path(part).name for part in tasks.split(","))
+    tasks = ", ".join(Path(part).name for part in task_parts(tasks))
     result = Search(
         baseline=model_label(config.source.model),
         variants=tuple(rows),

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import demo
-from mlflow_compress.config import is_endpoint
+from mlflow_compress.config import EMBEDDED, is_endpoint
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.contamination import CalibrationText
 from mlflow_compress.items.contamination import words as plain_words
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.sources.calibration_sets import SETS
 from mlflow_compress.items.sources.question_files import read_text
 from mlflow_compress.items.task import Parts, Task, TaskSettings, item_row, seeded
 from mlflow_compress.records import Items, Request
@@ -117,7 +118,7 @@ def _bundled(draw: random.Random) -> Iterator[str]:
 
 @cache
 def _calibration() -> CalibrationText:
-    return CalibrationText.of((demo.DATA_DIR / "calibration.txt").read_text(encoding="utf-8").split("\n\n"))
+    return CalibrationText.of(SETS[EMBEDDED]("").plain())
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,9 @@ _SCRIPTS = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "IDEOGRAPHIC": "CJK"}
 SURE = 0.8
 """A text's language is known if the classifier gives it this probability."""
 
+MOST_READ = 1000
+"""Characters of a text from which its language is told."""
+
 _A_GUESS = 0.3  # The largest probability of any language where nothing speaks for one, as in "42", is below
 
 
@@ -47,28 +50,31 @@ def _classifier() -> Any:
     return classifier
 
 
-@lru_cache(maxsize=20_000)
-def _ranked(text: str) -> list[tuple[str, float]]:
-    """Return each language with its probability, the most probable first."""
-    ranked: list[tuple[str, float]] = _classifier().rank(text)
-    return ranked
+@lru_cache(maxsize=4096)
+def _most_probable(text: str) -> tuple[str, float]:
+    code, probability = _classifier().classify(text)
+    return code, probability
 
 
 def language(text: str) -> str | None:
     """Return the language of a text as an ISO 639 code; None where it is not sure, as of most texts of a few words.
 
-    By py3langid's naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012).
+    It is that of the first `MOST_READ` characters, by py3langid's naive Bayes classifier over byte n-grams (Lui and
+    Baldwin, "langid.py", ACL 2012).
 
     Examples
     --------
     >>> language("Once upon a time there was a little dog."), language("Es war einmal ein Hund."), language("42")
     ('en', 'de', None)
     """
-    code, probability = _ranked(text)[0]
+    code, probability = _most_probable(text[:MOST_READ])
     return code if probability >= SURE else None
 
 
 def is_in_none_of(text: str, codes: Collection[str]) -> bool:
     """Return whether a text is surely in another language than these, even where it is not sure in which."""
-    ranked = _ranked(text)
-    return ranked[0][1] >= _A_GUESS and sum(p for code, p in ranked if code in codes) <= 1.0 - SURE
+    read = text[:MOST_READ]
+    code, probability = _most_probable(read)
+    if probability < _A_GUESS or code in codes:  # alone it has more than all of `codes` may have
+        return False
+    return float(sum(p for code, p in _classifier().rank(read) if code in codes)) <= 1.0 - SURE
