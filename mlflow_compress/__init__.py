@@ -10,8 +10,6 @@ Names are imported when they are first used, so that `import mlflow_compress` co
 editors read is `__init__.pyi`, which tools/write_stub.py writes from the registry of commands.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any

@@ -21,8 +21,6 @@
         └── StoreAwayError     the tracking server did not answer for a long time
 """
 
-from __future__ import annotations
-
 import difflib
 import errno
 import importlib.util

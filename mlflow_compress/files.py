@@ -1,7 +1,5 @@
 """Files: written completely or not at all; JSON and YAML, read strictly and with one clear error; lock files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 There is one folder per tracking store, for direct runs and for runs of MLflow projects.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the items of every task family are: declared by the family's file, read by metrics, which import no tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Values that baseline and variant, or several variants, need: made once, and kept in memory meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """A process's life: how its threads wait, what ends it early (signals, the end of its parent), and what it has cost."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

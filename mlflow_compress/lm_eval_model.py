@@ -6,8 +6,6 @@ Importing this module registers the model "mlflow-compress" for `lm_eval.simple_
     python -m mlflow_compress.lm_eval_model --model mlflow-compress --model_args pretrained=FOLDER --tasks piqa
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Makes parameters that are paths absolute. Refuses missing paths, and names the folder that was searched."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, TypeVar

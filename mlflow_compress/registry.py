@@ -1,7 +1,5 @@
 """Plug-ins by name: a decorator registers an object; the first look-up imports the modules that hold such objects."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import pkgutil

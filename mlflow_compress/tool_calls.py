@@ -1,7 +1,5 @@
 """Calls of tools that a model writes: reading them, validity against the schemas, and equality by type."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

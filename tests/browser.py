@@ -1,7 +1,5 @@
 """A headless Chromium, driven by its own protocol over a pipe; needs no package and no driver."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Models that the compression tests compress: random ones made on the spot, and distances between checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

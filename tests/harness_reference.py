@@ -1,7 +1,5 @@
 """lm-evaluation-harness run as it is: its stock backend on the same documents as ours, for the parity tests."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A real local HTTP server that speaks the chat-completions protocol and answers by a script, faults included."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Instructions, answers and the MT-Bench judge as the judge stage opens it, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every reader of files that others wrote, an input that each of them takes, and inputs that nobody should take."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

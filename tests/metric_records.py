@@ -1,7 +1,5 @@
 """Synthetic records of two models for the tests of metrics: every family, with known structure and a seed."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

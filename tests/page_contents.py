@@ -1,7 +1,5 @@
 """The content of a page over variants, from a few records by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

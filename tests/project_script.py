@@ -1,7 +1,5 @@
 """A project's `run.py` as a module: projects are folders of scripts, no packages."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

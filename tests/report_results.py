@@ -1,7 +1,5 @@
 """Results by hand and a parsed page, for the tests of the report."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from types import SimpleNamespace
 

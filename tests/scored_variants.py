@@ -1,7 +1,5 @@
 """Variants by hand, for the tests of the scoreboard."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A real local HTTP server that computes a model's log-probabilities with transformers, as vLLM and others serve them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

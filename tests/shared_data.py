@@ -1,7 +1,5 @@
 """Where optional real data for tests lies; tests that use it skip, with a reason, where it is missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Synthetic text that models wrote themselves, added to the records of `metric_records`: greedy answers and traces."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

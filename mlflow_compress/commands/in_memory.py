@@ -1,7 +1,5 @@
 """Writes what a Python user holds in memory - a loaded model, rows of items - into files, which every command takes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The groups of parameters: the baseline, the compression, what is evaluated, what is answered, how models run."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

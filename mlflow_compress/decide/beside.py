@@ -1,7 +1,5 @@
 """Beside a choice: with what it is tied, and why each smaller variant was not taken."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from mlflow_compress.decide.gates import SIZE, DivergenceGate, Gate

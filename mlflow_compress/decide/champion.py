@@ -1,7 +1,5 @@
 """Challenger against champion: the direct comparison, paired on items, and whether the alias moves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

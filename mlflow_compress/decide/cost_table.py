@@ -1,7 +1,5 @@
 """What each format costs in each group of layers, measured or estimated, and which formats a limit allows."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

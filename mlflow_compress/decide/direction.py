@@ -1,7 +1,5 @@
 """The direction of a variant: whether its answers are worse than its baseline's, no worse than a margin, or open."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gates: bounds on the numbers of a variant, each a check with its reason in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

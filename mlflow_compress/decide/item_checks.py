@@ -3,8 +3,6 @@
 A metric can be decided early if it is the mean of one bounded value per item. The registry of such values is `VALUES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

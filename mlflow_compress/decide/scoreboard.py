@@ -1,7 +1,5 @@
 """The scoreboard: the variants of one evaluation side by side, and which of them can be told apart."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

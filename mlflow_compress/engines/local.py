@@ -1,7 +1,5 @@
 """``engine=local``: transformers in this process."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mlflow_compress.engines.file_model import FileModel, open_request

@@ -1,7 +1,5 @@
 """The environment that vLLM is installed in: where its Python is, what it holds, and how it is made."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

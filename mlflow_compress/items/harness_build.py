@@ -1,7 +1,5 @@
 """Turns the harness's task objects into ours, with the same prompts and continuations."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

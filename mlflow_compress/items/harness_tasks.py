@@ -3,8 +3,6 @@
 `lm_eval` is imported inside functions only, because the import and the index of 14,000 names take seconds.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import re

@@ -1,7 +1,5 @@
 """Registry of named tasks, with the source and licence of their data."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

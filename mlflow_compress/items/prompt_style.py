@@ -7,8 +7,6 @@ smartyfh/LLM-Uncertainty-Bench (MIT), prompt.py (`shared_*_prompt`, `task_zero_p
 generate_logits.py (`format_*_prompt`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase

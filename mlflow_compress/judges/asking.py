@@ -1,7 +1,5 @@
 """Asks a judge model question by question until its reply can be read. Every paid reply is kept, and asked for once."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Where answers part: no judge model, only both models' greedy answers, and the variant on the baseline's."""
 
-from __future__ import annotations
-
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged
 
 JUDGES.register("divergent_tokens")(

@@ -1,7 +1,5 @@
 """Single-answer grading with MT-Bench's prompts: which questions a judge is asked, and the records of its ratings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

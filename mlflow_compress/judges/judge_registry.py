@@ -1,7 +1,5 @@
 """Judges, their inputs and outputs, and their registry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The MT-Bench judge: GPT-4 or other models behind an OpenAI-compatible endpoint grade answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

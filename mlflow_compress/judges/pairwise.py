@@ -1,7 +1,5 @@
 """The pairwise judge: which of the baseline's and the variant's answer is better, asked in both orders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -5,8 +5,6 @@ The wording is that of FastChat's ``llm_judge/data/judge_prompts.jsonl`` (lm-sys
 be compared if they come from the same prompt.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

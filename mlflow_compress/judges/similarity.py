@@ -1,7 +1,5 @@
 """ConSCompF's judge: embeds sampled answers, for the similarity metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 A new metric is one new file with a function under `@METRICS.register(name)` and `@metric(...)`; `compute_all` finds it.
 """
 
-from __future__ import annotations
-
 from mlflow_compress.metrics.core.estimates import Mean, Number, PairedDifference, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import (
     AnswerEmbeddings,

@@ -1,7 +1,5 @@
 """Accuracy of the model and of its baseline on the same items, and the paired change with an exact test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, Proportion, by_subset

@@ -1,7 +1,5 @@
 """Answer order on a sample of items that were scored in every order of their options: 24 for four."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

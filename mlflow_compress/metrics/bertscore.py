@@ -1,7 +1,5 @@
 """BERTScore of the variant's answers against the baseline's; optional, with a model of the user's choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

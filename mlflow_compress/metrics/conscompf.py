@@ -1,7 +1,5 @@
 """ConSCompF: similarity of two models' answers, weighted by the consistency of each model's own answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Divergences between both models' distributions, averaged over items as in equation 1 of the flips paper."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Flips: answers that changed between two models, even if the accuracy did not change."""
 
-from __future__ import annotations
-
 from mlflow_compress.metrics.core.estimates import Estimates, Proportion, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end

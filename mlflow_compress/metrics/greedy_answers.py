@@ -4,8 +4,6 @@ The names are those of the divergent token metrics: Deiseroth et al., "Divergent
 prune away LLM components - and optimize quantization", arXiv 2311.01544.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

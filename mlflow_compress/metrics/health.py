@@ -1,7 +1,5 @@
 """Health of answers: length, cut answers, loops, and other defects that need no judge, paired with the baseline."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

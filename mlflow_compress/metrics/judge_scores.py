@@ -1,7 +1,5 @@
 """Judge scores, with the paired difference to the baseline; the mean of several judges; the judge's own noise."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """KL on the text that the baseline itself wrote: as a whole, by place in the answer, inside and outside reasoning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How much the mean KL depends on a few items, and two bounded values that replace it in that case."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The KL divergence that a server's lists of most probable tokens prove: a lower bound of the exact one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlflow_compress.errors import DataError

@@ -1,7 +1,5 @@
 """Answers that an application has logged: how many of them the variant would have written otherwise."""
 
-from __future__ import annotations
-
 from mlflow_compress.metrics.core.estimates import Estimates, Proportion, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric

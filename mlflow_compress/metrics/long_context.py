@@ -1,7 +1,5 @@
 """Long contexts: the KL of running text at several depths, and how it grows with the tokens before."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, of_subset

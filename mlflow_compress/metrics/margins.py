@@ -1,7 +1,5 @@
 """Top margins: the baseline's confidence in the answers that a variant changes, and distances by that confidence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

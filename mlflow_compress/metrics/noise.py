@@ -1,7 +1,5 @@
 """Noise floors: what a second run, another engine or a server moves by itself, and which distances exceed it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar

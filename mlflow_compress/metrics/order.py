@@ -1,7 +1,5 @@
 """Robustness against the order of the answers: the two-shuffle metric, consistency over content, position bias."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

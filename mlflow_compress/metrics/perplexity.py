@@ -1,7 +1,5 @@
 """Corpus metrics from token records: perplexities, their ratio, and the distance from the baseline token by token."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Shares over comparisons of answers, and agreement of raters: Cohen's kappa and Krippendorff's alpha."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations

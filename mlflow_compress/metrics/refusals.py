@@ -1,7 +1,5 @@
 """Refusals: answers that begin with a refusal, by open rules, and the questions where the two models differ in it."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Slices: the tasks, categories and scripts in which a variant moves more than in the others."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion

@@ -1,7 +1,5 @@
 """Speed: tokens a second of reading and writing, waits between tokens, and peak memory, beside the baseline's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

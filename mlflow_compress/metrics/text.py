@@ -1,7 +1,5 @@
 """Text overlap: ROUGE-L and BLEU of the variant's answers against the baseline's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calls of tools: whether the variant calls where its baseline does, and whether its calls are valid and right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Comparisons in pairs: the variant's win rate against the baseline, and the judge's bias by position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GGUF files of Llama-like models: tensor names, writing, and reading headers."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -1,7 +1,5 @@
 """Identity of a model: hashes of its weights and tokenizer, its vocabulary size and its context length."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

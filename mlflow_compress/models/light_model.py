@@ -1,7 +1,5 @@
 """A model without its weights in memory: everything that a stored baseline is compared with, read from the files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Loads a Hugging Face causal LM with its tokenizer, for scoring and generation."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

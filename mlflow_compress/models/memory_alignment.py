@@ -5,8 +5,6 @@ which changes products of few rows. The number of threads and the processor chan
 prevented here: operands begin at multiples of `ALIGNMENT`. The second is recorded with a stored baseline.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights that wait on disk, or on the host, until the layer that needs them runs (accelerate's offloading)."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import sys

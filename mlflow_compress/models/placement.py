@@ -1,7 +1,5 @@
 """Device placement of a model: on a CPU, a GPU, or spread over GPUs, the host and the disk."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field

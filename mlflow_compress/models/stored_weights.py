@@ -1,7 +1,5 @@
 """Bytes, dtypes and hashes of a checkpoint's weights, read from its files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

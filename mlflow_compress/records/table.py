@@ -1,7 +1,5 @@
 """A columnar table with a fixed schema and a unique key, and the join of two of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

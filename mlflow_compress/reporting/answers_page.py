@@ -3,8 +3,6 @@
 Nothing in the sheet says whose an answer is.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Tables and figures' data from the records, and the details behind the headline values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Draws all figures of a report as PNG files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

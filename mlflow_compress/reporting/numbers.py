@@ -1,7 +1,5 @@
 """Formats numbers: with the digits that their interval supports, shares as percent, differences in points."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The scoreboard as text: for a terminal, as Markdown for notes and pull requests, and as CSV."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

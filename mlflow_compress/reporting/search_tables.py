@@ -1,7 +1,5 @@
 """A search as tables: for a terminal, as Markdown and as CSV. Rows are those of `results.Search.to_rows`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The verdict: one sentence about a variant, from the numbers alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Conversations that an application has logged to MLflow as traces."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

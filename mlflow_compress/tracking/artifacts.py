@@ -1,7 +1,5 @@
 """Reads the artifacts of runs: in place where they lie in a local folder, otherwise through the download cache."""
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Variants of one baseline, grouped by evaluation. Only runs with the same evaluation id may be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chooses the experiment of a new run. Its artifacts are next to the database, whatever the working folder."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sqlite3

@@ -4,8 +4,6 @@ Each run is a sub-folder with `run.json` (name, status, tags, parameters, metric
 in MLflow. A baseline that was evaluated into the folder is reused from there, as in MLflow.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """A lease on a piece of work, kept by the tracking server: one process of all machines has it at a time."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

@@ -3,8 +3,6 @@
 So neither the clock nor the number of a process decides, both of which may come again.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import os

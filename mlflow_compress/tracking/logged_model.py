@@ -1,7 +1,5 @@
 """The MLflow model of a variant: parameters, metrics linked to data sets, code, and the weights."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Variants in the MLflow model registry: one registered model per baseline, one version per promoted variant."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

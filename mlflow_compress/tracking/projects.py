@@ -1,7 +1,5 @@
 """Runs stages as child runs: as MLflow projects, in processes that end when this process ends, or in this process."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

@@ -4,8 +4,6 @@ MLflow shows the command that it starts with every parameter, 1,500 characters f
 It imports the plug-ins of `mlflow.run_context_provider` before it does anything, so this module is one of them.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which runs of a store may be deleted, and what that frees."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Names of run tags, artifacts and leading metrics, by which runs are searched."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys, leaderboard_keys

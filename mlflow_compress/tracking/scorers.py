@@ -3,8 +3,6 @@
 They return 1 and 0: MLflow's pages paint True green, as if it were good.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """An open run in MLflow, to which stages write."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

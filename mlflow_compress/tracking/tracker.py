@@ -1,7 +1,5 @@
 """The connection to a tracking store and the runs in it."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping

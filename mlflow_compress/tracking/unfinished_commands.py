@@ -1,7 +1,5 @@
 """Notes on disk of the commands that run: what is left of one that was killed, or cut off from the tracking server."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

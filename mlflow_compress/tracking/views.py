@@ -1,7 +1,5 @@
 """The saved leaderboard view of an experiment, and links to it."""
 
-from __future__ import annotations
-
 import base64
 import colorsys
 import itertools

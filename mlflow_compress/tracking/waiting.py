@@ -1,7 +1,5 @@
 """Calls to a tracking store that is away for a while: repeated, with growing pauses, until it answers again."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

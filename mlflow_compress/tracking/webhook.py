@@ -1,7 +1,5 @@
 """MLflow's webhooks as a receiver reads them. The queue of accepted deliveries is the store: one tag per delivery."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

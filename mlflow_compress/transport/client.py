@@ -1,7 +1,5 @@
 """Asynchronous calls behind a synchronous interface: many at once, each retried while it may help."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

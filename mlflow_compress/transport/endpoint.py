@@ -1,7 +1,5 @@
 """Address and key of an OpenAI-compatible endpoint, and how it may be called."""
 
-from __future__ import annotations
-
 import base64
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Replies of an endpoint as plain values: what was said, by which model, in how many tokens, or why nothing was."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Tokens and money of the calls of one run: counted from the answers, bounded before each call by a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

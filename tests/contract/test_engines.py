@@ -1,7 +1,5 @@
 """What every registered engine promises: a stable identity, the local engine's records, resuming, named refusals."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack

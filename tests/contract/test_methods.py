@@ -4,8 +4,6 @@ A new method is covered as soon as it is registered. The quick half runs each me
 slow half runs the whole matrix on the demonstration model.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

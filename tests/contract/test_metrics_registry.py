@@ -1,7 +1,5 @@
 """Properties that every registered metric must have: a new metric fails here until it declares itself and behaves."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 

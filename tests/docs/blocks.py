@@ -7,8 +7,6 @@
 ```{.console .shown reason="..."}   not executed, and why
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

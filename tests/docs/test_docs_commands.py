@@ -1,7 +1,5 @@
 """Every command and code block of the documentation is executed, or says why it is not."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

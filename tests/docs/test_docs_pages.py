@@ -1,7 +1,5 @@
 """Generated pages are current, and every page is reachable."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

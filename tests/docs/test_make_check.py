@@ -1,7 +1,5 @@
 """`make check`, pre-commit and CI run the same commands."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

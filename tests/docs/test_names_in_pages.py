@@ -1,7 +1,5 @@
 """Every page names modules, functions, files and folders that exist; one page tells the way of an item, and is short."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

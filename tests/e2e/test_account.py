@@ -1,7 +1,5 @@
 """What was asked and what became of it stands in the first lines of a result, on its run, and before every gate."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

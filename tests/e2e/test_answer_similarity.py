@@ -1,7 +1,5 @@
 """The similarity of all variants' answers: in a real sweep, and where a variant was embedded by another encoder."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Answers side by side, and the page to rate them, in a headless Chromium."""
 
-from __future__ import annotations
-
 import csv
 import io
 import time

@@ -1,7 +1,5 @@
 """`mlflow-compress compare` on files, as a user calls it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

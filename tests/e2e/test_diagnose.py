@@ -1,7 +1,5 @@
 """diagnose on the demo: a method and a checkpoint, its files, its refusals, and going on after an interruption."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

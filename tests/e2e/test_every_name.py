@@ -12,8 +12,6 @@ Not in the file, with the reason:
 - Registered models that are leases on a baseline: they stand for processes that wait, not for variants.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

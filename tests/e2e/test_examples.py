@@ -1,7 +1,5 @@
 """The scripts in `examples/` run as they stand, and show what they promise."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`evaluate` on items that are drawn by the baseline's margin: known probabilities, resumed rounds, all items at last."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

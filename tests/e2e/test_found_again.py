@@ -1,7 +1,5 @@
 """What is stored is not computed again: baselines, a variant's evaluation, its answers; and what decides is noticed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The Python front door: every example of its docstrings, in a plain folder and in MLflow's store."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A disk that is really full, and one that is read-only: one clear error, nothing half-written, and a way on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The gate on the demo: it stops early, goes on after a kill, decides as a promotion does after all items, and exits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The GitHub workflow and action in `examples/`: they parse, and every command of theirs is executed on the demo."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

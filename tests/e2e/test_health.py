@@ -1,7 +1,5 @@
 """The health of answers on the embedded model: a 2-bit variant is told from an 8-bit one by health alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

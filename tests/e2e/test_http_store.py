@@ -1,7 +1,5 @@
 """A tracking server that serves artifacts: folders are downloaded once, into the cache, and nowhere else."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

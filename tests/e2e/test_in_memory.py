@@ -1,7 +1,5 @@
 """Loaded models, rows of items and data frames in place of folders and files; and the frame of compared items."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

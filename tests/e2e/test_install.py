@@ -1,7 +1,5 @@
 """The package outside its checkout: as a wheel, as a source distribution, and as an MLflow project of a git repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

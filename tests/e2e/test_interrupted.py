@@ -1,7 +1,5 @@
 """An evaluation that is interrupted goes on where it was, and ends with the same records."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

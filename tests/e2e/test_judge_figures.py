@@ -1,7 +1,5 @@
 """Whatever a judge's endpoint answers: figures of all judgments, an error, or a first line that says what lacks."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The judge stage with a judge that fails in part: everything is logged, nothing secret is written, money is counted."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

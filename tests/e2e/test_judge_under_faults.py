@@ -1,7 +1,5 @@
 """The judge's command on 80 questions of two turns, at an endpoint that fails at 30 % of the calls, killed half-way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

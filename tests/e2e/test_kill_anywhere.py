@@ -1,7 +1,5 @@
 """Ten kills at random moments of quantize, evaluate, judge, promote and sweep: what is found is as undisturbed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

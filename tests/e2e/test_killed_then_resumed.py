@@ -1,7 +1,5 @@
 """Kills in the judge, while a run is published and while one is promoted: `resume` ends with what nobody disturbed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A hard limit on memory: too small for the model is one clear error; `max_memory` keeps a larger model below it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """MLflow's own doors: an application that only knows MLflow gets the numbers of the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

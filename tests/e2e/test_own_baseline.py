@@ -1,7 +1,5 @@
 """A checkpoint is compared with what it was made from, unless another baseline is asked for by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

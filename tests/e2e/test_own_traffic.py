@@ -1,7 +1,5 @@
 """One command on logged conversations: KL on what was logged, divergence and health, and no text in any report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page over variants in a headless Chromium: what it shows, that nothing of a model's text runs, accessibility."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A package with one plug-in of each kind, the one that docs/how-to/plugins.md builds: installed, found and used."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

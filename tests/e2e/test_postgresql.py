@@ -1,7 +1,5 @@
 """PostgreSQL behind a tracking server: pipelines of two machines evaluate the baseline once, and all finish."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

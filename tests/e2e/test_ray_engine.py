@@ -1,7 +1,5 @@
 """The commands with engine=ray: the records and answers of one process, and an end like any other when interrupted."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

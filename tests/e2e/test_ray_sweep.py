@@ -1,7 +1,5 @@
 """Sweeps with engine=ray: variants side by side on workers, with the records of one process, whatever is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@
 ``llama-cpp-python[server]`` and vLLM; ``MLFLOW_COMPRESS_LLAMA_SERVER`` is llama.cpp's own ``llama-server``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Receipts: what `export` writes, `verify` believes; whatever was changed in one is caught."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

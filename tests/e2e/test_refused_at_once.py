@@ -1,7 +1,5 @@
 """Wrong inputs are refused at once, all of them together, in the words of where they were said."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import sys

@@ -1,7 +1,5 @@
 """`report` on real runs of the demo: a sweep's run, main runs, every format, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

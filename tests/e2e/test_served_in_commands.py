@@ -1,7 +1,5 @@
 """Served models in `main`, `sweep`, `promote` and `gate`: evaluated, shown beside checkpoints, decided by distances."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

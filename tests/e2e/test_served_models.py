@@ -1,7 +1,5 @@
 """Served models through the stages: a variant against the demo, both sides served, answers, and a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

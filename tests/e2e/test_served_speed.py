@@ -1,7 +1,5 @@
 """The speed of served models: tokens as they arrive, in turn with a served baseline, alone beside one in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

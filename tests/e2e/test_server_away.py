@@ -1,7 +1,5 @@
 """A tracking server that dies in the middle of an evaluation: a wait if it comes back, and `resume` if it comes late."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sweeps on the embedded demo, in real stores: failures, continuation, kills, and two at once."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A sweep with a judge model: the estimate is shown, and the budget is that of all variants together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

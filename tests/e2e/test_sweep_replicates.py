@@ -1,7 +1,5 @@
 """Replicates of a sweep on the embedded demo: made again, found again, shown as luck, and counted by a policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

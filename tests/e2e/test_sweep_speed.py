@@ -1,7 +1,5 @@
 """A real sweep in which one variant is timed and the other one's format is only simulated."""
 
-from __future__ import annotations
-
 import pytest
 
 import mlflow_compress as mc

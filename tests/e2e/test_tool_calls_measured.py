@@ -1,7 +1,5 @@
 """One command on prompts with tools: embedded ones that are graded, and own ones, of which no report has a text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Needs an environment with vLLM, named by MLFLOW_COMPRESS_VLLM_PYTHON (see projec
 distances.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

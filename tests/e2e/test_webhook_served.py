@@ -1,7 +1,5 @@
 """`serve-webhook` as a process: killed midway and started again, and with deliveries that a real MLflow server sends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

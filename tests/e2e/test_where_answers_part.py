@@ -1,7 +1,5 @@
 """Where answers part, and the baseline's own text as a corpus: identities, and what is decoded only once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The whole path on the embedded demo, as a user runs it: `mlflow run .`, a second variant, the control, promotion."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Wanda's mask and SmoothQuant's factors against a few lines that follow the papers, on a small random model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

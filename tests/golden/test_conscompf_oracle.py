@@ -1,7 +1,5 @@
 """The ConSCompF authors' implementation on given embeddings (shared/data/conscompf_oracle)."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

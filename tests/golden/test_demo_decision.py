@@ -8,8 +8,6 @@ section's outputs again, run its commands in an empty folder, then ``python -m t
 and mend the numbers in the text that a test names.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

@@ -5,8 +5,6 @@ last commit before. On the machine that made it the numbers are equal; elsewhere
 them what is nearly a tie.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

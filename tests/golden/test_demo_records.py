@@ -6,8 +6,6 @@ On another machine the last bits differ, by no more than float32 explains (`allo
 raise `engine_identity.SCORING_VERSION` and write the file again: ``python -m tests.golden.test_demo_records``.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping

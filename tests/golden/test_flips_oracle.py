@@ -1,7 +1,5 @@
 """Published per-item predictions of real models at fp16, int8 and int4 (shared/data/flips_oracle, MIT licence)."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Our GGUF files against those that llama.cpp's own quantizer made of the same model."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Provenance: the reference is lm_eval 0.4.13 itself, run here on the same documents in float32.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

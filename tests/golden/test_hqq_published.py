@@ -1,7 +1,5 @@
 """Our HQQ against the quantizer of the `hqq` package (0.2.8.post1, axis 1, group 64, CPU)."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 

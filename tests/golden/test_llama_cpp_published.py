@@ -5,8 +5,6 @@ their uncertainties; from the share of equal top tokens and the number of scored
 made that have exactly these moments.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -5,8 +5,6 @@ by 1e-12 of itself (other versions of numpy sum in another order). `python -m te
 them again; that is right only where a number is meant to change.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

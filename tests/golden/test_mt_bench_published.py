@@ -1,7 +1,5 @@
 """The published MT-Bench answers, graded against a local endpoint: scores as FastChat's `show_result` computes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The drops published in "Changing Answer Order Can Decrease MMLU Accuracy" recompute from (accuracy, metric)."""
 
-from __future__ import annotations
-
 import pytest
 
 from mlflow_compress.metrics.order import drop_pct

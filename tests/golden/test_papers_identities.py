@@ -3,8 +3,6 @@
 The expected counts were derived from the tables beforehand (`shared/data/papers/README.md`), not taken from this code.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from pathlib import Path

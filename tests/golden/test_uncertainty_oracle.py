@@ -1,7 +1,5 @@
 """LLM-Uncertainty-Bench's published script on real option logits (shared/data/uncertainty_oracle, MIT licence)."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -4,8 +4,6 @@ Provenance: SHA-256 (first 16 digits) of what `format_base_prompt`, `format_shar
 smartyfh/LLM-Uncertainty-Bench (commit 5d189dc, generate_logits.py with prompt.py) return for the made-up questions below.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ to FOLDER/MODE. It is a process of its own, with as many threads as a worker, be
 threads that a process was started with.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

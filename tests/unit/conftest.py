@@ -1,7 +1,5 @@
 """Fixtures that several files of unit tests share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

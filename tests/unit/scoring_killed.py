@@ -4,8 +4,6 @@
 undisturbed and of the killed run, and prints the number of kills.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

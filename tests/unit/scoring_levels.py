@@ -4,8 +4,6 @@ Prints one line of JSON: for each promise that bits are equal wherever numbers l
 and under "bare", how often the same products are broken without our alignment, which says what this processor can show.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

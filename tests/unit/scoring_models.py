@@ -1,7 +1,5 @@
 """Small random models and requests for the scoring tests, and the naive forward pass that they are compared with."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path

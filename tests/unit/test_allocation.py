@@ -1,7 +1,5 @@
 """The integer programme of mixed precision: examples by hand, and every small case against all choices."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers side by side: where they part, their order, the page and the rows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Lock files go with the work that they guard, and keep it apart while they come and go.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Beside a choice: ties, and why each smaller variant was not taken."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

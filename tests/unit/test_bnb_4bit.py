@@ -1,7 +1,5 @@
 """bitsandbytes on a CPU: 4-bit layers are computed from the values they stand for, whatever the processor."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The luck of a calibration: what makes with other samples share, and who is closer in a fresh one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 Challenger against champion: the difference per item, and whether the alias moves.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Solving, measuring and refitting, on models whose KL is a formula."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Strict configuration: types, names, choices and bounds of every stage parameter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

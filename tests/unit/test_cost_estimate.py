@@ -1,7 +1,5 @@
 """Estimates of costs by hand, and the table that measures only what is chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Costs, limits and the linear mix, from numbers that are worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Runs of processes that died: closed by the next command, with what they left; those of living ones are left alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

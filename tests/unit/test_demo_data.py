@@ -3,8 +3,6 @@
 The exercises name letters that are right.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """The trainer saves what a stage ends with, and goes on from there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

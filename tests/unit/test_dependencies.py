@@ -1,7 +1,5 @@
 """pyproject.toml declares what the package imports, as ranges; the locks pin one version of all of it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The numbers of a diagnosis: derived by hand from a few tokens, and bounded by what must hold."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

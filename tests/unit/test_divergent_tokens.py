@@ -1,7 +1,5 @@
 """Where greedy answers part, and KL on the baseline's own text: values derived by hand, a library, and identities."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

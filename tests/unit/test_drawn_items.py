@@ -1,7 +1,5 @@
 """Items drawn by the baseline's margin: the sampler, and metrics that weight what was drawn or say why they do not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

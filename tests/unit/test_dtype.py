@@ -1,7 +1,5 @@
 """The dtype of an evaluation that names none: the baseline's own on an accelerator, float32 on a CPU."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

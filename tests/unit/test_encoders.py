@@ -1,7 +1,5 @@
 """Encoders: models that pool in their own way, and a real endpoint on this machine that serves real vectors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

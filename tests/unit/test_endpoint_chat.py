@@ -1,7 +1,5 @@
 """Conversations sent to a server: as chat completions where its template reads as ours, otherwise as completions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

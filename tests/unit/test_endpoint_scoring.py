@@ -3,8 +3,6 @@
 The bound from two lists of most probable tokens: never above the exact divergence, and as it was defined.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Estimates of costs on random models: near the measured KL of small changes, and in their order."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any

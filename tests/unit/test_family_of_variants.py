@@ -1,7 +1,5 @@
 """Gates over a family of variants: p-values from one end of an interval, Holm's rule, ends that hold for all."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The sentence "For users": what surely changed comes first, corrected over all that was measured."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

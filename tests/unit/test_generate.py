@@ -1,7 +1,5 @@
 """Generation against a token-by-token loop without cache, padding or batches, on real small models."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Our decoding against transformers' `generate`, token for token, on models of every kind of cache."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

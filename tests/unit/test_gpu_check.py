@@ -1,7 +1,5 @@
 """The check of a GPU: what it calls wrong, and that it goes on after a failure (there is no GPU here)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Harness tasks as ours: families, identities, groups, their own metrics, missing data. Definitions and data are made up."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder that can be uploaded: it loads, its card is what the Hub reads, and it tells nothing of this machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Blind ratings by people: the sheet, its key, what raters send back, and what it says."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A signal in the middle of a call to the store: it is handled after the call, and no run stays open."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

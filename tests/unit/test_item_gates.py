@@ -1,7 +1,5 @@
 """The gate item by item: which policies it takes, whose values it reads, and its error level."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import assume, given

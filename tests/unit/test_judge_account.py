@@ -3,8 +3,6 @@
 The judge stage on a checkpoint as other tools save them: without the chat template.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The published files are not here, and may not be downloaded; these are made by hand.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

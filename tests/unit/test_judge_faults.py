@@ -1,7 +1,5 @@
 """80 questions of two turns at an endpoint that fails at 30 % of the calls: nothing is lost, and nothing paid twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

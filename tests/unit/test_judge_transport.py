@@ -1,7 +1,5 @@
 """The transport: what endpoints accept, when calls are tried again, how fast they come, and what they cost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -3,8 +3,6 @@
 Several judge models and repeats through the judge, and the page's row of the noise floor.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 Ratings out of text, and the prompts that ask for them.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedded sentence encoder, for real, and the arrays made with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Judgments as MLflow traces: none is missing, none is there twice, and what was said is there word for word."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """KL against harm: what the benchmark computes of measured items, by hand, and what it has stored."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path

@@ -5,8 +5,6 @@ the fields that an example of ours may use, with their types, and refuses all ot
 and by hand, against the complete CRD.
 """
 
-from __future__ import annotations
-
 import copy
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The lease on a piece of work: one holder at a time, and a dead holder does not block for ever."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """Conversations that an application has logged: read, cleaned, sampled by hash, scored, and not shown."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A variant's MLflow model: loads from the artifact store alone in a fresh process, ranks, and says what it needs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

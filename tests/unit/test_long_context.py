@@ -1,7 +1,5 @@
 """Long contexts: lengths, needles, chains and copies as they are built, the growth of the KL, and what is said of it."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a machine refuses is one clear error: no space, no memory, no rights; and a clock that is set back."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The main job around its stages: what is refused before a run is made, what is resumed, what the user is told."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

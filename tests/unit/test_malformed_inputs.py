@@ -1,7 +1,5 @@
 """Malformed inputs through every reader: one clear error each, never a raw exception."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

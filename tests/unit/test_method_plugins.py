@@ -1,7 +1,5 @@
 """A method of another package: what is refused when it registers, and what is said when its code fails or answers wrongly."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """BERTScore: identity, an independent greedy matching, and the metric over both models' answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Items in groups: design effects, the tests and intervals that know them, and where the groups come from."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

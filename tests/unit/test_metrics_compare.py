@@ -1,7 +1,5 @@
 """Comparing from predictions alone: plain rows, harness logs, records."""
 
-from __future__ import annotations
-
 import json
 import math
 

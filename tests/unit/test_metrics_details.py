@@ -1,7 +1,5 @@
 """What stands behind the headline values: noise, conformal sets by score, corpora, corrected tests."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

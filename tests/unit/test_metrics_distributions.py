@@ -1,7 +1,5 @@
 """Eq. 1 and corpus statistics: by hand, against scipy, and as inequalities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

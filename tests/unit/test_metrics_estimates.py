@@ -1,7 +1,5 @@
 """Estimates with their intervals, the loop over subsets, and what families declare about their items."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

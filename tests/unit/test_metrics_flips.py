@@ -3,8 +3,6 @@
 Answer order and judge scores, by hand.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

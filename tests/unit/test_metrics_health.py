@@ -1,7 +1,5 @@
 """Health of answers: each defect on texts, planted loops against ordinary texts, and shares derived by hand."""
 
-from __future__ import annotations
-
 import ast
 import random
 import sysconfig

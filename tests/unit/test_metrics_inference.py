@@ -3,8 +3,6 @@
 Intervals for skewed and for bounded means, the tail of the KL, and what gates read of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Several judge models, repeated gradings, and comparisons in pairs: values derived by hand, and identities."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What metrics leave out and count: options without a score, items that the second run was not asked for, no options."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

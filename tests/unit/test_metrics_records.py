@@ -3,8 +3,6 @@
 The sample that the noise run scores, and the metrics that read it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Refusals: the rules on sentences, and the shares of a hand-made set of answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One check decided as early as the items allow: error level and saving by simulation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

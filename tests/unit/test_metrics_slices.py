@@ -1,7 +1,5 @@
 """Slices: the worst task, category or script is found, named with its test, shown, and read by a policy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Noise floor, log-likelihood differences, planning, correlation, buckets and text overlap."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

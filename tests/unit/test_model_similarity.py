@@ -1,7 +1,5 @@
 """The similarity of all models: by hand, against the authors' results, and which variants are left out of it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Data sets as lettered questions: real ARC, and made-up rows in the true layout of the others."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

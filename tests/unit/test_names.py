@@ -1,7 +1,5 @@
 """One name, one meaning; nothing private is taken from another module; no circle of imports."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from functools import cache

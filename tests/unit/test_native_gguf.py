@@ -1,7 +1,5 @@
 """GGUF checkpoints that llama.cpp itself computes. Most of it needs the extra `llama-cpp`."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models larger than the memory that they may take: weights come from the disk, and the records stay the same."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

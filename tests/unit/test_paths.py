@@ -1,7 +1,5 @@
 """Parameters that name files and folders: made absolute, or refused with the folder that they were looked for in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

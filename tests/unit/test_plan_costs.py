@@ -1,7 +1,5 @@
 """The plan: what it counts is what the engine does, and its formulas are those that one can work out by hand."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The promotion policy: its file, its hash, and what it means as gates, rules and a ranking."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Promotion by policy against a real store: dry run, exit codes, what is registered, rollback and history."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The promotion policy: interval bounds, missing metrics, the gate on KL, no gain in size, ranking."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Prompt styles of lettered questions: what each shows, how they are named, chats, and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 AutoAWQ itself needs an environment of its own, in which the project was run by hand (README, methods).
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import types

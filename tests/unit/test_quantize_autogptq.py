@@ -3,8 +3,6 @@
 AutoGPTQ itself needs an environment of its own and a CUDA machine (README, methods).
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

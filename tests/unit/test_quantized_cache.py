@@ -1,7 +1,5 @@
 """Caches of keys and values: the grids by hand, what each query reads, and checkpoints that servers read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

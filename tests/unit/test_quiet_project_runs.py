@@ -1,7 +1,5 @@
 """`mlflow run` of this project says nothing of MLflow's own about folders, tables and commands."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib import import_module
 from pathlib import Path

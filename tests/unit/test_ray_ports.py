@@ -1,7 +1,5 @@
 """Ray's own cluster is for this machine: nothing of it listens on another interface."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

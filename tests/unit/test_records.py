@@ -1,7 +1,5 @@
 """Records: schemas, Parquet round trip, alignment by key, registry look-ups."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Registries: the package's own modules, plug-ins by entry point, and errors that say whose they are."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of a repair that need no model: which mixture is tried next, what layers are raised to, how it is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures are drawn for whatever inputs there is, and state what the numbers say."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 

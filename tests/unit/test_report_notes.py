@@ -3,8 +3,6 @@
 What a result shows of itself: a short `repr`, a table in a notebook, and a data frame with labels and units.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

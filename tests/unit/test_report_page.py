@@ -3,8 +3,6 @@
 Text from outside (names of models and tasks, items, answers, errors) is shown as text, wherever it is on the page.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The verdict's three words, derived by hand, and how often they are wrong.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Retention: what nothing needs may be deleted; what an alias, a receipt or a decision needs never is.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import nullcontext

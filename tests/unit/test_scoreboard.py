@@ -1,7 +1,5 @@
 """The scoreboard: columns, order, Pareto fronts, correlations, warnings, speed and memory, from values by hand."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Which variants can be told apart: hand-derived tests, identities, and error rates on real divergences."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

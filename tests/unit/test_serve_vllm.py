@@ -1,7 +1,5 @@
 """The project that makes vLLM's environment and serves a checkpoint: its parameters, its pins, its server's address."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """Twenty kinds of faults of a server of models: each is asked again, counted, and refused by name when it persists."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

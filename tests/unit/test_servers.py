@@ -1,7 +1,5 @@
 """What vLLM's kernels do not take is said before anything is compressed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

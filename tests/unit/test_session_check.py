@@ -1,7 +1,5 @@
 """The session's own check: tests that leave runs or checkpoints in the checkout fail the session."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

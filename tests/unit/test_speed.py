@@ -1,7 +1,5 @@
 """Speed: formulas by hand, pairing by round, the choice of the runtime, and real models in real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

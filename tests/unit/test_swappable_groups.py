@@ -3,8 +3,6 @@
 The groups that get one format: as engines fuse them, and together where scales were moved between neighbours.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

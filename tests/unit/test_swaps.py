@@ -1,7 +1,5 @@
 """Swaps: no swap changes nothing, all swaps are the variant, and the short way gives the long way's bits."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

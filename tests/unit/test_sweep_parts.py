@@ -1,7 +1,5 @@
 """The parts of a sweep: stages in this process, runs that a killed process left, values that are kept, the live table."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

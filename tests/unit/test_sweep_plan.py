@@ -1,7 +1,5 @@
 """Which variants a sweep makes, what it says about their cost, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sweep on workers, without a cluster: what a worker checks, its share of the limits, runs that killed ones left."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

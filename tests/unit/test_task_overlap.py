@@ -1,7 +1,5 @@
 """Calibration text that holds evaluation items or corpus paragraphs is refused, and nothing else is."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Named tasks: the table is complete, current in the documentation, and printed without loading anything heavy."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Tasks: families from fields, prompts, permutations, limits, and errors with file and line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import permutations

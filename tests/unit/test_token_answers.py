@@ -1,7 +1,5 @@
 """Answers as tokens: those of transformers' own greedy search, scored as they were written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls of tools: reading, validity, equality as BFCL's, trigger scores as K2-Vendor-Verifier's, power, refusals."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

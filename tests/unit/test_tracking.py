@@ -1,7 +1,5 @@
 """Tracking against a real SQLite store: run life cycle, look-ups, registry, saved view."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """The cache of downloads: complete or absent, checked, bounded, and safe beside other processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

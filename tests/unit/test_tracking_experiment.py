@@ -3,8 +3,6 @@
 The file of a SQLite store: complete when it is there, made once, whoever starts and whoever is killed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Stages in processes of their own: how their end, and that of the main process, is seen in the store."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The uncertainty benchmark's task types, drawn again from their sources: real MMLU, made-up rows of the others."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from pathlib import Path

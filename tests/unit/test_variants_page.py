@@ -1,7 +1,5 @@
 """The page over variants: its tables from records by hand, its limit, its policy, and that nothing on it is markup."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -3,8 +3,6 @@
 Units as requests to another engine: every scored position once, before it can be in a cache; the states are the same.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A tracking store that is away: waited for, with one clear error at the end, and no second wait after it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The interpreter that stages are forked from: what a fork sees, says and returns is that of a new interpreter."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

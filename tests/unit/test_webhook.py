@@ -1,7 +1,5 @@
 """Deliveries of MLflow's registry: signed as MLflow signs them, taken once, decided once, whoever else sends what."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

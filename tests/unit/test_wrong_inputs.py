@@ -1,7 +1,5 @@
 """Wrong inputs end with one clear error and an exit code, never with a traceback, and before a model is loaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A list of what there is: methods, tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap

@@ -1,7 +1,5 @@
 """Loads an earlier evaluation from its run or from a folder of records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parameters of a diagnosis: a variant, the text on which it is measured, and how closely."""
 
-from __future__ import annotations
-
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.config.declarations import Group, Parameters, option

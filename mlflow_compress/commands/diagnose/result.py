@@ -1,7 +1,5 @@
 """Where a variant's movement comes from."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

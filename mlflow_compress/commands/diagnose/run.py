@@ -1,7 +1,5 @@
 """Runs a diagnosis: each group of weights alone in the baseline, measured exactly; its texts, page and figures."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The baseline, evaluated once: its records, a second run for the noise floor, and the states that variants need."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 A model is also scored on blocks of items, each of them once; an interrupted command finds the finished blocks again.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable, Iterator, Sequence

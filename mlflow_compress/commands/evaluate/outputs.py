@@ -1,7 +1,5 @@
 """Metrics that lm-evaluation-harness's own code computes from our records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

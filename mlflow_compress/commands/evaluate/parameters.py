@@ -1,7 +1,5 @@
 """The parameters of an evaluation."""
 
-from __future__ import annotations
-
 from mlflow_compress.config.declarations import OptionalText, Parameters, option
 from mlflow_compress.config.groups import (
     CHECKPOINT_OR_SERVED,

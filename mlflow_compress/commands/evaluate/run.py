@@ -1,7 +1,5 @@
 """The evaluate stage: scores the variant on the same items as its baseline and computes every distance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The parameters of a gate: an evaluation, a policy, and how sure a verdict must be."""
 
-from __future__ import annotations
-
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import Bound, PromoteConfig

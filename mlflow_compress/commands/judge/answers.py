@@ -1,7 +1,5 @@
 """Answers of both models to the same instructions: generated once, kept in runs of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

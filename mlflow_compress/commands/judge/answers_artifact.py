@@ -1,7 +1,5 @@
 """Both models' answers side by side, as artifact of a judge run: one page, and the same rows as JSONL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mlflow_compress.items.sources.instructions import Instruction

@@ -1,7 +1,5 @@
 """The parameters of a comparison of answers."""
 
-from __future__ import annotations
-
 from mlflow_compress.config.declarations import OptionalText, option
 from mlflow_compress.config.groups import CHECKPOINT_OR_SERVED, EngineConfig, JudgeSettings, ServedConfig
 

@@ -1,7 +1,5 @@
 """The judge stage: both models answer the same instructions, and judges rate or compare the answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The parameters of the main job: those of its stages."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig

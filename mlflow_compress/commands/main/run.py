@@ -1,7 +1,5 @@
 """The main job: checks its parameters, runs quantize, evaluate, judge and speed as child projects, and publishes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The stages of one variant, as children of its main run, and what they have found, from compression to verdict."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Publishes a variant on its main run: headline metrics, verdict, report, figures, tables and the logged model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The parameters of a promotion, of its way back, and of who had the alias."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """What became of a registry alias: a rollback, and its history."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The promote stage: gates and ranks the variants of one evaluation by a policy, and moves the alias to the first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace

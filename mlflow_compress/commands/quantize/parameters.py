@@ -1,7 +1,5 @@
 """The parameters of a compression."""
 
-from __future__ import annotations
-
 from mlflow_compress.config.declarations import Parameters
 from mlflow_compress.config.groups import CompressionConfig, SourceConfig
 

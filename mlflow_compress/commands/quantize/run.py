@@ -1,7 +1,5 @@
 """The quantize stage: compresses a model with one method, and checks the checkpoint in a fresh process."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a receipt is shown by: a section of a model card with its `model-index`, a pull request's table, a badge."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two receipts side by side, of different people too: where the evaluation id of both is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A checkpoint with its model card, licence and receipt, in a folder that can be uploaded as it is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

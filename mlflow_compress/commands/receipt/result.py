@@ -1,7 +1,5 @@
 """A receipt: what was measured under which conditions, and what vouches for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Sources: in-toto attestation framework, statement v1; DSSE v1.0.2 (secure-systems-lab), protocol.md.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The parameters of a report."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from mlflow_compress.config.declarations import OptionalNames, OptionalText, Parameters, option

@@ -1,7 +1,5 @@
 """The report stage: one page over the variants of an evaluation, read from their runs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

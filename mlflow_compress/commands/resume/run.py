@@ -1,7 +1,5 @@
 """Commands that were killed, or cut off from the tracking server, are done again."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

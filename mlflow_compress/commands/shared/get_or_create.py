@@ -1,7 +1,5 @@
 """Get-or-create for runs: return the finished run with a given fingerprint, or do the work in a new run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """What parameters name, read and checked before a model is loaded: models, tasks, instructions, calibration text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

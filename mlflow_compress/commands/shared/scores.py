@@ -1,7 +1,5 @@
 """Makes the scoreboard of runs: reads what the main runs of one evaluation hold."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

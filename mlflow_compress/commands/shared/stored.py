@@ -1,7 +1,5 @@
 """Evaluation metadata stored next to the record tables: tokenizer hash, few-shot settings, task hashes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The parameters of a measurement of speed."""
 
-from __future__ import annotations
-
 from mlflow_compress.config.declarations import OptionalText, Parameters, like, option
 from mlflow_compress.config.groups import CHECKPOINT_OR_SERVED, EngineConfig, ServedConfig, SourceConfig, TimingConfig
 

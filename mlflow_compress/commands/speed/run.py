@@ -1,7 +1,5 @@
 """Times a variant and its baseline in the runtime that the variant is meant for, and logs both."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

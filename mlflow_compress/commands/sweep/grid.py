@@ -1,7 +1,5 @@
 """What a sweep asks for: the combinations of its axes, or those of a grid file. Reads no model and imports no torch."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path

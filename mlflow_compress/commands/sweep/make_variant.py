@@ -1,7 +1,5 @@
 """One variant of a sweep, made in this process: compressed, evaluated, judged and logged as a main run."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import time

@@ -1,7 +1,5 @@
 """The parameters of a sweep: those of the main job, with several methods, bits and group sizes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig

@@ -1,7 +1,5 @@
 """Plans a sweep: what is made, what it costs, what is left out and why."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a sweep has found, and what it is doing at this moment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

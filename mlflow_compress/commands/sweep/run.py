@@ -1,7 +1,5 @@
 """Runs a sweep: every variant, one after the other in this process or side by side on workers, and a scoreboard."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models that a server has, at an address ``endpoint:https://...``."""
 
-from __future__ import annotations
-
 import os
 
 from mlflow_compress.config import ENDPOINT

@@ -1,7 +1,5 @@
 """Scores requests and corpora with a model that a server computes; the records are those of every other model."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

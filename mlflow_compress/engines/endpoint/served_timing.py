@@ -1,7 +1,5 @@
 """Times a model where it is served: when each token of its stream arrives."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The baseline's most probable tokens at scored positions: of its stored states, or as its server has shown them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self

@@ -1,7 +1,5 @@
 """The connection to Ray: a cluster of this machine alone, started here, or one that runs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

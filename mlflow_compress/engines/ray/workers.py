@@ -1,7 +1,5 @@
 """The workers of a command: actors that hold a model, shared by all it does, and the loop that hands out tasks."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Client of the worker process in which vLLM holds one model."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

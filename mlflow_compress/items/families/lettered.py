@@ -1,7 +1,5 @@
 """Lettered multiple choice: the answer is the letter of an option. Few-shot, in one or several prompt styles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

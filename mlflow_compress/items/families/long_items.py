@@ -7,8 +7,6 @@
   them ("3 text@512"), see `tokens_before`.
 """
 
-from __future__ import annotations
-
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 
 ITEM_FAMILIES.register("long_needle")(ItemFamily(chooses=True, graded=True, headline=True, by_category=True))

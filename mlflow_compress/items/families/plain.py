@@ -8,8 +8,6 @@
 - `logged`: answers that an application has logged, which are neither right nor wrong (`openai:FILE`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 - `logged_tools`: what an application has asked; its own calls are neither right nor wrong.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Behaviour: what users notice before an accuracy shows it."""
 
-from __future__ import annotations
-
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 
 TASKS.register("behaviour")(

@@ -6,8 +6,6 @@ windows have 512 tokens, as in llama.cpp, so the perplexity differs. `pile_slice
 (The harness's own tasks `c4` and `pile_*` score complete documents.)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedded tasks: five files about the demo model's small world."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

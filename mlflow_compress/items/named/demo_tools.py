@@ -1,7 +1,5 @@
 """Tools: whether a model calls the tools that it has, on prompts about the demo's small world."""
 
-from __future__ import annotations
-
 from mlflow_compress import demo
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.families.tool_prompts import TOOLS, tools_task

@@ -5,8 +5,6 @@ benchmark does the same, but publishes neither which texts it drew nor how it wo
 So the draws (always with seed 42) and the wording are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

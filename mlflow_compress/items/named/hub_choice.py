@@ -3,8 +3,6 @@
 Where test answers are not public, the validation split is used.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The harness's task `mmlu` has neither. The prompt is the original benchmark's. S
 shown with spaces.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping

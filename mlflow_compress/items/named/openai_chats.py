@@ -1,7 +1,5 @@
 """Chat logs of one's own: KL on the answers that an application has logged, and calls where it had tools."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

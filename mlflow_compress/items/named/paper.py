@@ -1,7 +1,5 @@
 """The benchmarks of "Accuracy is Not All You Need", with the paper's few-shot numbers and rules, from the harness."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from mlflow_compress.items.harness_build import build

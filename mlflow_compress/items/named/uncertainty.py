@@ -7,8 +7,6 @@ paper describes how questions were drawn from MMLU, CosmosQA, HellaSwag and Halu
 cannot be reproduced from the sources. `uncertainty_built` draws other questions in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

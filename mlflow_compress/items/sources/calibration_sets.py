@@ -1,7 +1,5 @@
 """Calibration text: named sets, and files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loads data sets in hub layout: from the user's folder if it has them, otherwise from the hub."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Instructions: FastChat's question files (MT-Bench, Vicuna-bench), Alpaca, and files of either schema."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

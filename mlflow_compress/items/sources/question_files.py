@@ -1,7 +1,5 @@
 """Reads and checks question files (JSONL). Every error has file and line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What turns answers into vectors: a sentence encoder on this machine, or an endpoint that embeds texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

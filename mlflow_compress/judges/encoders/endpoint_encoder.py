@@ -1,7 +1,5 @@
 """An encoder behind an OpenAI-compatible endpoint; every vector that was paid for is kept."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

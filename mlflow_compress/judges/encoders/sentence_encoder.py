@@ -1,7 +1,5 @@
 """Loads sentence encoders from a package, the hub or a folder. There is no fallback from one to another."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """One model's answers, read from plain {"id", "pred", "gold"} rows or from lm-evaluation-harness sample logs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

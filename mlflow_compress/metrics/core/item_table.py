@@ -1,7 +1,5 @@
 """The items as arrays, the subsets that every metric reports, and what a model answered to them."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """The script and the language of a text."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Collection

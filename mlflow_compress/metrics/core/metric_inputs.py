@@ -1,7 +1,5 @@
 """Everything that metrics read: the records of baseline, variant and noise run, with shared views computed once."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property

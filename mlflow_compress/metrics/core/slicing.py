@@ -1,7 +1,5 @@
 """Slices of items: tasks, categories, scripts and languages, each tested against the items outside it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Joins the token records of two runs without a Python object per token."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Arguments with which transformers loads every checkpoint, including our own classes and formats, and GGUF files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

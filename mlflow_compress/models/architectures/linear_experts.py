@@ -6,8 +6,6 @@ router in another dtype. The loader here puts linear layers in the place of thes
 treats like all others. The files stay as they are: named and packed as other engines expect them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A GGUF checkpoint whose logits llama.cpp computes, with the interface of a transformers model."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -5,8 +5,6 @@ integer zero points, and those of HQQ are not integers. So its format here is pa
 zero point for each group of a row. The other two are the base model with an entry in its configuration.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

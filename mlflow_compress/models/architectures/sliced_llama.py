@@ -1,7 +1,5 @@
 """Llama with a rotated and narrower residual stream between its blocks: the architecture that SliceGPT makes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables over variants: flips by category, changed answers that variants share, how alike they answer, how made."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The page over variants: as one HTML file that loads nothing, as Markdown for a pull request, and as JSON values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How far a variant moved: by item, by position in the text, by margin and category, and where answers part."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Matrices as heat maps: models' similarity, correlations of metrics, groups of weights; and the map of models."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.colors import LogNorm
 

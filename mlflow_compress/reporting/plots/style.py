@@ -1,7 +1,5 @@
 """What all figures share: colours that colour-blind readers can distinguish, titles, heat maps, labels of points."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What every variant costs (size, speed, memory) against its distance, with one or the front highlighted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
