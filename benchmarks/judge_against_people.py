@@ -28,8 +28,7 @@ from mlflow_compress.errors import DataError, JudgeError, MlflowCompressError
 from mlflow_compress.items.sources.instructions import Instruction, load_instructions
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.judges.asking import Question, read_verdict
-from mlflow_compress.judges.grading import references
+from mlflow_compress.judges.asking import Question, read_verdict, references
 from mlflow_compress.judges.judge_registry import JudgeInputs
 from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import Session, spending_of

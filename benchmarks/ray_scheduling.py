@@ -17,8 +17,7 @@ import numpy.typing as npt
 from setting import machine
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.ray.connection import connected
-from mlflow_compress.engines.ray.workers import WorkerCall, Workers
+from mlflow_compress.engines.ray.workers import WorkerCall, Workers, connected
 
 SENT, RETURNED = 300_000, 100_000  # bytes
 

@@ -28,7 +28,7 @@ BESIDES = {
     "Evaluation": "commands.evaluate.result",
     "GateVerdict": "commands.gate.run",
     "HumanRatings": "commands.rate.run",
-    "Listing": "commands.catalog.result",
+    "Listing": "commands.shared.tabular",
     "MlflowCompressError": "errors",
     "Promotion": "commands.promote.result",
     "Receipt": "commands.receipt.result",

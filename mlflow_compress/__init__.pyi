@@ -18,7 +18,7 @@ from mlflow_compress.commands.diagnose.result import Diagnosis as Diagnosis
 from mlflow_compress.commands.evaluate.result import Evaluation as Evaluation
 from mlflow_compress.commands.gate.run import GateVerdict as GateVerdict
 from mlflow_compress.commands.rate.run import HumanRatings as HumanRatings
-from mlflow_compress.commands.catalog.result import Listing as Listing
+from mlflow_compress.commands.shared.tabular import Listing as Listing
 from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
 from mlflow_compress.commands.promote.result import Promotion as Promotion
 from mlflow_compress.commands.receipt.result import Receipt as Receipt

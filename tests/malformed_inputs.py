@@ -32,7 +32,7 @@ from mlflow_compress.items.sources.instructions import load_instructions
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.judges.asking import read_rating, read_verdict
-from mlflow_compress.judges.encoders.sentence_encoder import embedded_folder, load_encoder
+from mlflow_compress.judges.encoders import embedded_folder, load_encoder
 from mlflow_compress.judges.prompts import OURS, read_pair_prompts
 from mlflow_compress.models import gguf_file, stored_weights
 from mlflow_compress.scoring.baseline_store import FORMAT, MANIFEST, StateStore, StoreManifest

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mlflow_compress.config import JudgeModelConfig
-from mlflow_compress.judges.asking import read_rating
-from mlflow_compress.judges.grading import gradings, records
+from mlflow_compress.judges.asking import gradings, read_rating, records
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
 from mlflow_compress.records import Judgments

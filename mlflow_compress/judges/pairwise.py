@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlflow_compress.config import JudgeModelConfig
-from mlflow_compress.judges.asking import Judgment, Question, read_verdict
-from mlflow_compress.judges.grading import Asked, answers_to, records, references
+from mlflow_compress.judges.asking import Asked, Judgment, Question, answers_to, read_verdict, records, references
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping

@@ -8,9 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, DataError, JudgeError
-from mlflow_compress.judges.encoders import AnswerEncoder
-from mlflow_compress.judges.encoders.endpoint_encoder import EncoderSettings, EndpointEncoder, open_endpoint_encoder
-from mlflow_compress.judges.encoders.sentence_encoder import RememberingEncoder, load_encoder
+from mlflow_compress.judges.encoders import (
+    AnswerEncoder,
+    EncoderSettings,
+    EndpointEncoder,
+    RememberingEncoder,
+    load_encoder,
+    open_endpoint_encoder,
+)
 from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
 from mlflow_compress.kept import kept
 from mlflow_compress.records import Generations

@@ -11,10 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.estimates import Number, Proportion, Ratio, pooled
+from mlflow_compress.metrics.core.estimates import Estimates, Number, Proportion, Ratio, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, GREEDY_DISTANCES, GREEDY_SCORES, VARIANT
+from mlflow_compress.metrics.core.requirements import (
+    GREEDY_ANSWERS,
+    GREEDY_DISTANCES,
+    GREEDY_SCORES,
+    ITEMS,
+    OPTION_DISTANCES,
+    VARIANT,
+    family,
+)
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
 from mlflow_compress.metrics.stats.intervals import group_sums, wilson
@@ -300,3 +308,33 @@ def kl_at_fork(inputs: MetricInputs) -> list[MetricResult]:
             if part.any()
         },
     )
+
+
+PARTED = MetricKey.percent(
+    "distance/logged_parted_pct",
+    "lower",
+    "Logged answers in which the most probable token differs at least once.",
+    label="Logged answers parted",
+    headline=28,
+    on_main_run=False,
+    by_task=True,
+    counted="answers",
+    on_request=True,
+)
+
+
+@METRICS.register("logged_answers")
+@metric(
+    keys=(PARTED,),
+    requires=(ITEMS, VARIANT, OPTION_DISTANCES, family("logged")),
+    source="ours; the first divergent token of greedy decoding, on text that was logged",
+    weighted=True,
+)
+def logged_answers(inputs: MetricInputs) -> list[MetricResult]:
+    """Share of the logged answers that greedy decoding of both models, forced along them, does not follow alike."""
+    same = inputs.distance("same_top")
+
+    def parted(rows: Int) -> Estimates:
+        return {PARTED: Proportion.of(same[rows] < 1.0, inputs.units(rows))}
+
+    return by_subset(inputs, parted, scored=same == same, families=("logged",))

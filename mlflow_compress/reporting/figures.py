@@ -20,9 +20,18 @@ from mlflow_compress.metrics.perplexity import KL as CORPUS_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import details
 from mlflow_compress.reporting.plots import distances
-from mlflow_compress.reporting.plots.matrices import draw_correlations, draw_layer_map, draw_map, draw_matrix
 from mlflow_compress.reporting.plots.style import RC, Drawing, state
-from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_budget_front, draw_pairs, draw_variants
+from mlflow_compress.reporting.plots.variants import (
+    MEMORY,
+    SPEED,
+    draw_budget_front,
+    draw_correlations,
+    draw_layer_map,
+    draw_map,
+    draw_matrix,
+    draw_pairs,
+    draw_variants,
+)
 
 _A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
 

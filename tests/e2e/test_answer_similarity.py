@@ -11,7 +11,7 @@ import pytest
 from mlflow_compress import cli
 from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.commands.report.run import run_report
-from mlflow_compress.judges.encoders.sentence_encoder import embedded_folder
+from mlflow_compress.judges.encoders import embedded_folder
 from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.tracking.tracker import Tracker
 

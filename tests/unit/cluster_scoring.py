@@ -19,9 +19,8 @@ import torch
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelRef, ShardTask
-from mlflow_compress.engines.ray.connection import HeadWatch, connected
 from mlflow_compress.engines.ray.remote_model import RemoteModel
-from mlflow_compress.engines.ray.workers import Workers, started_workers
+from mlflow_compress.engines.ray.workers import HeadWatch, Workers, connected, started_workers
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig, load_model

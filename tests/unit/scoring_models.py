@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 from transformers.models.auto import AutoModelForCausalLM
 
-from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder
+from mlflow_compress.judges.encoders import SentenceEncoder
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Request
 from mlflow_compress.scoring.plan.encoding import Encoder

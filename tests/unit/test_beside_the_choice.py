@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from mlflow_compress.config.policy import Policy, Requirements
-from mlflow_compress.decide.beside import choice_notes, to_compare
+from mlflow_compress.decide.champion import choice_notes, to_compare
 from mlflow_compress.decide.gates import published_gate
 from mlflow_compress.decide.promotion import Candidate, decide, gates_of
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard

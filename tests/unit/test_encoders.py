@@ -13,8 +13,14 @@ import pytest
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError
 from mlflow_compress.judges import JudgeInputs, open_judge
-from mlflow_compress.judges.encoders.endpoint_encoder import EncoderSettings, EndpointEncoder, open_endpoint_encoder
-from mlflow_compress.judges.encoders.sentence_encoder import SentenceEncoder, embedded_folder, load_encoder
+from mlflow_compress.judges.encoders import (
+    EncoderSettings,
+    EndpointEncoder,
+    SentenceEncoder,
+    embedded_folder,
+    load_encoder,
+    open_endpoint_encoder,
+)
 from mlflow_compress.judges.judge_registry import declared_settings
 from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.records import Generations

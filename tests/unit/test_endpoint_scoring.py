@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, top_k_bound
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, ListWriter, ShownLists, top_k_bound
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model
-from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.metrics import compute_all, headline, unmet
 from mlflow_compress.models.loading import LoadedModel

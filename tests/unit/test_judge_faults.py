@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_compress.judges.grading import gradings
+from mlflow_compress.judges.asking import gradings
 from tests.judge_server import PAID, PASSING, FaultyJudge, judge_server, question_of
 from tests.judging import KEY, answers, grade, instructions
 

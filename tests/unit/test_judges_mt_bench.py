@@ -20,8 +20,7 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, JudgeError
 from mlflow_compress.judges import JUDGES, Judge, Judged, JudgeInputs, chosen_judges
 from mlflow_compress.judges import open_judge as opened
-from mlflow_compress.judges.asking import KEPT_FIELDS
-from mlflow_compress.judges.grading import gradings
+from mlflow_compress.judges.asking import KEPT_FIELDS, gradings
 from mlflow_compress.judges.session import endpoint_from
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.records import RunRecords

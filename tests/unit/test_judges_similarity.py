@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, DataError
-from mlflow_compress.judges.encoders.sentence_encoder import (
+from mlflow_compress.judges.encoders import (
     RememberingEncoder,
     SentenceEncoder,
     check_files,

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from mlflow_compress.errors import CheckpointError, DataError
-from mlflow_compress.judges.encoders.sentence_encoder import embedded_folder
+from mlflow_compress.judges.encoders import embedded_folder
 from mlflow_compress.metrics import METRICS, MetricSettings
 from mlflow_compress.metrics.bertscore import authors_layer, bert_score
 from mlflow_compress.metrics.core.requirements import BERTSCORE_MODEL

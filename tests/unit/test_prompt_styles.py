@@ -16,7 +16,7 @@ from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.harness_build import build
-from mlflow_compress.items.named import mmlu_lettered
+from mlflow_compress.items.named import hub_choice
 from mlflow_compress.items.prompt_style import PROMPTS
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
@@ -80,7 +80,7 @@ def test_original_has_the_script_s_two_blanks_and_strips_nothing(tmp_path: Path)
 
 def test_the_harness_describes_every_subject_as_we_do() -> None:
     folder = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
-    for subject in mmlu_lettered.SUBJECTS:
+    for subject in hub_choice.SUBJECTS:
         described = yaml.safe_load((folder / f"mmlu_{subject}.yaml").read_text())["description"]
         assert PROMPTS.get("harness").header(subject, "QA", []) == described
 
@@ -93,7 +93,7 @@ def test_the_harness_describes_every_subject_as_we_do() -> None:
 def test_the_harness_style_is_lm_eval_s_mmlu_byte_for_byte(
     shots: int, subject: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mmlu_lettered, "SUBJECTS", [subject])
+    monkeypatch.setattr(hub_choice, "SUBJECTS", [subject])
     settings = TaskSettings(num_fewshot=shots, num_shuffles=0, prompt_style="harness", data_dir=str(HUB))
     ours = load_suite("mmlu_lettered", model="m", settings=settings).tasks[0]
     # The contexts are lm_eval's own: `build` takes them from the requests that its tasks construct.

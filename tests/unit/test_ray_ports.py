@@ -11,7 +11,7 @@ pytest.importorskip("ray", reason="needs the extra 'ray'")
 LISTENING = """
 import json, psutil
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.ray.connection import connected
+from mlflow_compress.engines.ray.workers import connected
 
 with connected(EngineConfig(engine="ray")) as ray:
     assert ray.get(ray.remote(lambda: 7).remote()) == 7

@@ -19,11 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlflow_compress.config import EngineConfig
-from mlflow_compress.engines.ray import connection as head_watch
+from mlflow_compress.engines.ray import workers as head_watch
 from mlflow_compress.engines.ray import workers as workers_module
 from mlflow_compress.engines.ray.cluster_worker import ShardResult, cut_into_shards, shards_for
-from mlflow_compress.engines.ray.connection import connected
-from mlflow_compress.engines.ray.workers import WorkerCall, Workers
+from mlflow_compress.engines.ray.workers import WorkerCall, Workers, connected
 from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, StoreAwayError, WorkerError
 from mlflow_compress.scoring.baseline_store import (
     CapturedRows,

@@ -10,7 +10,7 @@ import pytest
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.harness_tasks import check_is_mentioned, defined_names, folder_of_task, manager
-from mlflow_compress.items.named import mmlu_lettered
+from mlflow_compress.items.named import hub_choice
 from mlflow_compress.items.named_tasks import TASKS, rows
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
@@ -61,7 +61,7 @@ def test_printing_the_table_imports_neither_torch_nor_the_harness(light_python: 
 
 
 def test_mmlu_in_our_own_family_from_hub_and_original_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmlu_lettered, "SUBJECTS", ["moral_disputes"])
+    monkeypatch.setattr(hub_choice, "SUBJECTS", ["moral_disputes"])
     hub, original = tmp_path / "hub" / "cais" / "mmlu", tmp_path / "original" / "cais" / "mmlu"
     rows = [{"question": f'Is "{i}", or not?', "choices": ["w", "x", "y", "z"], "answer": i % 4} for i in range(3)]
     (hub / "moral_disputes").mkdir(parents=True)

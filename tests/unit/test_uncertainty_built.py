@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.named import mmlu_lettered, uncertainty
+from mlflow_compress.items.named import hub_choice, uncertainty
 from mlflow_compress.items.named import uncertainty as uncertainty_built
-from mlflow_compress.items.named.mmlu_lettered import CATEGORIES
+from mlflow_compress.items.named.hub_choice import CATEGORIES
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
 from tests.unit.test_named_lettered import cosmos, halueval, hub_set, tasks
@@ -42,9 +42,7 @@ def by_question(folder: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for category, subjects in CATEGORIES.items():
         for row in (
-            row
-            for subject in subjects
-            for row in mmlu_lettered.subject_rows(subject, str(folder), task="mmlu_lettered")
+            row for subject in subjects for row in hub_choice.subject_rows(subject, str(folder), task="mmlu_lettered")
         ):
             found.setdefault(f"{row['question']} {row['choices']}", set()).add(category)
     return found
@@ -53,7 +51,7 @@ def by_question(folder: Path) -> dict[str, set[str]]:
 def test_mmlu_gives_a_quarter_of_each_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uncertainty_built, "DRAWN", 40)
     for split in ("dev", "test"):
-        for subject in mmlu_lettered.SUBJECTS:
+        for subject in hub_choice.SUBJECTS:
             path = tmp_path / "cais" / "mmlu" / split / f"{subject}_{split}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{split} {subject} {i}?,a,b,c,d,{'ABCD'[i]}\n" for i in range(3)))
@@ -68,8 +66,8 @@ def test_mmlu_gives_a_quarter_of_each_category(tmp_path: Path, monkeypatch: pyte
 @needs_shared
 @pytest.mark.slow
 def test_real_mmlu_has_enough_questions_in_every_category(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = cache(mmlu_lettered.subject_rows)
-    monkeypatch.setattr(mmlu_lettered, "subject_rows", lambda subject, folder, **_: once(subject, folder))
+    once = cache(hub_choice.subject_rows)
+    monkeypatch.setattr(hub_choice, "subject_rows", lambda subject, folder, **_: once(subject, folder))
     rows = uncertainty_built.built_rows("uncertainty_built_qa", QA, str(HUB))
     assert Counter(row["split"] for row in rows) == {"test": 9_995, "dev": 5}
     category = by_question(HUB)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mlflow_compress.commands.command import Argument, PathOrText, register_command
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.catalog.result import Listing
+    from mlflow_compress.commands.shared.tabular import Listing
 
 
 @register_command("methods", about="List the compression methods and what each supports.", place=20, project=False)
@@ -20,7 +20,7 @@ def methods() -> Listing:
     >>> "awq" in mc.methods()
     True
     """
-    from mlflow_compress.commands.catalog.result import Listing
+    from mlflow_compress.commands.shared.tabular import Listing
     from mlflow_compress.compression.servers import COLUMNS, rows
 
     return Listing("compression methods", COLUMNS, tuple(rows()))
@@ -40,7 +40,7 @@ def tasks() -> Listing:
     >>> "demo" in mc.tasks()
     True
     """
-    from mlflow_compress.commands.catalog.result import Listing
+    from mlflow_compress.commands.shared.tabular import Listing
     from mlflow_compress.items.named_tasks import COLUMNS, rows
 
     return Listing("named tasks", COLUMNS, tuple(rows()))

@@ -19,10 +19,10 @@ from mlflow_compress.commands.judge.answers import (
     baseline_answers,
     baseline_greedy,
     graded_tokens,
+    log_answers,
     variant_answers,
     variant_greedy,
 )
-from mlflow_compress.commands.judge.answers_artifact import log_answers
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import store_of_command
 from mlflow_compress.commands.shared.inputs import (
@@ -38,7 +38,7 @@ from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction, is_logged
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges, open_judge
-from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED, embedded_folder
+from mlflow_compress.judges.encoders import EMBEDDED, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
 from mlflow_compress.metrics.bertscore import authors_layer

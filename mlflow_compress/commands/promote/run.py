@@ -21,8 +21,15 @@ from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import PINNED, Policy, Waiver, policy_yaml, read_waiver
-from mlflow_compress.decide.beside import choice_notes, to_compare
-from mlflow_compress.decide.champion import HeadToHead, Incumbent, Settlement, head_to_head, settle
+from mlflow_compress.decide.champion import (
+    HeadToHead,
+    Incumbent,
+    Settlement,
+    choice_notes,
+    head_to_head,
+    settle,
+    to_compare,
+)
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
 from mlflow_compress.decide.promotion import (

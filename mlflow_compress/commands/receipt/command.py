@@ -191,7 +191,7 @@ def compare_receipts(
     >>> mc.compare_receipts(receipt.path, receipt.path).paired.kl.value
     0.0
     """
-    from mlflow_compress.commands.receipt.compare import compare_two
+    from mlflow_compress.commands.receipt.run import compare_two
 
     a, b = Path(path_text("first", first)), Path(path_text("second", second))
     return compare_two(a, b, _path("key", key), _path("other_key", other_key))

@@ -27,7 +27,7 @@ from mlflow_compress.commands.shared.stored import read_metadata
 from mlflow_compress.commands.shared.tabular import ScoredVariants
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
-from mlflow_compress.decide.beside import choice_notes
+from mlflow_compress.decide.champion import choice_notes
 from mlflow_compress.decide.promotion import (
     Decision,
     decide,

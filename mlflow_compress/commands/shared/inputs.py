@@ -36,8 +36,8 @@ from mlflow_compress.items.sources.instructions import SETS as INSTRUCTION_SETS
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions, is_logged
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
-from mlflow_compress.judges.encoders.sentence_encoder import EMBEDDED as EMBEDDED_ENCODER
-from mlflow_compress.judges.encoders.sentence_encoder import usable_folder
+from mlflow_compress.judges.encoders import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.judges.encoders import usable_folder
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.judges.prompts import read_pair_prompts
 from mlflow_compress.judges.session import prices_of

@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, ServedAnswers
+from mlflow_compress.engines.endpoint.endpoint_scorer import (
+    EndpointScorer,
+    ListWriter,
+    ServedAnswers,
+    ShownLists,
+    StoredStates,
+    TopLists,
+)
 from mlflow_compress.engines.endpoint.routes import (
     CUT_ANSWER,
     LLAMA_CPP,
@@ -25,7 +32,6 @@ from mlflow_compress.engines.endpoint.routes import (
     require_model,
     route_of,
 )
-from mlflow_compress.engines.endpoint.top_lists import ListWriter, ShownLists, StoredStates, TopLists
 from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.models.identity import tokenizer_hash

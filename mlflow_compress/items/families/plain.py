@@ -104,3 +104,8 @@ register_family(
 )
 ITEM_FAMILIES.register("ungraded")(ItemFamily())
 ITEM_FAMILIES.register("logged")(ItemFamily(logged=True, by_category=True))
+
+
+ITEM_FAMILIES.register("long_needle")(ItemFamily(chooses=True, graded=True, headline=True, by_category=True))
+ITEM_FAMILIES.register("long_copy")(ItemFamily(graded=True, by_category=True))
+ITEM_FAMILIES.register("long_text")(ItemFamily(by_category=True))

@@ -6,7 +6,9 @@ from pathlib import Path
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.items.families.tool_prompts import TOOLS, tools_task
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
+from mlflow_compress.items.sources.conversations import Redaction, smallest_digests, tool_prompts_of
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import Corpus, Parts, TaskSettings
 
@@ -33,5 +35,28 @@ TASKS.register(EMBEDDED)(
         rule="by family",
         definition=lambda: b"".join((demo.DATA_DIR / name).read_bytes() for name in FILES),
         build=_build,
+    )
+)
+
+
+TOOLS_FILE = demo.DATA_DIR / "tools.jsonl"
+
+
+def _build_tools(settings: TaskSettings, shots: int | None) -> Parts:
+    if shots is not None:
+        raise ConfigError("Prompts with tools have no few-shot examples", got=f"tools@{shots}")
+    prompts = smallest_digests(tool_prompts_of(TOOLS_FILE, Redaction()), settings.limit)
+    return Parts(tasks=(tools_task(TOOLS, "tools", prompts),))
+
+
+TASKS.register(TOOLS)(
+    NamedTask(
+        source="embedded",
+        licence="Apache-2.0",
+        items="300 prompts, of which 173 need a call",
+        shots="",
+        rule="the calls of the greedy answer are the right ones",
+        definition=TOOLS_FILE.read_bytes,
+        build=_build_tools,
     )
 )

@@ -91,3 +91,15 @@ TASKS.register("paper")(
         ),
     )
 )
+
+
+TASKS.register("behaviour")(
+    NamedTask(
+        source="embedded",
+        licence="Apache-2.0",
+        items="calls of tools, the baseline's own answers, long contexts; the judge stage adds health and refusals",
+        shots="",
+        rule="those of the members",
+        members=("tools", "traces", "long"),
+    )
+)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
-from mlflow_compress.items.named import halueval_lettered, mmlu_lettered
+from mlflow_compress.items.named import halueval_lettered, hub_choice
 from mlflow_compress.items.named.hub_choice import (
     RULE,
     checked_rows,
@@ -184,10 +184,10 @@ def _drawn(kind: str, n: int, most: int, *parts: str) -> list[int]:
 
 def _from_mmlu(task: str, data_dir: str) -> list[Question]:
     drawn: list[Question] = []
-    for category, subjects in mmlu_lettered.CATEGORIES.items():
-        rows = [row for name in subjects for row in mmlu_lettered.subject_rows(name, data_dir, task=task)]
+    for category, subjects in hub_choice.CATEGORIES.items():
+        rows = [row for name in subjects for row in hub_choice.subject_rows(name, data_dir, task=task)]
         rows = [row for row in rows if row["split"] == "test"]
-        drawn += [rows[i] for i in _drawn("QA", len(rows), DRAWN // len(mmlu_lettered.CATEGORIES), category)]
+        drawn += [rows[i] for i in _drawn("QA", len(rows), DRAWN // len(hub_choice.CATEGORIES), category)]
     mixed = [drawn[i] for i in _drawn("QA", len(drawn), len(drawn))]
     return [{name: row[name] for name in ("question", "choices", "answer")} for row in mixed]
 
