@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config
 from mlflow_compress.errors import CheckpointError, UnsupportedError
-from mlflow_compress.models.architectures import linear_experts
+from mlflow_compress.models.architectures import linear_experts, loading_options
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import resolve
@@ -208,6 +208,22 @@ def test_linear_experts_compute_what_transformers_computes(bases: Bases) -> None
             model.set_submodule(name, linear)
         with torch.inference_mode():
             assert (model(input_ids=ids).logits - fused).abs().max() <= 2 * error  # both are rounded
+
+
+@pytest.mark.usefixtures("no_fresh_process")
+@pytest.mark.parametrize(("method", "architecture"), [("rtn", "mixtral"), ("mxfp4", "mixtral"), ("mxfp4", "qwen3moe")])
+def test_transformers_loads_experts_in_any_dtype(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    weights_only = {"activations": False} if method == "mxfp4" else {}  # rounded ones move by steps with the dtype
+    compress_model(str(bases(architecture)), method, settings(method, **weights_only), TEXT, out)
+    ids = token_rows(bases(architecture), TEXT[0], rows=2, length=64)
+    expected = logits_of(out, ids)  # in float32
+    for dtype in (torch.float32, torch.float16):
+        model = AutoModelForCausalLM.from_pretrained(out, dtype=dtype, **loading_options(out)).eval()
+        with torch.inference_mode():
+            found = model(input_ids=ids).logits
+        assert found.dtype == dtype
+        assert torch.equal(found, expected) or (dtype != torch.float32 and mean_kl(expected, found) < 1e-4)
 
 
 @pytest.mark.usefixtures("no_fresh_process")

@@ -20,6 +20,7 @@ from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models.architectures import COMPRESSED_TENSORS
+from mlflow_compress.models.architectures.packed_layers import decompress
 
 QUANT_METHOD = "compressed_tensors_linear_experts"
 """Name of the loader here in transformers' table of formats; files keep their own."""
@@ -159,9 +160,29 @@ class LinearExpertsQuantizer(CompressedTensorsHfQuantizer):  # type: ignore[misc
             model.set_submodule(name, LinearExperts(experts))
         super()._process_model_before_weight_loading(model, **kwargs)
 
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        """Give what is not quantized the model's dtype, and let the first forward unpack weights in it.
+
+        transformers leaves parameters with another name than in the file (Mixtral's router) in the file's dtype, and
+        the library unpacks weights in that of their scales, or bfloat16. A product of two dtypes fails.
+        """
+        super()._process_model_after_weight_loading(model, **kwargs)
+        in_float32 = {*model._keep_in_fp32_modules, *model._keep_in_fp32_modules_strict}
+        for name, module in model.named_modules():
+            if not (hasattr(module, "quantization_scheme") or in_float32 & set(name.split("."))):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(model.dtype)
+        if hasattr(model, "ct_decompress_hook"):
+            self.compressor.remove_decompression_hook(model)
+            model.ct_decompress_hook = model.register_forward_pre_hook(_unpack)
+
     def update_weight_conversions(self, weight_conversions: Sequence[Any]) -> list[Any]:
         """Return the conversions of names; packed weights stay packed, as in every linear layer."""
         return one_by_one(weight_conversions) or list(weight_conversions)
+
+
+def _unpack(model: Any, _: Any) -> None:
+    decompress(model)
 
 
 def loading_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
