@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -53,12 +53,12 @@ def as_llama(model: Any) -> Any:
     """Return a Llama that computes the same as a Mistral or Qwen2 without sliding windows; it shares the parameters.
 
     In Qwen2, query, key and value have biases and the output projection has none. A Llama has all four or none, so the
-    output projection gets a bias of zero. A Llama is returned as it is.
+    output projection gets a bias of zero. A Llama is returned as it is, and so is a Mixtral.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if model.config.model_type == "llama":
+    if model.config.model_type in LLAMAS:
         return model
     config, state = model.config, model.state_dict()
     biases = "model.layers.0.self_attn.q_proj.bias" in state
@@ -82,13 +82,23 @@ ARCHITECTURES = {
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "llama",
+    "Qwen3MoeForCausalLM": "qwen3moe",
 }
-"""GGUF's architecture names, by model class; in GGUF a Mistral is a Llama."""
+"""GGUF's architecture names, by model class; in GGUF a Mistral is a Llama, and a Mixtral one with experts."""
+
+LLAMAS = ("llama", "mixtral")
+"""`model_type` of what is written as a Llama; others become one first (`as_llama`)."""
+
+EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+"""How the names of transformers' tensors of all experts of a layer end."""
 
 PACKAGE, EXTRA = "llama_cpp", "llama-cpp"
 
 ROPE_FACTORS = "rope_freqs.weight"
 """A tensor that only the file has: llama.cpp divides the rotary frequencies by it."""
+
+ROUTER = "ffn_gate_inp.weight"
 
 ROPE_TYPES = ("default", "llama3")
 
@@ -145,7 +155,7 @@ def require_known_architecture(source: SourceModel, block: int) -> None:
             allowed=sorted(ARCHITECTURES),
             got=source.architecture,
         )
-    for name, (_, in_features) in source.linear.items():
+    for name, (_, in_features) in source.matrices.items():
         if in_features % block:
             raise UnsupportedError(
                 f"GGUF's blocks do not divide the {in_features} input features of {name}",
@@ -153,12 +163,33 @@ def require_known_architecture(source: SourceModel, block: int) -> None:
                 got=in_features,
             )
     require_whole_context(source)
+    _require_llama_cpps_mixture(source)
     rope = (getattr(source.configuration(), "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ROPE_TYPES:
         raise UnsupportedError(
             "GGUF files of models whose positions are scaled in this way are not written here",
             allowed=ROPE_TYPES,
             got=rope,
+        )
+
+
+def _require_llama_cpps_mixture(source: SourceModel) -> None:
+    """Raise `UnsupportedError` for a Qwen3 mixture that llama.cpp would compute as another function."""
+    config = source.configuration()
+    if ARCHITECTURES[source.architecture] != "qwen3moe":
+        return
+    if not config.norm_topk_prob:
+        raise UnsupportedError(
+            "llama.cpp lets the weights of a token's experts sum to 1, and this model does not",
+            allowed="norm_topk_prob true",
+            got="norm_topk_prob false in config.json",
+            fix="Use gptq, awq or rtn, which vLLM serves",
+        )
+    if config.mlp_only_layers or config.decoder_sparse_step != 1:
+        raise UnsupportedError(
+            "In GGUF, every layer of this architecture has experts",
+            allowed="mlp_only_layers [] and decoder_sparse_step 1",
+            got=f"{config.mlp_only_layers} and {config.decoder_sparse_step}",
         )
 
 
@@ -198,14 +229,29 @@ def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[A
 def interleaved_heads(name: str, config: Any) -> int | None:
     """Return the number of heads of a parameter whose rows GGUF interleaves; None for all others."""
     module = name.rpartition(".")[0]
-    if config.model_type != "llama" or not module.endswith(("q_proj", "k_proj")):
+    if config.model_type not in LLAMAS or not module.endswith(("q_proj", "k_proj")):
         return None
     return int(config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads)
 
 
 def gguf_name(name: str, config: Any) -> str:
     """Return GGUF's name of a parameter of a model with this configuration (see `load_llama_like`)."""
-    return gguf_file.to_gguf_name(name, architecture=config.model_type, n_layers=config.num_hidden_layers)
+    architecture = "llama" if config.model_type in LLAMAS else config.model_type.replace("_", "")
+    return gguf_file.to_gguf_name(name, architecture=architecture, n_layers=config.num_hidden_layers)
+
+
+def stored_parts(name: str, parameter: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what GGUF stores of a parameter, by its names there: views of its data.
+
+    All experts of a layer have three tensors of shape (experts, out_features, in_features) there, and two in
+    transformers, which keeps gate and up one after the other. Anything else is one tensor.
+    """
+    layer = name.rpartition(".")[0]
+    if name.endswith(EXPERTS[0]):
+        for matrix, part in zip(("gate_proj", "up_proj"), parameter.data.chunk(2, dim=1), strict=True):
+            yield gguf_name(f"{layer}.{matrix}.weight", config), part
+    else:
+        yield gguf_name(f"{name}.weight" if name.endswith(EXPERTS[1]) else name, config), parameter.data
 
 
 def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tuple[Any, Any]]:
@@ -219,9 +265,12 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
 
     tensors: dict[str, tuple[Any, Any]] = {}
     for name, parameter in model.named_parameters():
-        kind, heads = kind_of(name, parameter), interleaved_heads(name, model.config)
-        data = gguf.quants.quantize(parameter.data.float().cpu().numpy(), kind)
-        tensors[gguf_name(name, model.config)] = (data if heads is None else interleave_heads(data, heads), kind)
+        heads = interleaved_heads(name, model.config)
+        for stored, part in stored_parts(name, parameter, model.config):
+            # llama.cpp's own converter keeps routers in float32.
+            kind = gguf.GGMLQuantizationType.F32 if stored.endswith(ROUTER) else kind_of(name, parameter)
+            data = gguf.quants.quantize(part.float().cpu().numpy(), kind)
+            tensors[stored] = (data if heads is None else interleave_heads(data, heads), kind)
     # The divisors of the rotary frequencies, shape (head_dim / 2,); 1 without scaling.
     rotary = model.model.rotary_emb.inv_freq.float().cpu()
     exponents = torch.arange(len(rotary), dtype=torch.float64) / len(rotary)
@@ -239,10 +288,10 @@ def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> 
 
     values = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
     for name, parameter in model.named_parameters():
-        value, heads = values[gguf_name(name, model.config)], interleaved_heads(name, model.config)
-        if heads is not None:
-            value = deinterleave_heads(value, heads)
-        parameter.data.copy_(torch.from_numpy(value).reshape(parameter.shape))
+        heads = interleaved_heads(name, model.config)
+        for stored, part in stored_parts(name, parameter, model.config):
+            value = values[stored] if heads is None else deinterleave_heads(values[stored], heads)
+            part.copy_(torch.from_numpy(value).reshape(part.shape))
     logits = job.probe.logits(model)
     if not job.config.native:
         return logits

@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -209,7 +209,9 @@ def compress_model(
             )
     source = resolve(model, trust_remote_code=trust_remote_code)
     if chosen.linear_only:
-        source.require_linear(method, with_experts=chosen.takes_experts(settings))
+        taken = chosen.takes_experts(settings)
+        others = () if taken or not source.experts else _taking_experts(source)
+        source.require_linear(method, with_experts=taken, taking_experts=others)
     if chosen.by_class:
         source.require_plain(method)
     with quiet(), METHODS.blaming(method):
@@ -229,6 +231,19 @@ def compress_model(
         manifest = _compress_and_verify(chosen, job, label)
         manifest.write(folder)
     return manifest
+
+
+def _taking_experts(source: SourceModel) -> list[str]:
+    """Return the methods that compress this mixture's experts; GGUF has names for some architectures only."""
+    names = []
+    for name, method in METHODS.items():
+        settings = method.Config()
+        if method.takes_experts(settings):
+            with suppress(UnsupportedError):
+                if method.format == "gguf":
+                    method.check(settings, source)
+                names.append(name)
+    return names
 
 
 def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig], label: str) -> CheckpointManifest:

@@ -68,6 +68,12 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
         gguf_alone = any("gguf" in engine for engine in engines) and not written.startswith("gguf")
         if (not engines or gguf_alone) if target == "llama.cpp" else method.own_format:
             raise UnsupportedError(f"{target} does not read the format of {label}", got=written, fix=fix)
+        if target == "transformers" and source is not None and _needs_our_loader(method, settings, source):
+            raise UnsupportedError(
+                f"transformers alone does not read the experts of {source.architecture} in the format of {label}",
+                got=written,
+                fix=fix,
+            )
         return
     if written not in FORMATS:
         raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
@@ -83,6 +89,16 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
             reasons.append(_reason_of_marlin(bits, group, layers))
         if all(reasons):
             raise UnsupportedError(f"vLLM has no kernel for {label}: {'; '.join(map(str, reasons))}", fix=fix)
+
+
+def _needs_our_loader(method: Method[Any], settings: Any, source: SourceModel) -> bool:
+    """Return whether transformers fails at a mixture's experts, or computes them otherwise (`linear_experts`)."""
+    if not (source.experts and method.takes_experts(settings)):
+        return False
+    renamed, written = source.architecture == "MixtralForCausalLM", method.format_of(settings)
+    if written.startswith("compressed-tensors"):
+        return renamed or written != PACKED or not getattr(settings, "symmetric", False)
+    return renamed and written.startswith("gguf")
 
 
 def _rounds_to_fp8(method: str, settings: Any) -> bool:

@@ -101,6 +101,12 @@ _LAYER_MODULES = (
 )
 """transformers' names of a Llama-like model's modules (gguf's map also has names of other sources)."""
 
+_MIXTURES = {
+    "llama": ("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w2", "w3")),
+    "qwen3moe": ("mlp.gate", "mlp.experts", ("gate_proj", "down_proj", "up_proj")),
+}
+"""Router, experts and matrices of a mixture in its files on hubs, by GGUF's architecture: of Mixtral, and of Qwen3."""
+
 
 @cache
 def _name_map(architecture: str, n_layers: int) -> Any:
@@ -123,10 +129,21 @@ def to_gguf_name(name: str, *, architecture: str, n_layers: int) -> str:
 
 
 def from_gguf_names(architecture: str, n_layers: int) -> dict[str, str]:
-    """Return the inverse map for modules: "blk.0.attn_q" -> "model.layers.0.self_attn.q_proj"."""
+    """Return the inverse map for modules: "blk.0.attn_q" -> "model.layers.0.self_attn.q_proj".
+
+    What holds all experts of a layer has the name of one, with "{}" in the place of its number.
+    """
     names = _name_map(architecture, n_layers)
-    layers = (f"model.layers.{index}.{module}" for index in range(n_layers) for module in _LAYER_MODULES)
-    modules = {names.get_name(module): module for module in (*_MODULES, *layers)}
+    router, experts, matrices = _MIXTURES.get(architecture, ("", "", ()))
+    in_layers = {module: module for module in _LAYER_MODULES}
+    if router:
+        in_layers["mlp.gate"] = router
+        of_all = ("gate_proj", "down_proj", "up_proj")
+        in_layers |= {f"mlp.experts.{a}": f"{experts}.{{}}.{b}" for a, b in zip(of_all, matrices, strict=True)}
+    modules = {names.get_name(module): module for module in _MODULES}
+    for index in range(n_layers):
+        layer = f"model.layers.{index}."
+        modules |= {names.get_name(layer + module): layer + name for module, name in in_layers.items()}
     modules.pop(None, None)  # a module that this architecture does not have
     return modules
 
@@ -136,9 +153,9 @@ def write_gguf(
 ) -> None:
     """Write a GGUF file.
 
-    `architecture` is as GGUF names it: "llama", "qwen2" or "qwen3"; `file_type` is the weights' `gguf.LlamaFileType`;
-    `tensors` are raw data and `gguf.GGMLQuantizationType` by GGUF name. The tokenizer's vocabulary is written where it
-    is a byte-level BPE.
+    `architecture` is as GGUF names it: "llama", "qwen2", "qwen3" or "qwen3moe"; `file_type` is the weights'
+    `gguf.LlamaFileType`; `tensors` are raw data and `gguf.GGMLQuantizationType` by GGUF name. The tokenizer's
+    vocabulary is written where it is a byte-level BPE.
     """
     import gguf
 
@@ -155,6 +172,11 @@ def write_gguf(
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if n_experts := getattr(config, "num_local_experts", 0):
+        writer.add_expert_count(n_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        writer.add_expert_feed_forward_length(width)
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -271,7 +293,7 @@ def architecture(path: Path) -> str:
 def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a GGUF file by transformers' name; a broken file is a `CheckpointError`.
 
-    A tensor without a parameter in transformers keeps GGUF's name.
+    A tensor without a parameter in transformers keeps GGUF's name. Experts are told apart, as in files on hubs.
     """
     reader, kind = _open(path)
     try:
@@ -288,8 +310,12 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
     for tensor in reader.tensors:
         module, _, part = tensor.name.rpartition(".")
         shape = tuple(map(int, reversed(tensor.shape)))
-        name = f"{modules.get(module, module)}.{part}"
-        tensors[name] = StoredTensor(tensor.tensor_type.name, shape, int(tensor.n_bytes))
+        name, kind_of_block = f"{modules.get(module, module)}.{part}", tensor.tensor_type.name
+        if "{}" not in name:
+            tensors[name] = StoredTensor(kind_of_block, shape, int(tensor.n_bytes))
+            continue
+        for number in range(shape[0]):
+            tensors[name.format(number)] = StoredTensor(kind_of_block, shape[1:], int(tensor.n_bytes) // shape[0])
     return tensors
 
 

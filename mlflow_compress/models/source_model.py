@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,10 +119,11 @@ class SourceModel:
                     got=group_size,
                 )
 
-    def require_linear(self, method: str, *, with_experts: bool = False) -> None:
+    def require_linear(self, method: str, *, with_experts: bool = False, taking_experts: Sequence[str] = ()) -> None:
         """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are not in linear layers.
 
-        `with_experts`: the method takes experts apart, where `experts` has them.
+        `with_experts`: the method takes experts apart, where `experts` has them. `taking_experts`: the methods that do,
+        for the message.
         """
         layers = {name.rsplit(".", 2)[0] for name in self.experts} if with_experts else set()
         left = {name: size for name, size in self.elsewhere.items() if name.rpartition(".")[0] not in layers}
@@ -132,8 +134,8 @@ class SourceModel:
                 f"Method {method!r} changes linear layers only, and {missed / (reached + missed):.0%} of the weights "
                 f"of this model's layers are elsewhere, as in {max(left, key=left.__getitem__)}",
                 got=self.architecture,
-                fix="Use gptq, awq or rtn, which take experts apart"
-                if self.experts and not with_experts
+                fix=f"Use a method that compresses experts too: {', '.join(taking_experts)}"
+                if taking_experts
                 else "Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
             )
 

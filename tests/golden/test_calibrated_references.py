@@ -31,7 +31,7 @@ def test_wanda_zeroes_the_smallest_weights_times_input_norms_of_each_row(tmp_pat
     names, stored = list(resolve(str(base)).linear), load_file(out / "model.safetensors")
     for layer in ("layers.0.", "layers.1."):  # the second sees the outputs of the pruned first
         inside = [name for name in names if layer in name]
-        squares = mean_squares(model, inside, tokens)
+        squares, _ = mean_squares(model, inside, tokens)
         for name in inside:
             weight = model.get_submodule(name).weight.data
             order = (weight.abs() * squares[name].float().sqrt()).argsort(dim=1)

@@ -13,13 +13,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from mlflow_compress.compression import METHODS, CheckpointManifest, compress_model, method_config
+from mlflow_compress.compression.calibration_tokens import prepare_calibration
+from mlflow_compress.compression.methods.gguf_k import mean_squares
 from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.models import stored_weights
 from mlflow_compress.models.architectures import linear_experts, loading_options
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, make_gpt_oss, make_mixtral, make_mixture, mean_kl, token_rows
 from tests.unit.scoring_models import kl_of_rounding, rounding_of
+from tests.unit.test_compress_gguf import nearest_in_blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
 
@@ -27,6 +31,7 @@ MAKERS = {"mixtral": make_mixtral, "qwen3moe": make_mixture}
 STORED = {"mixtral": "block_sparse_moe.experts.{}.w1", "qwen3moe": "mlp.experts.{}.gate_proj"}
 QUANTIZING = ("rtn", "gptq", "awq", "w8a8", "fp8", "nvfp4", "mxfp4", "mxfp8", "autoround")
 PRUNING = ("wanda", "sparsegpt")
+K_QUANTS = {"gguf-k", "gguf-imatrix"}
 GROUP = 32
 SMALL = {"group_size": GROUP, "calibration_samples": 4, "calibration_length": 64, "iters": 4}
 
@@ -184,6 +189,65 @@ def test_experts_that_compute_something_else_apart_are_refused(
     with pytest.raises(UnsupportedError, match=r"form of its experts changes what this model computes.*Mixtral"):
         compress_model(str(bases("mixtral")), "rtn", settings("rtn"), TEXT, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_fresh_process")
+@pytest.mark.parametrize("architecture", MAKERS)
+def test_experts_in_gguf_are_those_that_one_rounds_by_hand(architecture: str, tmp_path: Path) -> None:
+    base = MAKERS[architecture](tmp_path / "base", **({"norm_topk_prob": True} if architecture == "qwen3moe" else {}))
+    manifest = compress_model(str(base), "gguf", method_config("gguf", bits=4), [], tmp_path / "out")
+    assert manifest.bits_per_weight == 4.5
+    assert manifest.served_by == ["llama.cpp", *(["transformers"] if architecture == "qwen3moe" else [])]
+    headers = stored_weights.read_headers(tmp_path / "out")
+    assert headers.keys() == stored_weights.read_headers(base).keys()
+    matrices = resolve(str(base)).stored_matrices
+    assert {name: headers[f"{name}.weight"].shape for name in matrices} == matrices
+    assert {headers[f"{name}.weight"].dtype for name in matrices} == {"Q4_0"}
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    for name, weight in model.named_parameters():
+        if name.rpartition(".")[0] in resolve(str(base)).linear or ".experts." in name:
+            weight.data = nearest_in_blocks(weight.data, half_steps=8)
+    ids = token_rows(base, TEXT[0], rows=2, length=64)
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+    assert mean_kl(expected, logits_of(tmp_path / "out", ids)) <= kl_of_rounding(model, ids)
+
+
+def test_importances_of_experts_are_of_the_tokens_that_reach_them(bases: Bases) -> None:
+    for architecture in MAKERS:
+        source = resolve(str(bases(architecture)))
+        text = prepare_calibration(source.tokenizer(), TEXT, samples=2, length=16, seed=0)
+        means, unused = mean_squares(source.load("cpu"), [], text)
+        model, inputs = source.load("cpu"), {}
+        for name, experts in list(linear_experts.fused_experts(model)):
+            linear = linear_experts.LinearExperts(experts)
+            for number, expert in enumerate(linear):
+                expert.gate_proj.weight.data, expert.up_proj.weight.data = experts.gate_up_proj.data[number].chunk(2)
+                expert.down_proj.weight.data = experts.down_proj.data[number]
+                for matrix in linear_experts.MATRICES:
+                    place = f"{name}.{matrix}", number
+                    getattr(expert, matrix).register_forward_pre_hook(
+                        lambda _, args, place=place, inputs=inputs: inputs.update({place: args[0]})
+                    )
+            model.set_submodule(name, linear)
+        with torch.inference_mode():
+            model(input_ids=torch.from_numpy(text.ids))
+        assert len(inputs) == 3 * (2 * 4 - len(unused))
+        for (name, number), rows in inputs.items():
+            torch.testing.assert_close(means[name][number], rows.double().square().mean(0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("method", ["bnb-nf4", "hqq"])
+def test_a_refusal_names_the_methods_that_take_experts(method: str, bases: Bases, tmp_path: Path) -> None:
+    if method == "bnb-nf4":
+        pytest.importorskip("bitsandbytes", reason="needs the extra 'bitsandbytes'")
+    # Rows of 64 are no blocks of K-quants, and the router of the small Qwen3 does not norm, as llama.cpp does.
+    for architecture, not_taken in (("mixtral", K_QUANTS), ("qwen3moe", {"gguf", *K_QUANTS})):
+        with pytest.raises(UnsupportedError) as raised:
+            compress_model(str(bases(architecture)), method, method_config(method), [], tmp_path / "out")
+        named = str(raised.value).partition("compresses experts too: ")[2].rstrip(".")
+        taken = {name for name, one in METHODS.items() if one.takes_experts(one.Config())}
+        assert set(named.split(", ")) == taken - not_taken
 
 
 def test_gptqmodel_does_not_take_experts() -> None:

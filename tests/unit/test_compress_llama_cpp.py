@@ -92,7 +92,7 @@ def test_importances_lower_the_error_that_they_weigh(tmp_path: Path) -> None:
     source = resolve(str(demo.MODEL_DIR))
     base = source.load("cpu")
     tokens = calibration_tokens.prepare_calibration(source.tokenizer(), CALIBRATION, samples=32, length=256, seed=0)
-    squares, errors = mean_squares(base, list(source.linear), tokens), {}
+    squares, errors = mean_squares(base, list(source.linear), tokens)[0], {}
     for method, settings in (("gguf-k", {}), ("gguf-imatrix", {"calibration_samples": 32})):
         compress_model(
             str(demo.MODEL_DIR), method, method_config(method, bits=3, **settings), CALIBRATION, tmp_path / method
@@ -121,7 +121,7 @@ def test_importances_are_the_mean_squares_of_a_layers_inputs() -> None:
         def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
             return self.layer(torch.stack([input_ids.float(), torch.ones_like(input_ids).float()], -1))
 
-    found = mean_squares(Model(), ["layer"], calibration_tokens.Calibration(np.arange(6).reshape(2, 3)))
+    found, _ = mean_squares(Model(), ["layer"], calibration_tokens.Calibration(np.arange(6).reshape(2, 3)))
     assert found["layer"].tolist() == pytest.approx([(1 + 4 + 9 + 16 + 25) / 6, 1.0])
 
 

@@ -34,6 +34,7 @@ class Gguf(ForTensors[GgufConfig]):
     reference = "https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (package gguf)"
     Config = GgufConfig
     block = 32
+    experts = True
     supported_bits = (8, 5, 4)
     requires = ("gguf",)
 
@@ -64,7 +65,8 @@ class Gguf(ForTensors[GgufConfig]):
 
         def kind_of(name: str, parameter: Any) -> Any:
             module, _, part = name.rpartition(".")
-            return quantized if part == "weight" and module in blocks else plain(parameter)
+            in_blocks = (part == "weight" and module in blocks) or name.endswith(gguf_model.EXPERTS)
+            return quantized if in_blocks else plain(parameter)
 
         tensors = gguf_model.tensors_of(model, kind_of)
         gguf_model.save(job, model, gguf.LlamaFileType[self.file_type(job.config)], tensors, path)

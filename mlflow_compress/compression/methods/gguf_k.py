@@ -56,6 +56,7 @@ class KQuantMethod(ForTensors[K]):
     """Base of both methods: transformers computes with the dequantized values; with `native`, llama.cpp computes."""
 
     block = 256
+    experts = True
     supported_bits = tuple(MIXES)
     requires = (gguf_model.PACKAGE,)
     extra = gguf_model.EXTRA
@@ -108,25 +109,55 @@ class GgufImatrix(KQuantMethod[GgufImatrixConfig]):
     def importance(self, job: CompressionJob[Any], model: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Return the mean square of each input channel of every linear layer, by GGUF name."""
         assert job.calibration is not None
-        means = mean_squares(model, list(job.source.linear), job.calibration)
+        means, unused = mean_squares(model, list(job.source.linear), job.calibration)
+        job.experts_without_tokens.extend(unused)
         names = {name: gguf_model.gguf_name(f"{name}.weight", model.config) for name in means}
-        return {names[name]: values.float().numpy() for name, values in means.items()}
+        return {names[name]: values.flatten().float().numpy() for name, values in means.items()}
 
 
-def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> dict[str, torch.Tensor]:
-    """Return the mean over all calibration tokens of each input channel's square, float64, shape (in_features,)."""
+def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the mean over the calibration tokens of each input channel's square, by layer, and experts without tokens.
+
+    Float64, shape (in_features,). All experts of a layer are one entry, shape (experts, in_features), each a mean over
+    the tokens that the router sent to it; 1 for an expert without tokens, so that its channels count alike.
+    """
+    import torch
+
+    from mlflow_compress.models.architectures.linear_experts import fused_experts
+
     sums: dict[str, torch.Tensor] = {}
+    tokens: dict[str, torch.Tensor] = {}  # how many each layer has seen, or each expert of it
 
-    def add(name: str) -> Any:
-        def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
-            squares = args[0].double().square().flatten(0, -2).sum(0).cpu()
-            sums[name] = sums[name] + squares if name in sums else squares
+    def add(name: str, number: int, inputs: torch.Tensor, n_rows: int = 1) -> None:
+        rows = inputs.flatten(0, -2)
+        if name not in sums:
+            sums[name] = torch.zeros((n_rows, rows.shape[-1]), dtype=torch.float64)
+            tokens[name] = torch.zeros(n_rows, dtype=torch.float64)
+        sums[name][number] += rows.double().square().sum(0).cpu()
+        tokens[name][number] += len(rows)
+
+    def of_layer(name: str) -> Any:
+        return lambda _, args: add(name, 0, args[0])
+
+    def of_experts(name: str) -> Any:
+        def hook(experts: Any, args: tuple[torch.Tensor, ...]) -> None:
+            hidden, chosen = args[:2]
+            for number in range(len(experts.down_proj)):
+                inputs = hidden[(chosen == number).any(-1)]
+                gate, up = (inputs @ half.T for half in experts.gate_up_proj[number].chunk(2))
+                for matrix, read in (("gate", inputs), ("up", inputs), ("down", experts.act_fn(gate) * up)):
+                    add(f"{name}.{matrix}_proj", number, read, len(experts.down_proj))
 
         return hook
 
-    hooks = [model.get_submodule(name).register_forward_pre_hook(add(name)) for name in layers]
+    hooks = [model.get_submodule(name).register_forward_pre_hook(of_layer(name)) for name in layers]
+    mixtures = list(fused_experts(model))
+    hooks += [module.register_forward_pre_hook(of_experts(name)) for name, module in mixtures]
     calibration.run_through(model, hooks)
-    return {name: total / calibration.ids.size for name, total in sums.items()}
+    reached = {name: tokens[f"{name}.down_proj"].tolist() for name, _ in mixtures}
+    unused = [f"{name}.{number}" for name, counts in reached.items() for number, n in enumerate(counts) if n == 0]
+    means = {name: torch.where((n := tokens[name][:, None]) > 0, total / n, 1.0) for name, total in sums.items()}
+    return {name: values[0] if len(values) == 1 else values for name, values in means.items()}, unused
 
 
 def quantized_logits(

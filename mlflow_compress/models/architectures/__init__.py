@@ -69,6 +69,10 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
         return native_gguf.loading_options(folder)
     from transformers import AutoConfig
 
+    if settings.get("model_type") == "mixtral":
+        from mlflow_compress.models.architectures.mixtral_gguf import register_mixtral
+
+        register_mixtral()
     return {"gguf_file": files[0].name, "config": AutoConfig.from_pretrained(folder, local_files_only=True)}
 
 
