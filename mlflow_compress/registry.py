@@ -7,18 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution, entry_points, packages_distributions
 from types import FrameType
 from typing import Generic, TypeVar
 
 from mlflow_compress.errors import ConfigError, MlflowCompressError, machine_fault
 
 T = TypeVar("T")
-
-
-def _entry_origin(entry: EntryPoint) -> str:
-    package = "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-    return f"{entry.name} = {entry.value} of {package}"
 
 
 @cache
@@ -42,16 +37,9 @@ def _broken_plugin(group: str) -> tuple[str, Exception] | None:
         try:
             entry.load()
         except Exception as error:  # noqa: BLE001 - somebody else's code: `Registry` raises it with its origin
-            return _entry_origin(entry), error
+            package = "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+            return f"{entry.name} = {entry.value} of {package}", error
     return None
-
-
-def _importing_module() -> str:
-    """Return the module whose import is running, or else the script: the one that registers, however it does so."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "<module>":
-        frame = frame.f_back
-    return "unknown" if frame is None else str(frame.f_globals["__name__"])
 
 
 class Registry(Generic[T]):
@@ -94,7 +82,10 @@ class Registry(Generic[T]):
         """
 
         def decorate(obj: T) -> T:
-            module = _importing_module()
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code.co_name != "<module>":
+                frame = frame.f_back
+            module = "unknown" if frame is None else str(frame.f_globals["__name__"])
             if name in self._objects:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: by {self._modules[name]} and by {module}")
             self._modules[name] = module

@@ -5,8 +5,6 @@ The fork is made from a process that has done nothing but import: it has no thre
 no memory with the process that asks. So what it runs is as independent as in a new interpreter.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -72,7 +70,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
                 env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **environment, "PYTHONPATH": path},
             )
 
-    def another(self) -> WarmPython:
+    def another(self) -> "WarmPython":
         """Return one that has imported the same, so that two can run at once. Ask while nothing runs."""
         other = WarmPython.__new__(WarmPython)
         other._path, other._connection, other.server, other._ended = self._path, None, None, False

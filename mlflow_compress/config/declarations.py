@@ -4,8 +4,6 @@ A command has its parameters under one flat list of names, as a command line has
 ``EvaluateConfig(model="demo", limit=20)`` is ``config.source.model`` and ``config.evaluation.limit``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -209,7 +207,7 @@ class Parameters(_Checked):
         """Return a copy with other values, by flat names, checked like those of a new one."""
         return type(self)(**{**self.values(), **changes})
 
-    def of_stage(self, stage: type[C], **changes: Any) -> C:
+    def of_stage(self, stage: "type[C]", **changes: Any) -> "C":
         """Return the parameters of another command that is a part of this one; `experiment` is not passed on."""
         values = self.values()
         shared = parameters(stage).keys() & values.keys() - Parameters.model_fields.keys()

@@ -1,7 +1,5 @@
 """The promotion policy: what a variant must satisfy, what ranks higher, and who may be replaced. Read from YAML."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -213,7 +211,7 @@ class Policy(Group):
         max_accuracy_drop_pct: float | None = None,
         min_decode_speedup: float | None = None,
         max_memory_ratio: float | None = None,
-    ) -> Policy:
+    ) -> "Policy":
         """Return the policy with other bounds of the standard gates, and on speed and memory; None keeps a bound.
 
         A gate that the policy does not have is added. Accuracy is given in points here, as the parameter is.
@@ -241,7 +239,7 @@ class Policy(Group):
             )
         return self.model_copy(update=changes)
 
-    def without_each(self) -> dict[str, Policy]:
+    def without_each(self) -> "dict[str, Policy]":
         """Return the policy without one requirement, for each that can be waived, by its name."""
         entries: list[MetricGate | MarginGate] = [*self.gates, *self.margins]
         found = {} if self.kl is None else {"kl": self.model_copy(update={"kl": None})}

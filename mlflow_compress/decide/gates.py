@@ -121,7 +121,7 @@ def published_gate(metric: str, bound: float, *, label: str = "", at_least: bool
     return Gate(
         metric=declared.gate.name,
         bound=bound,
-        label=label or upper_end_label(metric),
+        label=label or f"{key(metric).gate_label or metric} (upper end)",
         at_least=at_least,
         value=metric,
         factor=declared.gate.factor,
@@ -172,11 +172,6 @@ class DivergenceGate:
             published_gate(CLIPPED.name, self.max_kl, label=f"KL clipped per item ({trust})"),
             published_gate(ABOVE_CLIP.name, self.max_outliers_pct, label=above),
         )
-
-
-def upper_end_label(metric: str) -> str:
-    """Return what the reasons of a gate call the upper end of a metric, or of what it publishes for gates."""
-    return f"{key(metric).gate_label or metric} (upper end)"
 
 
 def standard_gates(

@@ -1,7 +1,5 @@
 """The promotion policy: its gates and rules, then ranks. Numbers in, a decision with reasons out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,7 +92,7 @@ class Decision:
         """How many of them could be promoted: the family whose gates hold their error together."""
         return sum(outcome.p_value is not None for outcome in self.outcomes)
 
-    def with_version(self, run_id: str, version: str) -> Decision:
+    def with_version(self, run_id: str, version: str) -> "Decision":
         """Return the decision after one candidate, named by its run, was registered."""
         outcomes = tuple(
             replace(o, candidate=replace(o.candidate, version=version)) if o.candidate.run_id == run_id else o

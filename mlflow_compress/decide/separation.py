@@ -1,7 +1,5 @@
 """Which variants of one evaluation can be told apart: paired tests over the items that both have."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -38,14 +36,14 @@ class ItemScores:
     def __post_init__(self) -> None:
         same_length(**self._arrays())
 
-    def __getitem__(self, rows: Bool | Int) -> ItemScores:
+    def __getitem__(self, rows: Bool | Int) -> "ItemScores":
         """Return the scores of some items."""
         return ItemScores(**{name: array[rows] for name, array in self._arrays().items()})
 
     def _arrays(self) -> dict[str, Any]:
         return {one.name: array for one in fields(self) if (array := getattr(self, one.name)) is not None}
 
-    def in_order_of(self, other: ItemScores) -> ItemScores:
+    def in_order_of(self, other: "ItemScores") -> "ItemScores":
         """Return the same scores, with the items in the order of `other`; other items are an `AlignmentError`."""
         mine, theirs = self._keys(), other._keys()
         if mine == theirs:
@@ -57,7 +55,7 @@ class ItemScores:
             )
         return self[np.array([rows[key] for key in theirs])]
 
-    def in_common(self, other: ItemScores) -> tuple[ItemScores, ItemScores]:
+    def in_common(self, other: "ItemScores") -> "tuple[ItemScores, ItemScores]":
         """Return the scores of both on the items that both have.
 
         The order in which the items of a stratum are drawn is the same for all variants of an evaluation. So the items

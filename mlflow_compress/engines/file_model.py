@@ -1,7 +1,5 @@
 """A model in a folder, whichever engine runs it: states are stored, and compared exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -60,7 +58,7 @@ class FileModel(LightModel):
     def try_out(self) -> None:
         """Do nothing: what was compressed was loaded again by transformers."""
 
-    def listing(self, items: Collection[ItemKey]) -> FileModel:
+    def listing(self, items: Collection[ItemKey]) -> "FileModel":
         """Return itself: it has whole distributions."""
         return self
 
@@ -82,7 +80,7 @@ class FileModel(LightModel):
         """Return stored states; None of a server's lists: there only answers compare."""
         return stored if isinstance(stored, StateStore) else None
 
-    def in_this_process(self) -> FileModel:
+    def in_this_process(self) -> "FileModel":
         """Return itself."""
         return self
 

@@ -5,8 +5,6 @@ A new engine is one file in this package, or one module of another distribution 
 a model in a folder needs, apart from how its passes run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -129,7 +127,7 @@ class EngineModel(IdentifiedModel, Protocol):
     def try_out(self) -> None:
         """Refuse a model that its engine cannot run on this machine, before hours go into another one."""
 
-    def listing(self, items: Collection[ItemKey]) -> EngineModel:
+    def listing(self, items: Collection[ItemKey]) -> "EngineModel":
         """Return the model, asked for lists of most probable tokens of these items alone, where lists cost much.
 
         Whole distributions, which all other engines have, are always there.
@@ -151,7 +149,7 @@ class EngineModel(IdentifiedModel, Protocol):
     def comparable_with(self, stored: Any) -> Any:
         """Return a baseline's stored pass as this model is compared with it; None where only answers compare."""
 
-    def in_this_process(self) -> EngineModel:
+    def in_this_process(self) -> "EngineModel":
         """Return the same checkpoint under transformers (`own_kernels`); the engine's own memory is freed."""
 
     def facts(self) -> dict[str, object] | None:

@@ -1,7 +1,5 @@
 """Checks that calibration text and evaluation do not overlap."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class CalibrationText:
     all_words: str  # All words of all texts; a line per text
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> CalibrationText:
+    def of(cls, texts: Sequence[str]) -> "CalibrationText":
         tokens = [words(text) for text in texts]
         runs = frozenset(run for text in tokens for run in _runs(text))
         return cls(runs, "\n".join(f" {' '.join(text)} " for text in tokens))

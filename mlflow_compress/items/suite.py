@@ -1,7 +1,5 @@
 """Suites: the tasks and corpora that `-P tasks=` names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +89,7 @@ class Suite:
         """Whether any token is scored; False where every answer is generated."""
         return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
 
-    def rendered(self, *render: Any) -> Suite:
+    def rendered(self, *render: Any) -> "Suite":
         """Return the suite with every task as `rendered` returns it."""
         return replace(self, tasks=tuple(rendered(task, *render) for task in self.tasks))
 

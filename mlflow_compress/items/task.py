@@ -1,7 +1,5 @@
 """Tasks, corpora, their settings, and the registry of task families."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +136,7 @@ class Corpus:
     starts: tuple[int, ...] = field(default=(), repr=False)  # Characters at which its documents begin; empty if unknown
 
     @classmethod
-    def of(cls, name: str, documents: Sequence[str], *, between: str = "", max_tokens: int | None = None) -> Corpus:
+    def of(cls, name: str, documents: Sequence[str], *, between: str = "", max_tokens: int | None = None) -> "Corpus":
         ends = accumulate(len(document) + len(between) for document in documents)
         return cls(name=name, text=between.join(documents), max_tokens=max_tokens, starts=(0, *ends)[:-1])
 
@@ -174,7 +172,7 @@ class Parts:
     averages: tuple[GroupAverages, ...] = ()
 
     @staticmethod
-    def join(several: Sequence[Parts]) -> Parts:
+    def join(several: "Sequence[Parts]") -> "Parts":
         return Parts(
             tasks=tuple(task for parts in several for task in parts.tasks),
             corpora=tuple(corpus for parts in several for corpus in parts.corpora),

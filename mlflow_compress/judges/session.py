@@ -1,7 +1,5 @@
 """The judge models of one run: asked one after the other, with one cache and one account."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter
@@ -109,7 +107,7 @@ class Session:
     _judgments: dict[str, list[Judgment]] = field(default_factory=dict)  # By the model that was asked
 
     @classmethod
-    def open(cls, settings: JudgeModelConfig, folder: Path) -> Session | str:
+    def open(cls, settings: JudgeModelConfig, folder: Path) -> "Session | str":
         """Return the session, or the reason why judging is skipped. A broken setting is a `ConfigError`."""
         endpoint = endpoint_from(os.environ, settings)
         if isinstance(endpoint, str):

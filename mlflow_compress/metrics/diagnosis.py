@@ -1,7 +1,5 @@
 """Classes of tokens by their text: where words begin, digits, punctuation, rare tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,7 +28,7 @@ class SwapTable:
     texts: tuple[tuple[str, str], ...]  # Corpus and id of each text
 
     @classmethod
-    def of(cls, records: SwapDistances) -> SwapTable:
+    def of(cls, records: SwapDistances) -> "SwapTable":
         """Return the table of records.
 
         Raises `DataError`: there are no records; `AlignmentError`: two swaps were measured on other tokens.

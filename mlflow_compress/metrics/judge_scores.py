@@ -294,8 +294,15 @@ def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
     both = inputs.variant is not None
     baseline = _panel(by_judge_model(inputs.baseline.judgments)) if both else None
     runs = {"subject": inputs.subject.judgments, **({"baseline": inputs.baseline.judgments} if both else {})}
+    ratings: dict[str, dict[Hashable, float]] = {}
+    for who, judgments in runs.items():
+        for model, part in by_judge_model(judgments).items():
+            rows = ratings.setdefault(model, {})
+            for row in part.table.to_pylist():
+                if row["score"] is not None:
+                    rows[row["item_id"], who, row["turn"], row["repeat"]] = row["score"]
     return compared(inputs, subject, baseline, name=PANEL) + rater_agreement(
-        _ratings(runs), _question, inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
+        ratings, _question, inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
     )
 
 
@@ -311,18 +318,6 @@ def _panel(by_model: Mapping[str, Judgments]) -> TurnScores:
     return TurnScores(
         [("", item) for item in ids[0]], first.category, scores, sum(s.n_unscored for s in each[1:]) + first.n_unscored
     )
-
-
-def _ratings(runs: Mapping[str, Judgments]) -> dict[str, dict[Hashable, float]]:
-    """Return each judge model's readable ratings, by question, and then answer and repeat."""
-    found: dict[str, dict[Hashable, float]] = {}
-    for who, judgments in runs.items():
-        for model, part in by_judge_model(judgments).items():
-            rows = found.setdefault(model, {})
-            for row in part.table.to_pylist():
-                if row["score"] is not None:
-                    rows[row["item_id"], who, row["turn"], row["repeat"]] = row["score"]
-    return found
 
 
 def _question(rated: tuple[str, ...]) -> str:

@@ -1,7 +1,5 @@
 """Conformal metrics of six-option items: UAcc, set size, coverage, "I don't know" rates, and the variant's shift."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator
@@ -60,12 +58,12 @@ class _Table:
     # Groups of the calibration or the test items, whichever are fewer; None where no items share a group
     n_groups: int | None = None
 
-    def beside(self, other: _Table) -> _Table:
+    def beside(self, other: "_Table") -> "_Table":
         """Return the columns of both, this one's first."""
         both = np.hstack([self.columns, other.columns]), np.hstack([self.resampled, other.resampled])
         return _Table(*both, self.n_groups)
 
-    def first(self, width: int) -> _Table:
+    def first(self, width: int) -> "_Table":
         """Return the first columns alone."""
         return _Table(self.columns[:, :width], self.resampled[:, :width], self.n_groups)
 

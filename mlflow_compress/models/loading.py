@@ -145,7 +145,18 @@ def load_model(config: LoadConfig) -> LoadedModel:
             )
         offloading.return_freed_memory()
     with _bars_on_terminals_only():
-        _decompress(model)
+        # compressed-tensors would unpack in a hook of the model's forward, but scoring calls body and head separately.
+        # The kernels of gptqmodel and bitsandbytes would round activations.
+        with_hooks = offloading.is_offloaded(model)
+        if packed_layers.decompress(model):
+            from compressed_tensors.offload import remove_dispatch, to_accelerate
+
+            if with_hooks:
+                to_accelerate(model)
+            else:
+                remove_dispatch(model, onload_tensors=True)
+                _remove_idle_forwards(model)
+        packed_layers.expand(model)
     if dtype is not None:
         # Quantizers leave some parameters in the checkpoint's dtype (GPT-NeoX's head), and a product of two dtypes
         # fails.
@@ -177,24 +188,6 @@ def open_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-
-
-def _decompress(model: Any) -> None:
-    """Replace packed weights by plain ones.
-
-    compressed-tensors would do it in a hook of the model's forward, but scoring calls body and head separately. The
-    kernels of gptqmodel and bitsandbytes would round activations.
-    """
-    with_hooks = offloading.is_offloaded(model)
-    if packed_layers.decompress(model):
-        from compressed_tensors.offload import remove_dispatch, to_accelerate
-
-        if with_hooks:
-            to_accelerate(model)
-        else:
-            remove_dispatch(model, onload_tensors=True)
-            _remove_idle_forwards(model)
-    packed_layers.expand(model)
 
 
 def _remove_idle_forwards(model: torch.nn.Module) -> None:

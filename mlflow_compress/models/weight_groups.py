@@ -1,7 +1,5 @@
 """The weights of a model in groups, as serving engines fuse them: q/k/v, o, gate/up, down, all experts of a layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +33,7 @@ class WeightGroup:
     layer: int | None  # Number of the decoder layer; None outside of them
     modules: tuple[str, ...]  # Names in `model.named_modules()`
 
-    def joined(self, other: WeightGroup) -> WeightGroup:
+    def joined(self, other: "WeightGroup") -> "WeightGroup":
         """Return one group of both; norms do not change its name."""
         first, second = (self, other) if self.kind != NORM else (other, self)
         modules = first.modules + tuple(name for name in second.modules if name not in first.modules)

@@ -1,7 +1,5 @@
 """The record tables: what each one holds, its columns and its key. First, the single values that are no tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -362,14 +360,14 @@ class RunRecords:
         return [getattr(self, f.name).write(folder) for f in fields(self) if getattr(self, f.name) is not None]
 
     @classmethod
-    def read(cls, folder: Path, *, of_items: bool = False) -> RunRecords:
+    def read(cls, folder: Path, *, of_items: bool = False) -> "RunRecords":
         """Read every table that exists, or those of items alone; a folder without any is a `DataError`."""
         there = {name: kind for name, kind in _kinds().items() if (folder / f"{name}.parquet").is_file()}
         if not there:
             raise DataError("No records in the folder", got=str(folder))
         return cls(**{name: kind.read(folder) for name, kind in there.items() if name in _OF_ITEMS or not of_items})
 
-    def of_items(self, keys: Collection[ItemKey]) -> RunRecords:
+    def of_items(self, keys: Collection[ItemKey]) -> "RunRecords":
         """Return the records with those of some items alone; records of running text are kept whole."""
         wanted, kept = set(keys), {}
         for name in _OF_ITEMS:
@@ -378,7 +376,7 @@ class RunRecords:
                 kept[name] = type(table)(table.table.filter(pa.array([key in wanted for key in names], pa.bool_())))
         return replace(self, **kept)
 
-    def with_records(self, other: RunRecords) -> RunRecords:
+    def with_records(self, other: "RunRecords") -> "RunRecords":
         """Return these records together with the other's; a table that both have is the other's."""
         theirs = {f.name: getattr(other, f.name) for f in fields(other)}
         return replace(self, **{name: table for name, table in theirs.items() if table is not None})
@@ -413,7 +411,7 @@ class Embeddings(Records):
     @classmethod
     def from_array(
         cls, task: str, item_ids: Sequence[str], vectors: npt.NDArray[np.float32], *, encoder: str, encoder_id: str
-    ) -> Embeddings:
+    ) -> "Embeddings":
         """Return the records of an array of shape (n, k, d): k samples of each of n instructions."""
         n, k, d = vectors.shape
         flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))

@@ -1,7 +1,5 @@
 """One table: as text for a terminal, as Markdown, HTML and CSV, and as columns for a data frame."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib
@@ -44,7 +42,7 @@ class Words:
     """A text with what a page shows besides: a style, small print under it, a link, a sign behind it."""
 
     text: str
-    notes: Sequence[str | Words] = ()
+    notes: "Sequence[str | Words]" = ()
     style: str = ""  # "same" (grey), "better", "worse", "code" or another class of the page's style
     address: str = ""
     sign: str = ""  # "*": on the Pareto front; "!": differs from the baseline's
@@ -79,7 +77,7 @@ class Table:
     shades: Sequence[Sequence[int | None]] = ()  # For a heat map: of every cell but the first, by row
 
     @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]]) -> Table:
+    def of(cls, records: Sequence[Mapping[str, Any]]) -> "Table":
         """Return the table of rows that share their keys, without columns that are always empty."""
         names = filled(records)
         numbers = {n for n in names if all(isinstance(r[n], int | float | None) for r in records)}
@@ -89,19 +87,19 @@ class Table:
         )
 
     @classmethod
-    def of_pairs(cls, pairs: Iterable[tuple[str, str]]) -> Table:
+    def of_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "Table":
         """Return the table of names and their values, without a head."""
         rows = [(name, Words(value, style="code")) for name, value in pairs]
         return cls(columns=[Column("", left=True), Column("", long=True)], rows=rows)
 
-    def only(self, *keys: str) -> Table:
+    def only(self, *keys: str) -> "Table":
         return self._at([i for i, column in enumerate(self.columns) if column.key in keys])
 
-    def filled(self) -> Table:
+    def filled(self) -> "Table":
         """Return the columns that are not empty in every row."""
         return self._at([i for i in range(len(self.columns)) if any(_has(row[i]) for row in self.rows)])
 
-    def _at(self, places: Sequence[int]) -> Table:
+    def _at(self, places: Sequence[int]) -> "Table":
         rows = [[row[i] for i in places] for row in self.rows]
         return replace(self, columns=[self.columns[i] for i in places], rows=rows)
 

@@ -40,7 +40,18 @@ def create_database(uri: str) -> None:
     and the others wait for its lock, which ends with its connection.
     """
     if uri.startswith(_POSTGRESQL):
-        _create_tables(uri)
+        from mlflow.store.db.utils import create_sqlalchemy_engine_with_retry
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        engine = create_sqlalchemy_engine_with_retry(uri)
+        # Without transactions: an open one would keep the migrations, which run in another connection, from the tables.
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            if not _has_experiments(connection):
+                connection.execute(text("SELECT pg_advisory_lock(:number)"), {"number": _LOCK})
+                if not _has_experiments(connection):
+                    SqlAlchemyStore(uri, ARTIFACTS).engine.dispose()
+                connection.execute(text("SELECT pg_advisory_unlock(:number)"), {"number": _LOCK})
+        engine.dispose()
         return
     database = database_file(uri)
     if database is None:
@@ -50,7 +61,10 @@ def create_database(uri: str) -> None:
         with alone_with(database.with_name(f".{database.name}.creating.lock")):
             if not database.exists():
                 _create(database)
-    _wait_until_complete(database)
+    # Another program, such as `mlflow run`, may be making the tables.
+    until = time.monotonic() + _LONGEST_MIGRATION_S
+    while not _is_complete(database) and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 def _create(database: Path) -> None:
@@ -70,35 +84,12 @@ def _create(database: Path) -> None:
         partial.unlink()
 
 
-def _create_tables(uri: str) -> None:
-    """Make all tables in a PostgreSQL database that has none."""
-    from mlflow.store.db.utils import create_sqlalchemy_engine_with_retry
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    engine = create_sqlalchemy_engine_with_retry(uri)
-    # Without transactions: an open one would keep the migrations, which run in another connection, from the tables.
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        if not _has_experiments(connection):
-            connection.execute(text("SELECT pg_advisory_lock(:number)"), {"number": _LOCK})
-            if not _has_experiments(connection):
-                SqlAlchemyStore(uri, ARTIFACTS).engine.dispose()
-            connection.execute(text("SELECT pg_advisory_unlock(:number)"), {"number": _LOCK})
-    engine.dispose()
-
-
 def _has_experiments(connection: Connection) -> bool:
     """Return whether the default experiment is there, which MLflow makes last."""
     try:
         return connection.execute(text("SELECT 1 FROM experiments LIMIT 1")).first() is not None
     except ProgrammingError:  # no such table
         return False
-
-
-def _wait_until_complete(database: Path) -> None:
-    """Wait while another program, such as `mlflow run`, makes the tables. The default experiment comes last."""
-    until = time.monotonic() + _LONGEST_MIGRATION_S
-    while not _is_complete(database) and time.monotonic() < until:
-        time.sleep(0.2)
 
 
 def _is_complete(database: Path) -> bool:

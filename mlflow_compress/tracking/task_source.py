@@ -1,7 +1,5 @@
 """MLflow's data source of the tasks that main runs log. `import mlflow` imports it, so it imports nothing heavy."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,5 +63,5 @@ class TaskSource(DatasetSource):  # type: ignore[misc]
         return self.source
 
     @classmethod
-    def from_dict(cls, source_dict: dict[Any, Any]) -> TaskSource:
+    def from_dict(cls, source_dict: dict[Any, Any]) -> "TaskSource":
         return cls(source_dict)

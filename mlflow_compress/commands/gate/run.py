@@ -1,7 +1,5 @@
 """Evaluates a checkpoint in random blocks of items until the policy's verdict is sure, and publishes the verdict."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -171,7 +169,7 @@ class ItemsInGroups:
     largest: Mapping[str, int]  # By check: most items of one group that it is about
 
     @classmethod
-    def find(cls, checks: Sequence[ItemCheck], view: ItemTable, headline: Sequence[str]) -> ItemsInGroups:
+    def find(cls, checks: Sequence[ItemCheck], view: ItemTable, headline: Sequence[str]) -> "ItemsInGroups":
         """Return the groups of the items, of which some checks are about some."""
         names = zip(view.task.tolist(), view.item_id.tolist(), strict=True)
         largest = {
@@ -274,8 +272,8 @@ class GateWork:
     policy: Policy
     wanted: ItemPolicy  # The policy's gates, with the checks of items
     made: Made  # The variant
-    timed: MeasuredForGate
-    judged: Callable[[], MeasuredForGate]  # Lets both models answer instructions, at the first call
+    timed: "MeasuredForGate"
+    judged: "Callable[[], MeasuredForGate]"  # Lets both models answer instructions, at the first call
     baseline: Baseline
     families: tuple[str, ...]  # Families that pooled checks are about
     order: Keys  # The items in the order in which they are looked at

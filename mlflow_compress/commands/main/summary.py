@@ -44,17 +44,6 @@ from mlflow_compress.tracking.views import save_leaderboard
 WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
 
 
-def _params(stages: Stages) -> dict[str, object]:
-    """Return the settings of method and evaluation, with "auto" resolved."""
-    return {
-        "model": stages.label,
-        "method": stages.method,
-        **stages.settings,
-        "dtype": stages.account.setting["dtype"],
-        "seed": stages.config.source.seed,
-    }
-
-
 def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
     """Return the method's settings and the size that came of them, as parameters of the main run.
 
@@ -104,7 +93,13 @@ def log_model(stages: Stages) -> None:
         checkpoint_sha256=stages.checkpoint_sha256,
         weight_files=manifest.weight_files if manifest is not None else {},
         dtype=stages.account.setting["dtype"],
-        params=_params(stages),
+        params={
+            "model": stages.label,
+            "method": stages.method,
+            **stages.settings,
+            "dtype": stages.account.setting["dtype"],
+            "seed": stages.config.source.seed,
+        },
         tags={
             run_names.VARIANT: stages.variant,
             run_names.METHOD: stages.method,
@@ -181,12 +176,6 @@ def _setup(stages: Stages) -> dict[str, Any]:
     }
 
 
-def _judge_values(stages: Stages) -> Mapping[str, float]:
-    """Return the metrics of the judge's run, also of one that failed: what it took was paid; empty without one."""
-    judge = stages.tracker.child_ids(stages.run.run_id).get("judge")
-    return {} if judge is None else stages.tracker.look_up(judge).metrics
-
-
 def _answers(stages: Stages) -> list[ComparedAnswer]:
     """Return both models' answers side by side; none where no judge stage finished."""
     judge = stages.children.get("judge")
@@ -244,6 +233,7 @@ def _log_all(stages: Stages, folder: Path) -> None:
     run.set_tags(weights if readers is None else {**weights, run_names.SERVED_BY: ",".join(readers) or NONE})
     log_model(stages)
     figures, flips = next(drawn), flips_table(inputs)
+    judge = stages.tracker.child_ids(stages.run.run_id).get("judge")
     page = render_report(
         title=f"{stages.variant} against {stages.label}",
         verdict=stages.verdict,
@@ -253,7 +243,8 @@ def _log_all(stages: Stages, folder: Path) -> None:
         setup=_setup(stages),
         not_computed=stages.not_computed,
         manifest=stages.manifest,
-        judge_values=_judge_values(stages),
+        # Also of one that failed: what it took was paid.
+        judge_values={} if judge is None else stages.tracker.look_up(judge).metrics,
         answers=_answers(stages),
         account=stages.account,
         failed_stages=stages.failed,

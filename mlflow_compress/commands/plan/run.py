@@ -1,7 +1,5 @@
 """The plan of a whole job: what each stage would compute, read and write, and how long that takes on a machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -145,7 +143,7 @@ class GeneratedWork:
     answers: int
 
     @classmethod
-    def of(cls, prompts: list[int], new_tokens: int) -> GeneratedWork:
+    def of(cls, prompts: list[int], new_tokens: int) -> "GeneratedWork":
         """Return the work of answers to prompts of these lengths."""
         return cls(work=generation_workload(prompts, new_tokens), new_tokens=new_tokens, answers=len(prompts))
 

@@ -1,7 +1,5 @@
 """Answers for people to rate, without names, and what their ratings say. Sheet, key and votes are files."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -155,7 +153,7 @@ class RatingKey(_Frozen):
     identical: list[RatedTurn]  # Pairs that are no rows, because both answers are the same: ties
 
     @classmethod
-    def read(cls, path: Path) -> RatingKey:
+    def read(cls, path: Path) -> "RatingKey":
         """Read a key. No such file is a `ConfigError`, another content a `DataError`."""
         if not path.is_file():
             fix = "`blind` writes it: key.json, beside the folder for the raters"

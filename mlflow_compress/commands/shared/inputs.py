@@ -1,7 +1,7 @@
 """What parameters name, read and checked before a model is loaded: models, tasks, instructions, calibration text."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
@@ -224,7 +224,14 @@ def check_named(config: Parameters) -> None:
         styles_of(str(values["prompt_style"]))
     if values.get("policy") is not None:
         read_policy(str(values["policy"]))
-    _check_place(values)
+    engine = values.get("engine", OWN_ENGINES[0])
+    if engine not in (*OWN_ENGINES, "endpoint") and not entry_points(group="mlflow_compress.engines"):
+        raise ConfigError("Unknown engine", allowed=OWN_ENGINES, got=engine)
+    if engine == "vllm":
+        vllm_environment.installed(vllm_environment.find_python(values["vllm_python"]))
+    elsewhere = "devices" in values or values.get("ray_address") or values.get("dry_run")  # nothing is run here
+    if values.get("device") == "cuda" and not elsewhere and engine in OWN_ENGINES and certainly_without_gpu():
+        raise no_gpu("cuda")
     if isinstance(judging := getattr(config, "judging", None), JudgeModelConfig) and values.get("judge", True):
         judges = chosen_judges(str(values["judges"]))
         if "similarity" in judges and values["encoder_base_url"] is None and values["encoder"] != EMBEDDED_ENCODER:
@@ -242,18 +249,6 @@ def check_named(config: Parameters) -> None:
             _given("served_model", values["served_model"])
         elif not is_endpoint(values["model"]):
             read_manifest(checkpoint, verify=False)
-
-
-def _check_place(values: Mapping[str, Any]) -> None:
-    """Refuse an engine that is not installed, and a GPU that this machine does not have."""
-    engine = values.get("engine", OWN_ENGINES[0])
-    if engine not in (*OWN_ENGINES, "endpoint") and not entry_points(group="mlflow_compress.engines"):
-        raise ConfigError("Unknown engine", allowed=OWN_ENGINES, got=engine)
-    if engine == "vllm":
-        vllm_environment.installed(vllm_environment.find_python(values["vllm_python"]))
-    elsewhere = "devices" in values or values.get("ray_address") or values.get("dry_run")  # nothing is run here
-    if values.get("device") == "cuda" and not elsewhere and engine in OWN_ENGINES and certainly_without_gpu():
-        raise no_gpu("cuda")
 
 
 def task_settings(config: EvaluateConfig) -> TaskSettings:

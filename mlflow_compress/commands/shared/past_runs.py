@@ -1,7 +1,5 @@
 """What earlier runs say: values that candidates compete by, registered versions, and the runtime of a speed stage."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,7 +231,7 @@ class ServedFacts:
     evaluate_run: str  # The run that has measured it
 
     @classmethod
-    def of(cls, tracker: Tracker, evaluate_run: str) -> ServedFacts:
+    def of(cls, tracker: Tracker, evaluate_run: str) -> "ServedFacts":
         """Return what an evaluate run holds about the served model that it has measured."""
         found = tracker.fetch_json(evaluate_run, run_names.FACTS)
         if not isinstance(found, dict):

@@ -206,15 +206,6 @@ def threads_of(config: SpeedConfig) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure_served(config: SpeedConfig) -> dict[str, ModelTimes] | str:
-    """Time a served variant, in turn with its baseline if that is served too; return the reason where it cannot be."""
-    asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
-    base = open_baseline(asked)
-    variant = open_variant(asked, base)
-    models = {"baseline": base, "variant": variant} if base.abilities.served else {"variant": variant}
-    return served_times(models, _plan(config, base))
-
-
 def _device(config: SpeedConfig) -> str:
     return "cuda" if config.source.device != "cpu" and torch.cuda.is_available() else "cpu"
 
@@ -242,7 +233,11 @@ def _run(config: SpeedConfig, manifest: Made, label: str, store: Store) -> Speed
             }
         )
         if is_endpoint(config.checkpoint):
-            found = measure_served(config)
+            asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
+            base = open_baseline(asked)
+            variant = open_variant(asked, base)
+            models = {"baseline": base, "variant": variant} if base.abilities.served else {"variant": variant}
+            found = served_times(models, _plan(config, base))
             if isinstance(found, str):
                 return _without_speed(manifest, label, found, store, run)
             return _logged(manifest, label, found, store, run)

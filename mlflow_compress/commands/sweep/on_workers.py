@@ -1,7 +1,5 @@
 """The variants of a sweep as tasks of a Ray cluster: side by side, each whole on one worker."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,7 +44,7 @@ class SweepPlace:
     judge: Mapping[str, str] | None
 
     @classmethod
-    def of(cls, tracker: Tracker, parent: str, *, judge: bool) -> SweepPlace:
+    def of(cls, tracker: Tracker, parent: str, *, judge: bool) -> "SweepPlace":
         """Return the place of a sweep that runs in this process."""
         return cls(
             parent=parent,

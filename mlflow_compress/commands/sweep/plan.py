@@ -30,7 +30,6 @@ from mlflow_compress.compression.method import METHODS, CalibratedConfig, Method
 from mlflow_compress.config import CompressionConfig
 from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.engines.endpoint.served_model import check_same_model
-from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
@@ -227,7 +226,9 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     for one, calibration in zip(chosen, calibrations, strict=True):
         known = resolved_parameters(one.config, calibration)
         if one.settings is None:
-            served = _served(one, base)
+            # One whose server cannot be used now is refused before the sweep.
+            served = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base).facts()
+            assert served is not None
             key = variant_key(one.config, str(served["weights"]), evaluation)
             variants.append(PreparedVariant(asked=one, known=known, key=key, served=served))
             continue
@@ -237,13 +238,6 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
         folders[one.name] = folder.name
         variants.append(PreparedVariant(asked=one, known=known, key=key, replicate_of=folders.get(one.replicate_of)))
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
-
-
-def _served(one: Combination, base: EngineModel) -> dict[str, object]:
-    """Return what a served variant's server says of it now: one that cannot be used is refused before the sweep."""
-    facts = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base).facts()
-    assert facts is not None
-    return facts
 
 
 def _calibration(one: Combination) -> CalibrationSet | None:
@@ -262,7 +256,8 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
     """Return the plan: every variant, whether it is finished, and what the others cost."""
     base_bytes = total_bytes(read_headers(prepared.source.folder))
     logged = config.log_weights == "true" or (config.log_weights == "auto" and base_bytes <= _LOGGED_UP_TO)
-    evaluated = _earlier(config, prepared, tracker)
+    runs = tracker.find_finished("main", **{run_names.EVALUATION: prepared.evaluation})[:_RUNS]
+    evaluated = _medians(tracker, [run.info.run_id for run in runs])
     variants = []
     for variant in prepared.variants:
         finished = variant.finished_run(tracker)
@@ -307,12 +302,6 @@ def size_estimate(source: SourceModel, base_bytes: int, bits: float) -> float:
     """
     weights = sum(rows * columns for rows, columns in source.matrices.values())
     return base_bytes - base_bytes * weights / source.parameters + weights * bits / 8
-
-
-def _earlier(config: SweepConfig, prepared: Prepared, tracker: Tracker) -> dict[str, float]:
-    """Return the median seconds of evaluate and judge over the newest finished runs of this evaluation."""
-    runs = tracker.find_finished("main", **{run_names.EVALUATION: prepared.evaluation})[:_RUNS]
-    return _medians(tracker, [run.info.run_id for run in runs])
 
 
 def _medians(tracker: Tracker, run_ids: list[str]) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """Questions as requests to a server, and its answers as positions: OpenAI's completions, and llama.cpp's own route."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +101,7 @@ class Position:
         return {"logprob": self.logprob, "ids": self.top[0].tolist(), "logprobs": self.top[1].tolist()}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Position:
+    def from_json(cls, row: Mapping[str, Any]) -> "Position":
         """Return what `to_json` has turned into plain values."""
         return cls(row["logprob"], (np.asarray(row["ids"], np.int64), np.asarray(row["logprobs"], np.float64)))
 
@@ -315,7 +313,7 @@ class CompletionsRoute:
     def _n_top(self, question: TokenQuestion) -> int:
         return self.can.n_top if question.top is None else min(question.top, self.can.n_top)
 
-    def _answer(self, told: EchoedTokens, question: TokenQuestion) -> list[Position]:
+    def _answer(self, told: "EchoedTokens", question: TokenQuestion) -> list[Position]:
         n_top = self._n_top(question)
         if not question.scored:
             if not told.tokens:
@@ -335,7 +333,7 @@ class CompletionsRoute:
                 raise WrongReplyError(OTHER_TOKENS, f"echoed {name!r} as token {place}, where {token} was sent")
         return [self._position(told, place, n_top) for place in range(n - question.scored, n)]
 
-    def _position(self, told: EchoedTokens, place: int, n_top: int) -> Position:
+    def _position(self, told: "EchoedTokens", place: int, n_top: int) -> Position:
         shown = {self.vocabulary.id_of(name): log_probability(value) for name, value in told.tops[place].items()}
         # Tokens with one text between them have one entry: only such a text explains a shorter list.
         if len(shown) < min(n_top, self.vocabulary.size) and None not in shown:

@@ -1,7 +1,5 @@
 """A model that a server computes, as the stages see it: its identity, its tokenizer, and its answers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -205,19 +203,19 @@ class ServedModel:
         """What its answers depend on besides: whether conversations are sent as such."""
         return {"chat_completions": self.can.chat}
 
-    def load(self) -> ServedModel:
+    def load(self) -> "ServedModel":
         """Return itself: its server has loaded it."""
         return self
 
-    def listing(self, items: Collection[ItemKey]) -> ServedModel:
+    def listing(self, items: Collection[ItemKey]) -> "ServedModel":
         """Return the model, asked for lists of these items alone."""
         return replace(self, listed=items)
 
-    def scorer(self, loaded: ServedModel, *, after: TopLists | None = None) -> EndpointScorer:
+    def scorer(self, loaded: "ServedModel", *, after: TopLists | None = None) -> EndpointScorer:
         """Return what asks it; `after` a stored pass it is asked everything again."""
         return EndpointScorer(loaded, repeat=0 if after is None else 1, listed=self.listed)
 
-    def capture(self, folder: Path, loaded: ServedModel) -> ListWriter:
+    def capture(self, folder: Path, loaded: "ServedModel") -> ListWriter:
         """Return what stores the lists that its server shows."""
         return ListWriter(folder)
 
@@ -229,7 +227,7 @@ class ServedModel:
         """Return the baseline's most probable tokens, of its whole distributions where it has them."""
         return StoredStates(stored) if isinstance(stored, StateStore) else stored
 
-    def in_this_process(self) -> ServedModel:
+    def in_this_process(self) -> "ServedModel":
         """Return itself: nobody has its weights."""
         return self
 

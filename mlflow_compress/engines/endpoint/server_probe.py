@@ -1,7 +1,5 @@
 """Finds out what the server of a model can, before any number is taken from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,7 +49,7 @@ class ServerPages:
     pages: Mapping[str, Mapping[str, Any]]  # By name: "version" (vLLM), "get_server_info" (SGLang), "props" (llama.cpp)
 
     @classmethod
-    def read(cls, endpoint: EndpointConfig, model: str) -> ServerPages:
+    def read(cls, endpoint: EndpointConfig, model: str) -> "ServerPages":
         """Read the pages that are there."""
         names = ("version", "get_server_info", "props")
         found = {name: _page(endpoint, f"{endpoint.root}/{name}") for name in names}

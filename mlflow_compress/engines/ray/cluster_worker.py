@@ -3,8 +3,6 @@
 A pass is cut into shards; each is a plan of its own, which can be sent away and computed alone.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -154,7 +152,7 @@ class ShardResult:
     n_splits: int  # How often memory ran out
 
     @classmethod
-    def of(cls, arrays: Arrays, captured: Sequence[CapturedRows], n_splits: int) -> ShardResult:
+    def of(cls, arrays: Arrays, captured: Sequence[CapturedRows], n_splits: int) -> "ShardResult":
         if not captured:
             return cls(arrays, None, n_splits)
         rows = torch.cat([part.rows for part in captured])

@@ -1,7 +1,5 @@
 """A model on the workers of a cluster, as the stages see it: its identity here, its weights there."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,7 +69,7 @@ class RemoteModel(FileModel):
         return facts
 
     @property
-    def execution(self) -> ShardedExecution:
+    def execution(self) -> "ShardedExecution":
         return ShardedExecution(self)
 
     def decode(

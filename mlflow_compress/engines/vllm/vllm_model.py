@@ -1,7 +1,5 @@
 """A model in vLLM, as the stages see it: its body runs there, its head here."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -204,7 +202,7 @@ class VllmModel(FileModel):
         return self.head.model
 
     @property
-    def execution(self) -> VllmExecution:
+    def execution(self) -> "VllmExecution":
         return VllmExecution(self)
 
     def in_this_process(self) -> LocalModel:

@@ -4,8 +4,6 @@ All items of a text share it as their context, so that a model reads each text o
 tokens, and include question and answer.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -55,7 +53,7 @@ class Length:
     tokens: int
 
     @classmethod
-    def read(cls, text: str) -> Length:
+    def read(cls, text: str) -> "Length":
         """Return the length that a text names: "512", "4k" (4,096).
 
         Examples
@@ -129,7 +127,7 @@ class _Reader:
     most: int  # Tokens
 
     @classmethod
-    def of(cls, model: str) -> _Reader:
+    def of(cls, model: str) -> "_Reader":
         if is_endpoint(model):
             fix = "Give the baseline's folder or hub id, or leave out long"
             raise ConfigError("Long contexts are counted in the baseline's own tokens", got=model, fix=fix)

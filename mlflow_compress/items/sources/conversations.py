@@ -1,7 +1,5 @@
 """Logged conversations: chat logs in OpenAI's format of messages, cleaned before anything else sees them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -41,7 +39,7 @@ class Redaction:
     patterns: tuple[tuple[str, re.Pattern[str]], ...] = ()
 
     @classmethod
-    def of(cls, spec: str) -> Redaction:
+    def of(cls, spec: str) -> "Redaction":
         """Return the patterns of a comma-separated list of names of `PATTERNS`, and of files with one pattern a line.
 
         Raises `ConfigError`: a part is neither, or a line is no regular expression.

@@ -1,7 +1,5 @@
 """The account of an evaluation: what was asked, what became of it, and under what conditions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -103,7 +101,7 @@ class Account:
         return {**asdict(self), "scored": self.scored}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Account:
+    def from_dict(cls, content: Mapping[str, Any]) -> "Account":
         """Return what `to_dict` has written."""
         return cls(**{name: value for name, value in content.items() if name != "scored"})
 

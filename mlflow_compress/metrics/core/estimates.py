@@ -1,7 +1,5 @@
 """Estimates that know their interval, and the loop that gives them for all items, every task and every category."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,7 +76,7 @@ class Proportion:
     drawn: WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, hits: Bool, units: Units | Int | None = None) -> Proportion:
+    def of(cls, hits: Bool, units: Units | Int | None = None) -> "Proportion":
         """Return the share of hits among items, of shape (n,), that are in groups, or drawn by a design."""
         groups, design = _apart(units)
         if design is not None and len(hits):
@@ -112,7 +110,7 @@ class PairedDifference:
     drawn: WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, first: Bool, second: Bool, units: Units | Int | None = None) -> PairedDifference:
+    def of(cls, first: Bool, second: Bool, units: Units | Int | None = None) -> "PairedDifference":
         """Return the difference of what two models have, both of shape (n,), of items in groups, or drawn by a design.
 
         Of items that were drawn, the p-value is that of Student's test of the weighted difference.
@@ -138,7 +136,7 @@ class PairedDifference:
         return value, (factor * low, factor * high)
 
     @property
-    def p_value(self) -> Number:
+    def p_value(self) -> "Number":
         """McNemar's mid-p value."""
         return Number(mcnemar_mid_p(int(self.lost), int(self.gained)) if self.p is None else self.p, self.n)
 
@@ -173,13 +171,13 @@ class Mean:
     design: Design | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, values: Float, units: Units | Int | None = None, **more: Any) -> Mean:
+    def of(cls, values: Float, units: Units | Int | None = None, **more: Any) -> "Mean":
         """Return the mean of items, of shape (n,), that are in groups, or drawn by a design."""
         groups, design = _apart(units)
         return cls(values, groups=groups, design=design, **more)
 
     @classmethod
-    def of_scored(cls, values: Float, units: Units | Int | None = None, *, skewed: bool = False) -> Mean:
+    def of_scored(cls, values: Float, units: Units | Int | None = None, *, skewed: bool = False) -> "Mean":
         """Return the mean of the values that are not NaN; the others count as unscored."""
         scored = np.isfinite(values)
         some = None if units is None else units[scored]

@@ -76,20 +76,15 @@ def _documents(windows: Objects) -> Int:
     return np.asarray(np.unique(names, return_inverse=True)[1], dtype=np.int64)
 
 
-def _matching(ours: TokenScores, theirs: TokenScores | TokenDistances) -> Int | None:
-    same = len(ours) == len(theirs) and all(
-        pc.all(pc.equal(ours.table.column(k), theirs.table.column(k))).as_py() for k in TokenScores.KEY
-    )
-    # `None` means "already in this order": no index of ten million rows is needed then.
-    return None if same else align(ours, theirs)
-
-
 def matched(ours: TokenScores, theirs: TokenScores | TokenDistances, column: str) -> Float:
     """Return one column of `theirs` in the row order of `ours`, as float64.
 
     Raises `AlignmentError`: when the two do not hold the same tokens.
     """
-    order = _matching(ours, theirs)
+    same = len(ours) == len(theirs) and all(
+        pc.all(pc.equal(ours.table.column(k), theirs.table.column(k))).as_py() for k in TokenScores.KEY
+    )
+    order = None if same else align(ours, theirs)  # in the same order no index of ten million rows is needed
     values = theirs.column(column).astype(np.float64, copy=False)
     return np.asarray(values if order is None else values[order], dtype=np.float64)
 

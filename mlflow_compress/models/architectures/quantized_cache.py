@@ -1,7 +1,5 @@
 """Attention that reads keys and values as a quantized cache would return them, for every token of a text at once."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,7 +75,7 @@ class QuantizedCache:
         return asdict(self)
 
     @classmethod
-    def of_settings(cls, settings: Any) -> QuantizedCache:
+    def of_settings(cls, settings: Any) -> "QuantizedCache":
         """Return the cache that `settings` describes."""
         return cls(Rounding(**settings.keys), Rounding(**settings.values), settings.residual)
 

@@ -1,7 +1,5 @@
 """What the page over variants shows, before it becomes HTML, Markdown, CSV or JSON."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -37,7 +35,7 @@ class PageVariant:
     results: Sequence[MetricResult] = ()  # Every result, also by task and category
     # How it was made: the parameters in which variants differ
     settings: Mapping[str, str] = field(default_factory=dict)
-    changes: VariantChanges | None = None  # Its changed answers; None where the evaluation has corpora only
+    changes: "VariantChanges | None" = None  # Its changed answers; None where the evaluation has corpora only
     # What it answered to the instructions; None where no judge stage ran on the instructions of the page
     answers: Generations | None = None
     grades: Judgments | None = None  # A judge's grades of these answers
@@ -69,7 +67,7 @@ class PageContent:
         return f"{n} {'variant' if n == 1 else 'variants'} of {self.board.baseline}"
 
     @property
-    def changes(self) -> dict[str, VariantChanges]:
+    def changes(self) -> "dict[str, VariantChanges]":
         """The changed answers of the variants that have any items, by name."""
         return {v.name: v.changes for v in self.variants if v.changes is not None}
 
