@@ -1,4 +1,4 @@
-"""ConSCompF's judge: embeds sampled answers, for the similarity metrics."""
+"""Judges that ask no model: the similarity of sampled answers (ConSCompF), and where greedy answers part."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -106,5 +106,15 @@ JUDGES.register("similarity")(
             "ConSCompF; the paper encodes with all-MiniLM-L12-v2, the embedded default is all-MiniLM-L6-v2, "
             "so values are comparable only under the same encoder, which is logged"
         ),
+    )
+)
+
+
+JUDGES.register("divergent_tokens")(
+    Judge(
+        open=lambda settings, folder: lambda inputs: Judged(records=inputs.greedy),
+        greedy=True,
+        requires="Nothing but both models: each answers every instruction greedily, and scores the baseline's answers.",
+        source="Divergent Token Metrics, arXiv 2311.01544",
     )
 )

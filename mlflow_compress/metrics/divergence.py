@@ -4,13 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
+from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, by_subset
+from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
-from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_DISTANCES, VARIANT
+from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_BOUNDS, OPTION_DISTANCES, VARIANT
 from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Int
-from mlflow_compress.records import MetricResult
+from mlflow_compress.records import TOP_LADDER, MetricResult
 
 LN2 = float(np.log(2.0))
 
@@ -72,5 +74,78 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
         groups = inputs.units(rows)
         found = {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
         return found | {key: mean_kl(of_item[key], groups) for key in (KL, KL_REVERSE)}
+
+    return by_subset(inputs, means, families=inputs.view.scored)
+
+
+def _bound(k: int, place: int) -> MetricKey:
+    return MetricKey(
+        name=f"distance/kl_top{k}",
+        direction="lower",
+        unit="nats",
+        meaning=f"KL(baseline || variant) that both lists of {k} most probable tokens prove: at most the exact KL.",
+        label=f"KL, at least (top {k}, nats)",
+        headline=place,
+        floor=f"noise/kl_top{k}",
+        unscored=TOO_LONG,
+        by_task=True,
+        on_request=True,
+    )
+
+
+BOUNDS = {k: _bound(k, place) for place, k in enumerate(TOP_LADDER, start=31)}
+KEPT = MetricKey.share(
+    "distance/top_kept_mass",
+    "neither",
+    "Mass, of the baseline, of the tokens in both lists; the bound is the exact KL where it is 1.",
+    unchanged=1.0,
+    by_category=False,
+    on_request=True,
+)
+CLIPPED_RESTS = MetricKey(
+    name="distance/top_rests_clipped",
+    unit="items",
+    meaning="Items with a rest below 0 by rounding, which the bound takes for 0.",
+    by_category=False,
+    on_request=True,
+)
+
+
+@METRICS.register("kl_top_k")
+@metric(
+    keys=(*BOUNDS.values(), KEPT, CLIPPED_RESTS),
+    requires=(ITEMS, VARIANT, OPTION_BOUNDS),
+    source="ours, by the data-processing inequality; weighted as Accuracy is Not All You Need, eq. 1",
+    noise=True,
+)
+def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
+    """Mean over items of the mean over options of the mean over tokens, of the KL after merging what is not in both.
+
+    The tokens in both lists keep their mass; all others are one token. Merging never raises a divergence. Items are
+    those that were asked with lists: of long options a sample, because lists cost a server more than the answers. The
+    interval is the studentised bootstrap's, where `mean_is_trusted`.
+    """
+    bounds = inputs.variant.option_bounds if inputs.variant is not None else None
+    if bounds is None:
+        raise DataError("There are no bounds")
+    lengths = set(bounds.column("k").tolist())
+    if not lengths <= set(BOUNDS):
+        return []  # lists that are too short for a bound of their own
+    if len(lengths) > 1:
+        raise DataError("Bounds from lists of several lengths cannot be averaged", got=sorted(lengths))
+    key = BOUNDS[lengths.pop()]
+    kl, kept, clipped = (option_means(inputs.view, bounds, name) for name in ("kl", "kept_baseline", "clipped"))
+    asked = np.zeros(len(kl), dtype=bool)
+    asked[inputs.view.locate(bounds)] = True  # with lists: other items are not in the sample, and not unscored
+
+    def means(rows: Int) -> Estimates:
+        rows = rows[asked[rows]]
+        scored = np.isfinite(kl[rows])
+        left, groups = int((~scored).sum()), inputs.view.group[rows]
+        return {
+            key: mean_kl(kl[rows], groups),
+            KEPT: Mean.of_scored(np.minimum(kept[rows], 1.0), groups),
+            CLIPPED_RESTS: Number(float((clipped[rows][scored] > 0).sum()), int(scored.sum()), left),
+        }
 
     return by_subset(inputs, means, families=inputs.view.scored)

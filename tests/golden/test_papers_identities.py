@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from mlflow_compress.metrics.order import drop_pct
 from tests.shared_data import needs_shared
 
 ROOT = Path(__file__).parents[2]
@@ -194,3 +195,12 @@ def test_a_cell_agrees_within_its_last_digit() -> None:
     assert agrees(4.8699, "4.87") and not agrees(4.8966, "4.87")
     assert agrees(6.24, "6.2", units=0.5) and not agrees(6.26, "6.2", units=0.5)
     assert broken([("a", True), ("b", False)]) == (2, ("b",))
+
+
+# METRICS.md section 10: (accuracy, metric, published drop in percent).
+PUBLISHED = [(80.3, 75.3, 6.2), (51.7, 38.0, 26.5)]
+
+
+@pytest.mark.parametrize(("accuracy", "metric", "drop"), PUBLISHED)
+def test_published_drops(accuracy, metric, drop):
+    assert round(float(drop_pct(accuracy, metric)), 1) == drop

@@ -1,7 +1,5 @@
 """8-bit weights and activations against recomputations of the published formulas, written independently."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AutoRound: float32 throughout, better than plain rounding, and nothing of the process is changed."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

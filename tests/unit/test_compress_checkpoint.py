@@ -1,7 +1,5 @@
 """Checkpoints made elsewhere: copied whole, hashed, compared with the right base, or refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What happens when a model is scored: noise on its logits; the weights are the base's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

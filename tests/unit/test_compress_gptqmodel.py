@@ -1,7 +1,5 @@
 """gptqmodel as the backend of `gptq` and `awq`, and the files of hubs that it reads. Needs the extra `gptqmodel`."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """HQQ: what its solver minimises, how its weights are packed, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Dropped layers: the right ones go, and what is left is a plain model."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several formats in one checkpoint: every layer holds what its format's own method stores for it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

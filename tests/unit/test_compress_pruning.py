@@ -1,7 +1,5 @@
 """Pruning against small recomputations of the published formulas, written independently of the library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

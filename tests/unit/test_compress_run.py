@@ -1,7 +1,5 @@
 """Errors before any work, nothing half-made left behind, and a reload check that sees a wrong weight."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

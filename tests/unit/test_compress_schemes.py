@@ -1,7 +1,5 @@
 """FP4, MX and other formats of compressed-tensors: every code, what is stored, and that activations are rounded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

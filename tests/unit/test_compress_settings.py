@@ -3,8 +3,6 @@
 Calibration sets: whole windows, seeded choice, a hash that follows the tokens.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SliceGPT: nothing changes at 0 %, nothing is lost where nothing was, and the rest is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Comparison of logits: exact for equal ones, and a wrong number cannot pass.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of methods: whole, printed by the command, and current in the documentation."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

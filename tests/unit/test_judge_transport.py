@@ -3,21 +3,40 @@
 import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.result import AnswerEvaluation
+from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.judge.run import _vectors, run_judge
+from mlflow_compress.compression import compress_model
+from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.asking import Asker, AskingConfig, Question, estimate, read_rating
+from mlflow_compress.judges import Judged
+from mlflow_compress.judges.asking import Asker, AskingConfig, Question, estimate, gradings, read_rating
+from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.prompts import Prompt
+from mlflow_compress.judges.session import spending_of
+from mlflow_compress.kept import keeping
+from mlflow_compress.reporting.answers_page import account_rows, account_text
+from mlflow_compress.reporting.html import render_report
+from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.transport import client as retries
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -31,8 +50,8 @@ from mlflow_compress.transport.spending import (
     prompt_bytes,
     read_prices,
 )
-from tests.judge_server import Raw, completion, judge_server
-from tests.judging import KEY, WRITING, grade, instructions
+from tests.judge_server import PAID, PASSING, FaultyJudge, Raw, completion, judge_server, question_of
+from tests.judging import KEY, WRITING, answers, grade, instructions
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20}
 ONE = {"judge_concurrency": 1}
@@ -379,3 +398,163 @@ def test_a_placeholder_for_a_key_is_not_cut_out_of_replies() -> None:
     assert short.without_secrets("Rating: [[10]], of 10") == "Rating: [[10]], of 10"
     long = EndpointConfig(base_url="http://127.0.0.1:1/v1", key="sk-12345678")
     assert long.without_secrets("the key sk-12345678 is wrong") == "the key [key] is wrong"
+
+
+ATTEMPTS = 3
+ITEMS = instructions(80)
+SETTINGS: dict[str, Any] = {"judge_timeout": 0.5, "judge_attempts": ATTEMPTS, "judge_max_unscored": 1.0}
+# The process that is killed: it grades as the judge stage does.
+COMMAND = """
+import sys
+from pathlib import Path
+from tests.unit.test_judge_transport import ITEMS, SETTINGS, grade
+grade(sys.argv[1], Path(sys.argv[2]), *ITEMS, **SETTINGS)
+"""
+
+
+def check_records(judged: Any, script: FaultyJudge) -> None:
+    """Check that every judgment is there once, with its own rating or the reason why it has none."""
+    found = judged.judgments["variant"]
+    keys = found.key_rows()
+    assert len(keys) == len(set(keys)) == 160
+    asked = {(one.item.item_id, one.turn): one.question.prompt for one in gradings(ITEMS, answers(*ITEMS))}
+    unscored: Counter[str] = Counter()
+    for row in found.table.to_pylist():
+        if row["score"] is None:
+            unscored[row["reason"]] += 1
+            continue
+        assert row["reason"] is None
+        prompt = asked[row["item_id"], row["turn"]]
+        assert row["score"] == script.rating(question_of({"messages": prompt.messages}))
+    assert judged.values["judge/judgments"] == 160 and judged.values["judge/unscored"] == unscored.total()
+    for reason, number in unscored.items():
+        assert judged.values[f"judge/unscored/{reason}"] == number
+    assert unscored.total() <= 8  # 5 %, the default limit
+
+
+def test_every_judgment_is_scored_or_unscored_with_its_reason(tmp_path: Path) -> None:
+    script = FaultyJudge(wait=1.0)
+    with judge_server(script) as server:
+        judged = grade(server.base_url, tmp_path, *ITEMS, **SETTINGS)
+        calls = len(server.bodies)
+    assert set(script.injected) == {*PASSING, *PAID}
+    assert 0.25 < script.injected.total() / calls < 0.35
+    check_records(judged, script)
+    # Each question was paid for once, and once more for each paid reply that could not be read, up to the attempts.
+    unreadable = sum(script.injected[kind] for kind in PAID)
+    assert script.paid.total() == 160 + unreadable - judged.values["judge/unscored"]
+    assert max(script.paid.values()) <= ATTEMPTS
+    assert judged.values["judge/calls"] == script.paid.total()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_after_kill_9_half_way_no_paid_reply_is_asked_for_again(tmp_path: Path) -> None:
+    script = FaultyJudge(wait=1.0, latency=0.05)
+    cache = tmp_path / "judgments.jsonl"
+    with judge_server(script) as server:
+        environment = {**os.environ, "OPENAI_API_KEY": KEY}
+        command = [sys.executable, "-c", COMMAND, server.base_url, str(tmp_path)]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while (cache.read_bytes().count(b"\n") if cache.exists() else 0) < 60:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(1.5)  # the server finishes the calls that were under way
+        kept = cache.read_bytes().count(b"\n")
+        before, under_way = script.paid.copy(), script.paid.total() - kept
+        assert 60 <= kept < 160 and 0 <= under_way <= 16
+        judged = grade(server.base_url, tmp_path, *ITEMS, **SETTINGS)
+    check_records(judged, script)
+    # What was kept was not asked again: all replies that were paid for are in the cache, but those that were under way.
+    assert script.paid.total() - before.total() == judged.values["judge/calls"]
+    assert cache.read_bytes().count(b"\n") == script.paid.total() - under_way
+    assert max(script.paid.values()) <= ATTEMPTS + 1  # one reply may have been under way
+
+
+VALUES = {
+    "judge/judgments": 320.0,
+    "judge/unscored": 4.0,
+    "judge/unscored/http_500": 1.0,
+    "judge/unscored/ambiguous": 3.0,
+    "judge/calls": 165.0,
+    "judge/calls_without_usage": 2.0,
+    "judge/prompt_tokens": 123456.0,
+    "judge/completion_tokens": 34000.0,
+    "judge/reasoning_tokens": 20000.0,
+    "judge/cost": 1.23456,
+}
+ROWS = [
+    ("Judgments", "320, 4 of them without a rating: 3 ambiguous, 1 http_500"),
+    ("New calls", "165, 2 of them without a count of tokens"),
+    ("Tokens of prompts", "123,456"),
+    ("Tokens of replies", "34,000, of which 20,000 were reasoning"),
+    ("Cost", "1.235, in the currency of judge_prices"),
+]
+
+
+def test_every_number_is_shown() -> None:
+    assert account_rows(VALUES) == ROWS
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    given = {"judge/judgments": 4.0, "judge/unscored": 0.0, "judge/calls": 0.0}
+    assert account_rows(given) == [("Judgments", "4, all with a rating"), ("New calls", "0")]
+    assert account_text(given) == "judgments 4, all with a rating; new calls 0"
+    assert account_rows({"judge/similarity": 0.9}) == [] and account_text({}) == ""
+
+
+def test_the_report_and_the_terminal_show_it() -> None:
+    page = render_report(title="t", verdict="v", results=[], judge_values=VALUES)
+    for name, text in ROWS:
+        assert re.search(rf'<th scope="row">{name}</th>\n<td class="long"><code>{re.escape(text)}</code></td>', page)
+    assert "Judgments and their cost" not in render_report(title="t", verdict="v", results=[])
+    found = AnswerEvaluation(name="n", results=(), records_folder=Path("r"), baseline="b", account=VALUES)
+    assert [f"{name}: {text}" for name, text in ROWS] == found.as_text().splitlines()
+    assert found.to_dict()["account"] == VALUES
+
+
+def test_the_runs_of_a_sweep_share_one_budget_and_other_runs_do_not(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text("gpt-4: {prompt: 1000, completion: 1000}")
+    config = JudgeConfig(judge_prices=str(tmp_path / "prices.yaml"), judge_max_cost=1.0).judging
+    with keeping():
+        first, second = spending_of(config), spending_of(config)
+        assert first.begin(0.7) and not second.is_decided(0.7)
+        first.end("gpt-4", 0.7, None, answered=True)  # without a count, it counts as the most that it can cost
+        assert not second.begin(0.7) and second.begin(0.3)
+        assert (first.calls, second.calls) == (1, 0)  # each run logs its own
+    assert spending_of(config).begin(0.7) and spending_of(config).begin(0.7)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_both_models_are_asked_in_the_baselines_chat_template(
+    workdir: Path, tracker: Tracker, no_fresh_process: None
+) -> None:
+    compress_model(str(demo.MODEL_DIR), "none", None, [], workdir / "out")
+    (workdir / "out" / "chat_template.jinja").unlink()
+    saved = CheckpointManifest.read(workdir / "out", verify=False)
+    replace(saved, other_files=hash_others(workdir / "out")).write(workdir / "out")
+    run_judge(
+        JudgeConfig(
+            checkpoint=str(workdir / "out"), instruction_limit=1, num_samples=2, max_new_tokens=8, judge_max_tokens="8"
+        )
+    )
+    [judged] = tracker.find_finished("judge")
+    # The same model under the same prompts: its sampled answers are exactly the baseline's second sample.
+    assert judged.data.metrics["judge/similarity"] == judged.data.metrics["judge/similarity_floor"]
+    assert judged.data.metrics["judge/identical_answers_pct"] == 100.0 and judged.data.metrics["judge/kl_greedy"] == 0.0
+    # The runs of the baseline's answers are no variant's: they stand in the experiment beside this one.
+    runs = tracker.client.search_runs([tracker.experiment_id])
+    assert {run.data.tags["stage"] for run in runs} == {"judge", "answers", "greedy"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_judges_that_embed_are_refused_and_named() -> None:
+    same = {who: np.ones((1, 2, 3), dtype=np.float32) for who in ("baseline", "variant", "again")}
+    vectors = AnswerVectors("instructions", ("i",), same, "encoder", "id")
+    assert _vectors({"a": Judged(vectors=vectors), "rates": Judged()}) is vectors
+    assert _vectors({"rates": Judged()}) is None
+    with pytest.raises(ConfigError, match="a, b"):
+        _vectors({"a": Judged(vectors=vectors), "b": Judged(vectors=vectors)})

@@ -4,6 +4,8 @@ The sample that the noise run scores, and the metrics that read it.
 """
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.commands.evaluate.baseline import noise_sample
-from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, item_row
 from mlflow_compress.metrics import MetricInputs, compute_all
@@ -26,7 +28,8 @@ from mlflow_compress.metrics.core.item_table import (
 from mlflow_compress.metrics.core.requirements import NOISE, OPTION_DISTANCES, SHUFFLES
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import finite, same_length
-from mlflow_compress.records import Items, OptionDistances, OptionScores, Request, RunRecords, TokenScores
+from mlflow_compress.records import Items, OptionDistances, OptionScores, Request, RunRecords, TokenScores, align
+from mlflow_compress.registry import Registry
 from mlflow_compress.reporting.details import details
 from tests import metric_records
 from tests.metric_records import QUICK
@@ -323,3 +326,69 @@ def test_metrics_compare_and_count_what_the_noise_run_covers() -> None:
     assert [r for r in results if not r.name.startswith("noise/")] == rest
     floors = {row["name"]: row["floor"] for row in details(partial, results)["noise_floor"]}
     assert floors["distance/kl_mean"] == found["noise/kl_mean"].value
+
+
+def scores(ids: list[str]) -> OptionScores:
+    base: dict[str, Any] = {"task": "t", "permutation": 0, "option": 0, "content": 0, "loglik": -1.5}
+    rest = {"n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": True}
+    return OptionScores.from_rows([{**base, **rest, "item_id": i} for i in ids])
+
+
+def test_parquet_round_trip(tmp_path: Path) -> None:
+    records = RunRecords(option_scores=scores(["a", "b"]))
+    written = records.write(tmp_path)
+    assert [p.name for p in written] == ["option_scores.parquet"]
+    assert RunRecords.read(tmp_path).option_scores == records.option_scores
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_align_puts_the_variant_in_the_order_of_the_baseline() -> None:
+    assert align(scores(["a", "b", "c"]), scores(["c", "a", "b"])).tolist() == [1, 2, 0]
+
+
+def test_align_names_what_is_missing() -> None:
+    with pytest.raises(AlignmentError, match=r"1 only in the baseline \[\('t', 'b', 0, 0\)\], 1 only in the variant"):
+        align(scores(["a", "b"]), scores(["a", "x"]))
+
+
+@pytest.mark.parametrize("twice", [0, 1])
+def test_align_refuses_duplicates(twice: int) -> None:
+    pair = [scores(["a", "b"]), scores(["a", "b"])]
+    pair[twice] = scores(["a", "a"])
+    with pytest.raises(AlignmentError, match="Duplicate"):
+        align(*pair)
+
+
+def test_missing_broken_and_foreign_files_are_data_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No option_scores records"):
+        OptionScores.read(tmp_path)
+    with pytest.raises(DataError, match="No records in the folder"):
+        RunRecords.read(tmp_path)
+    (tmp_path / "option_scores.parquet").write_bytes(b"not parquet")
+    with pytest.raises(DataError, match="cannot be read"):
+        OptionScores.read(tmp_path)
+
+
+def test_columns_are_checked() -> None:
+    with pytest.raises(DataError, match="lack columns"):
+        OptionScores.from_columns({"task": ["t"]})
+
+
+def test_where_takes_a_value_or_several() -> None:
+    found = scores(["a", "b", "c"])
+    assert found.where(item_id="b").column("item_id").tolist() == ["b"]
+    assert found.where(item_id=["a", "c"]).column("item_id").tolist() == ["a", "c"]
+    assert len(found.where(permutation=np.int16(3))) == 0
+
+
+def test_registry_names_the_nearest_and_refuses_doubles() -> None:
+    registry: Registry[int] = Registry("thing", "mlflow_compress.items")
+    registry.register("alpha")(1)
+    assert registry.get("alpha") == 1
+    with pytest.raises(ConfigError, match=r"Unknown thing. Allowed: alpha. Got: 'alhpa'. Did you mean 'alpha'\?"):
+        registry.get("alhpa")
+    with pytest.raises(ValueError, match="twice"):
+        registry.register("alpha")(2)
+
+
+# 0.0213 +- 0.002: two digits of the half-width are 0.0020, so four decimals; without an interval six digits.

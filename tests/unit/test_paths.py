@@ -9,6 +9,7 @@ from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import path_kind
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.home import VARIABLE, home
 from mlflow_compress.paths import STARTED_IN, absolute_paths, started_in
 
 
@@ -93,3 +94,24 @@ def test_every_parameter_that_speaks_of_files_or_folders_is_declared_as_one() ->
 
 def _words(text: str) -> list[str]:
     return text.replace(",", " ").replace(":", " ").replace(";", " ").split()
+
+
+@pytest.fixture(autouse=True)
+def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_sqlite_store_keeps_state_beside_its_database(tmp_path: Path):
+    assert home(f"sqlite:///{tmp_path}/mlflow.db") == tmp_path / ".mlflow_compress"
+
+
+def test_a_server_keeps_state_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert home("http://127.0.0.1:5000") == Path.home() / ".cache" / "mlflow_compress"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert home("http://127.0.0.1:5000") == tmp_path / "mlflow_compress"
+
+
+def test_the_variable_decides_where_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "state"))
+    assert home("sqlite:////data/mlflow.db") == home("http://127.0.0.1:5000") == tmp_path / "state"

@@ -1,10 +1,11 @@
-"""The project that runs AutoGPTQ: what it refuses, and its parameters.
+"""The projects that run AutoGPTQ and AutoAWQ: what they refuse and guard against, and their parameters.
 
-AutoGPTQ itself needs an environment of its own and a CUDA machine (README, methods).
+Both need environments of their own, AutoGPTQ a CUDA machine too (README, methods).
 """
 
 import re
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,60 @@ def test_a_model_with_code_of_its_own_is_refused(project: Any, tmp_path: Path) -
 
 
 def test_every_version_is_pinned() -> None:
-    lines = (PROJECT / "requirements.txt").read_text().splitlines()
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if line and not line.startswith("#"))
-    assert (
-        "auto-gptq==0.7.1" in lines
-        and (PROJECT / "python_env.yaml").read_text()
-        == (PROJECT.parent / "quantize-autoawq" / "python_env.yaml").read_text()
+    for project in (PROJECT, AWQ):
+        lines = (project / "requirements.txt").read_text().splitlines()
+        assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if line and not line.startswith("#"))
+    assert "auto-gptq==0.7.1" in (PROJECT / "requirements.txt").read_text().splitlines()
+    assert (PROJECT / "python_env.yaml").read_text() == (AWQ / "python_env.yaml").read_text()
+
+
+AWQ = Path(__file__).parents[2] / "projects" / "quantize-autoawq"
+
+
+class Stock:
+    """How AutoAWQ 0.2.9 keeps the weights, tries scales and puts the weights back."""
+
+    @torch.no_grad()
+    def _compute_best_scale(self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, linears2scale: Any) -> None:
+        org_sd = {k: v.cpu() for k, v in module2inspect.state_dict().items()}
+        for scale in (2.0, 3.0):
+            for fc in linears2scale:
+                fc.weight.mul_(scale)
+                fc.weight.data = torch.round(fc.weight.data)
+            module2inspect.load_state_dict(org_sd)
+
+
+@pytest.fixture
+def awq(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the project's module, with the lines above in AutoAWQ's place."""
+    package, quantize, quantizer = (
+        types.ModuleType(name) for name in ("awq", "awq.quantize", "awq.quantize.quantizer")
     )
+    package.AutoAWQForCausalLM = object  # type: ignore[attr-defined]
+    quantizer.AwqQuantizer = Stock  # type: ignore[attr-defined]
+    for module in (package, quantize, quantizer):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return load_script(AWQ, monkeypatch)
+
+
+def after_the_search(quantizer: Any) -> torch.Tensor:
+    layer = torch.nn.Linear(4, 2, bias=False)
+    layer.weight.data = torch.arange(8.0).reshape(2, 4)
+    quantizer._compute_best_scale(None, None, None, layer, [layer])
+    return layer.weight.data
+
+
+def test_the_guard_keeps_the_weights_that_the_search_would_spoil(awq: Any) -> None:
+    weights = torch.arange(8.0).reshape(2, 4)
+    assert torch.equal(after_the_search(Stock()), 2 * weights)  # the fault: the first trial's scale stays
+    assert torch.equal(after_the_search(awq.ClonedBackUp()), weights)
+
+
+def test_the_parameters_are_those_of_the_script(awq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = yaml.safe_load((AWQ / "MLproject").read_text())["entry_points"]["main"]
+    parsed: list[Any] = []
+    monkeypatch.setattr(awq.toolchain, "run_project", lambda method, options, *rest: parsed.append(options) or 0)
+    values = [text for name, given in entry["parameters"].items() for text in (f"--{name}", given["default"])]
+    monkeypatch.setattr(sys, "argv", ["run.py", *values])
+    assert awq.main() == 0
+    assert set(vars(parsed[0])) == set(entry["parameters"]) == set(re.findall(r"--(\w+) \{\1\}", entry["command"]))

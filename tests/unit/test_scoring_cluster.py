@@ -1,7 +1,5 @@
 """Workers of a Ray cluster give the records of one process, bit for bit, whoever of them is lost on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

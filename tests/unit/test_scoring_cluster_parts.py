@@ -1,7 +1,5 @@
 """Parts of scoring on a cluster, without one: shards of a plan, results as Arrow tables, the loop that hands out tasks."""
 
-from __future__ import annotations
-
 import pickle
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The engine against one request at a time in float64: every architecture, path, budget and order."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Passes that forks of this process share: the same bits as in one process, and errors that are told."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ They hold for any order of summation and with or without fused multiply-add, so 
 float32 has a relative error of at most U; terms in U² are left out, and float64's unit roundoff, 2⁻⁵³, is too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

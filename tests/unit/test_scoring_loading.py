@@ -5,8 +5,6 @@ What decides a model's numbers besides its weights: found without loading anythi
 A model known from its files says of itself what the loaded model says, and no weight is loaded.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.metadata import version

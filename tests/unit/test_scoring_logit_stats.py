@@ -1,7 +1,5 @@
 """The divergence kernel against float64 textbook formulas."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

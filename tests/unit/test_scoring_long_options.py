@@ -1,7 +1,5 @@
 """Options longer than the model's context are not scored: null in every record, counted, and no answer of their items."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

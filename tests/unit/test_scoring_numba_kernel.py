@@ -3,8 +3,6 @@
 KL alone: what the kernel with all statistics says, and float64.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -7,8 +7,6 @@ Token boundaries, prefix token and truncation against the rules that lm-evaluati
 What nobody reads is not computed: attention between branches, and the last layer at positions that are not scored.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import weakref

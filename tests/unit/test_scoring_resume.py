@@ -1,7 +1,5 @@
 """Runs that are killed, and runs that run out of memory."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Equal numbers give equal bits wherever they lie in memory, at every level of instructions that this machine has."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The baseline store: exact zero against itself, right distances against others, and clear refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

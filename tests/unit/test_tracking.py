@@ -4,6 +4,10 @@ import base64
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import textwrap
 import zlib
 from pathlib import Path
 
@@ -12,7 +16,10 @@ import pytest
 
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.records import MetricResult
-from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking import artifacts as downloads
+from mlflow_compress.tracking import live_processes, run_names
+from mlflow_compress.tracking.artifacts import LIMIT_VARIABLE, Downloads, limit_bytes
+from mlflow_compress.tracking.live_processes import dead_processes, is_alive, own_name, scratch_folder
 from mlflow_compress.tracking.model_registry import move_alias, note_decision, previous_alias, registered_name
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard, shared_run_address
@@ -229,3 +236,210 @@ def test_a_parameter_that_mlflow_has_logged_as_auto_shows_its_value_beside(track
         "tasks": "auto",
         "group_size": "128",
     }
+
+
+@pytest.fixture(autouse=True)
+def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "_in_use", {})
+
+
+def end_use() -> None:
+    """Let go of every entry, as the end of the process does."""
+    for lock in downloads._in_use.values():
+        lock.release()
+    downloads._in_use.clear()
+
+
+class Server:
+    """Gives files of 100 bytes and counts the downloads."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, folder: Path) -> None:
+        self.asked += 1
+        (folder / "part").mkdir()
+        (folder / "part" / "data").write_bytes(b"x" * 100)
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_dir()}
+
+
+def test_an_entry_is_downloaded_once_and_by_the_next_process_not_at_all(tmp_path: Path) -> None:
+    server, cache = Server(), Downloads(tmp_path / "cache", 10_000)
+    first = cache.get("a", server)
+    assert (first / "part" / "data").read_bytes() == b"x" * 100
+    assert cache.get("a", server) == first
+    end_use()
+    assert cache.get("a", server) == first and server.asked == 1
+
+
+def test_a_changed_copy_is_downloaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, cache = Server(), Downloads(tmp_path, 10_000)
+    data = cache.get("a", server) / "part" / "data"
+    end_use()
+    data.write_bytes(b"y" * 100)  # the same size: only its digest tells
+    assert (cache.get("a", server) / "part" / "data").read_bytes() == b"x" * 100
+    assert server.asked == 2 and "was changed" in caplog.text
+
+
+def test_an_interrupted_download_leaves_nothing(tmp_path: Path) -> None:
+    cache = Downloads(tmp_path, 10_000)
+
+    def broken(folder: Path) -> None:
+        (folder / "half").write_bytes(b"x")
+        raise OSError("the line went dead")
+
+    with pytest.raises(OSError, match="went dead"):
+        cache.get("a", broken)
+    assert entries(tmp_path) == set()
+    (tmp_path / "b.partial").mkdir()  # of a process that was killed
+    cache.get("a", Server())
+    assert entries(tmp_path) == {"a"}
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    server, cache = Server(), Downloads(tmp_path, 250)
+    for number, key in enumerate("ab"):
+        cache.get(key, server)
+        os.utime(tmp_path / f"{key}.json", (number, number))
+    end_use()
+    cache.get("a", server)  # now b is the older one
+    end_use()
+    cache.get("c", server)
+    assert entries(tmp_path) == {"a", "c"} and server.asked == 3
+
+
+def test_what_this_process_uses_stays_even_above_the_limit(tmp_path: Path) -> None:
+    server, cache = Server(), Downloads(tmp_path, 150)
+    for key in "abc":
+        cache.get(key, server)
+    assert entries(tmp_path) == {"a", "b", "c"}
+    end_use()
+    cache.get("d", server)
+    assert entries(tmp_path) == {"d"}
+
+
+def test_what_another_process_uses_stays_until_it_ends_even_killed(tmp_path: Path) -> None:
+    code = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from mlflow_compress.tracking.artifacts import Downloads
+        Downloads(Path(sys.argv[1]), 150).get("theirs", lambda folder: (folder / "data").write_bytes(b"x" * 100))
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "ready\n"
+            os.utime(tmp_path / "theirs.json", (0, 0))
+            cache = Downloads(tmp_path, 150)
+            cache.get("ours", Server())
+            assert entries(tmp_path) == {"theirs", "ours"}
+        finally:
+            other.send_signal(signal.SIGKILL)
+    cache.get("ours too", Server())
+    assert entries(tmp_path) == {"ours", "ours too"}
+
+
+@pytest.mark.parametrize("text", ["", "much", "0", "-1", "nan", "inf"])
+def test_a_limit_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, text)
+    with pytest.raises(ConfigError, match=LIMIT_VARIABLE):
+        limit_bytes()
+
+
+def test_the_limit_is_twenty_gigabytes_or_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
+    assert limit_bytes() == 20_000_000_000
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.5")
+    assert limit_bytes() == 500_000_000
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.tracker import Tracker
+tracker = Tracker()
+stage = sys.argv[1]
+with tracker.run("x", stage, {}) as run, scratch_folder(tracker.uri) as folder:
+    (folder / "half").write_text("half")
+    run.log_json({"method": "rtn"}, "parameters.json")
+    run.log_file(folder / "half", "records")
+    tracker.client.create_logged_model(tracker.experiment_id, name="half", source_run_id=run.run_id)
+    print(run.run_id, flush=True)
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def processes(workdir: Path) -> list[str]:
+    return sorted(path.name for path in (workdir / ".mlflow_compress" / "processes").rglob("*") if path.is_file())
+
+
+@pytest.mark.ci
+@pytest.mark.slow  # two processes that import MLflow
+def test_the_next_command_closes_what_a_killed_process_left(workdir: Path) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", DIES, stage, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for stage, how in (("main", "dies"), ("evaluate", "lives"))
+    ]
+    ids = [process.stdout.readline().strip() for process in started if process.stdout]
+    assert started[0].wait() == -signal.SIGKILL
+    tracker = Tracker()
+    killed, living = (tracker.client.get_run(run_id) for run_id in ids)
+    assert (killed.info.status, living.info.status) == ("KILLED", "RUNNING")
+    assert killed.data.tags[run_names.ERROR] == "the process was killed"
+    # The parameters stay, because `resume` reads them. Half of the results does not.
+    assert [entry.path for entry in tracker.client.list_artifacts(ids[0])] == ["parameters.json"]
+    models = tracker.client.search_logged_models([killed.info.experiment_id])
+    assert [model.source_run_id for model in models] == [ids[1]]
+    assert living.data.tags[run_names.PROCESS] in "".join(processes(workdir))
+    assert killed.data.tags[run_names.PROCESS] not in "".join(processes(workdir))  # its scratch folder too
+
+    started[1].communicate("")
+    assert tracker.client.get_run(ids[1]).info.status == "FINISHED"
+    assert not any(living.data.tags[run_names.PROCESS] in name for name in processes(workdir))
+
+
+def test_a_process_knows_itself_alive(tracker: Tracker) -> None:
+    name = own_name(tracker.uri)
+    assert str(os.getpid()) in name and is_alive(tracker.uri, name)
+    with dead_processes(tracker.uri) as dead:
+        assert name not in dead
+    assert not is_alive(tracker.uri, "host-1-0123456789ab")
+
+
+def test_a_dead_process_is_forgotten_only_when_its_runs_are_closed(tracker: Tracker) -> None:
+    own_name(tracker.uri)
+    [mine] = (path for path in live_processes._place(tracker.uri).iterdir() if path.suffix == ".lock")
+    left = mine.with_name("host-1-0123456789ab.lock")  # nobody holds it
+    left.touch()
+    with pytest.raises(OSError, match="away"), dead_processes(tracker.uri) as dead:
+        assert dead == ["host-1-0123456789ab"]
+        raise OSError("the store is away")
+    with dead_processes(tracker.uri) as dead:
+        assert dead == ["host-1-0123456789ab"]
+    with dead_processes(tracker.uri) as dead:
+        assert dead == []
+    assert mine.exists()
+
+
+def test_scratch_folders_go_with_their_block(tracker: Tracker) -> None:
+    with scratch_folder(tracker.uri) as folder:
+        (folder / "a").write_text("1")
+    assert not folder.exists()
+
+
+def test_runs_name_their_process_and_end_without_it(tracker: Tracker) -> None:
+    with tracker.run("x", "quantize", {}) as run:
+        assert live_processes.open_runs(tracker.uri) == {run.run_id}
+        assert tracker.client.get_run(run.run_id).data.tags[run_names.PROCESS] == own_name(tracker.uri)
+    assert live_processes.open_runs(tracker.uri) == frozenset()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 import time
+import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from mlflow_compress.errors import StageError
 from mlflow_compress.lifetime import killed_by
 from mlflow_compress.paths import STARTED_IN
 from mlflow_compress.tracking import projects, run_names
+from mlflow_compress.tracking.quiet_project_runs import runs_our_project
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.warm_python import WarmPython
 from tests.conftest import Fork
@@ -195,3 +198,37 @@ def test_ctrl_c_says_at_once_what_is_kept_and_a_stage_leaves_that_to_its_main_pr
         "`mlflow-compress resume`; runs are closed now\n"
     )
     assert (done.returncode, done.stderr) == (130, "" if stage else said)
+
+
+def test_it_is_a_plug_in_of_mlflow() -> None:
+    (place,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "mlflow.run_context_provider"
+    ].values()
+    module, name = place.split(":")
+    assert getattr(import_module(module), name)().in_context() is False
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "projects" / "evaluate"], ids=["root", "stage"])
+def test_our_projects_are_told_from_others(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "MLproject").write_text("entry_points: {main: {command: 'python train.py'}}")
+    assert runs_our_project(["mlflow", "run", str(folder), "--env-manager", "local", "-P", "bits=4"])
+    assert runs_our_project(["mlflow", "run", "-e", "sweep", str(folder)])
+    assert not runs_our_project(["mlflow", "run", str(tmp_path)])
+    assert not runs_our_project(["mlflow", "server", str(folder)])
+    assert not runs_our_project(["mlflow"])
+    monkeypatch.chdir(folder)
+    assert runs_our_project(["mlflow", "run", "."])
+
+
+def test_only_errors_are_left_of_its_lines_about_projects_and_databases(python: Fork) -> None:
+    code = (
+        "import sys, logging; sys.argv = ['mlflow', 'run', {}]; import mlflow.projects\n"
+        "from mlflow.tracking.context import registry\n"
+        "from mlflow_compress.tracking.quiet_project_runs import QuietProjectRuns\n"
+        "registry._run_context_provider_registry.register(QuietProjectRuns)\n"
+        "print([logging.getLogger(name).getEffectiveLevel() for name in"
+        " ('mlflow.projects.backend.local', 'mlflow.projects.utils', 'mlflow.store.db.utils', 'mlflow.utils.virtualenv')])"
+    )
+    for folder, levels in ((ROOT, "[30, 30, 30, 20]"), (ROOT / "docs", "[20, 20, 20, 20]")):
+        done = python("-c", code.format(repr(str(folder))))
+        assert (done.returncode, done.stdout.strip()) == (0, levels), done.stderr

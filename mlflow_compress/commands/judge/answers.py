@@ -1,6 +1,6 @@
 """Answers of both models to the same instructions: generated once, kept in runs of their own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,12 @@ from mlflow_compress.items.sources.instructions import Instruction, fingerprint_
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.kept import kept
-from mlflow_compress.metrics.conscompf import similarity
-from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.records import Generations, GreedyAnswers, GreedyDistances, GreedyScores, RunRecords
-from mlflow_compress.reporting.answers_page import (
-    ComparedAnswer,
-    as_jsonl,
-    compared_answers,
-    from_jsonl,
-    render_answers,
-)
 from mlflow_compress.scoring.generation.generate import generate_answers, generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, Speed
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
+from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders next to RECORDS
@@ -297,45 +287,3 @@ def answer_baseline(config: JudgeConfig, store: Store) -> None:
     if any(JUDGES.get(name).greedy for name in chosen_judges(config.answers.judges)):
         baseline_greedy(store, base, instructions, config, load)
     load.free()
-
-
-ROWS, PAGE = "answers.jsonl", "answers.html"
-
-
-def log_answers(
-    run: OpenRun,
-    uri: str,
-    title: str,
-    instructions: Sequence[Instruction],
-    answers: tuple[Generations, Generations],
-    inputs: MetricInputs,
-) -> None:
-    """Log the graded answers of both models, largest drop first, with grades and similarity where known.
-
-    `uri` is the store of the run.
-    """
-    pairs = compared_answers(
-        {item.item_id: item.turns for item in instructions},
-        {item.item_id: item.category for item in instructions},
-        answers,
-        (inputs.baseline.judgments, inputs.subject.judgments),
-        _similarity(inputs.embeddings),
-    )
-    with scratch_folder(uri) as folder:
-        (folder / ROWS).write_text(as_jsonl(pairs), encoding="utf-8")
-        (folder / PAGE).write_text(render_answers(title, pairs), encoding="utf-8")
-        run.log_folder(folder, ANSWERS)
-
-
-def _similarity(given: AnswerEmbeddings | None) -> dict[str, float]:
-    """Return the similarity of the sampled answers by instruction, as `judge/similarity` averages it."""
-    if given is None or given.variant is None:
-        return {}
-    values = similarity(given.baseline, given.variant).per_instruction()
-    return dict(zip(given.item_ids, values.tolist(), strict=True))
-
-
-def read_answers(store: Store, run_id: str) -> list[ComparedAnswer]:
-    """Return the answers that `log_answers` has logged. A run without them is a `TrackingError`."""
-    path = store.fetch(run_id, ANSWERS) / ROWS
-    return from_jsonl(path.read_text(encoding="utf-8"), str(path))

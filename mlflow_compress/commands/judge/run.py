@@ -19,10 +19,10 @@ from mlflow_compress.commands.judge.answers import (
     baseline_answers,
     baseline_greedy,
     graded_tokens,
-    log_answers,
     variant_answers,
     variant_greedy,
 )
+from mlflow_compress.commands.judge.answers_artifact import log_answers
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import store_of_command
 from mlflow_compress.commands.shared.inputs import (

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.commands.judge.answers import read_answers
+from mlflow_compress.commands.judge.answers_artifact import read_answers
 from mlflow_compress.commands.main.stages import Stages, VariantRun
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.past_runs import described_runtime

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mlflow_compress import files as atomic
-from mlflow_compress.commands.judge.answers import read_answers
+from mlflow_compress.commands.judge.answers_artifact import read_answers
 from mlflow_compress.commands.rate.command import BlindConfig, RatingsConfig
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines, lines_of_run
 from mlflow_compress.errors import ConfigError, DataError

@@ -1,0 +1,132 @@
+"""Published numbers of real models (shared/data, MIT licence).
+
+Predictions at fp16, int8 and int4; ConSCompF of given embeddings; LLM-Uncertainty-Bench's script on option logits.
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from mlflow_compress.metrics.conscompf import consistency, similarity
+from mlflow_compress.metrics.stats.conformal import SCORES, conformal, conformal_quantile, conformity_scores
+from mlflow_compress.metrics.stats.significance import count_flips, mcnemar_exact
+from tests.shared_data import SHARED, needs_shared
+
+ORACLE = SHARED / "data" / "flips_oracle"
+
+# (model, benchmark, precision, N, correct fp16, correct quantised, c2w, w2c, w2w, exact McNemar p): METRICS.md section 10.
+EXPECTED = [
+    ("google__gemma-2-2b-it", "mmlu", "int4", 975, 556, 556, 46, 46, 42, 1.0),
+    ("Qwen__Qwen2.5-1.5B-Instruct", "mmlu", "int4", 975, 595, 552, 86, 43, 57, 1.919e-4),
+    ("Qwen__Qwen2.5-1.5B-Instruct", "arc", "int8", 1000, 753, 762, 5, 14, 9, 0.06357),
+]
+
+
+def _predictions(model: str, precision: str, benchmark: str) -> list[str]:
+    return json.loads((ORACLE / f"{model}__{precision}__{benchmark}.json").read_text())["preds"]
+
+
+@needs_shared
+@pytest.mark.parametrize(("model", "bench", "precision", "n", "fp16", "quantised", "c2w", "w2c", "w2w", "p"), EXPECTED)
+def test_published_counts_are_reproduced(model, bench, precision, n, fp16, quantised, c2w, w2c, w2w, p):
+    gold = [item["answer"] for item in json.loads((ORACLE / "_bench_items.json").read_text())[bench]]
+    base, quant = _predictions(model, "fp16", bench), _predictions(model, precision, bench)
+    right_b = [a == g for a, g in zip(base, gold, strict=True)]
+    right_q = [a == g for a, g in zip(quant, gold, strict=True)]
+    found = count_flips(right_b, right_q, base, quant)
+    assert (found.n, found.n_correct, sum(right_q)) == (n, fp16, quantised)
+    assert (found.c2w, found.w2c, found.w2w) == (c2w, w2c, w2w)
+    assert mcnemar_exact(found.c2w, found.w2c) == pytest.approx(p, rel=5e-4)
+    assert found.accuracy_delta == (quantised - fp16) / n
+
+
+@needs_shared
+def test_equal_accuracy_hides_one_answer_in_seven():
+    # gemma int4 on MMLU: accuracy is unchanged to the item, yet 92 answers flip and 134 change.
+    gold = [item["answer"] for item in json.loads((ORACLE / "_bench_items.json").read_text())["mmlu"]]
+    base, quant = (_predictions("google__gemma-2-2b-it", p, "mmlu") for p in ("fp16", "int4"))
+    found = count_flips(
+        [a == g for a, g in zip(base, gold, strict=True)],
+        [a == g for a, g in zip(quant, gold, strict=True)],
+        base,
+        quant,
+    )
+    assert found.accuracy_delta == 0.0
+    assert round(100 * found.flips, 2) == 9.44
+    assert found.all_flips is not None and round(100 * found.all_flips, 2) == 13.74
+
+
+CONSCOMPF = SHARED / "data" / "conscompf_oracle"
+
+
+@needs_shared
+def test_both_weightings_and_every_instruction():
+    data, expected = np.load(CONSCOMPF / "embeddings.npz"), json.loads((CONSCOMPF / "results.json").read_text())
+    found = similarity(data["a"], data["b"])
+    # Theirs are products of 384 terms in float32, each divided by two lengths, with independent roundings: sqrt(384) U
+    # for a cosine (Higham and Mary 2019, theorem 2.4), and what is averaged or weighted by such is no farther off.
+    bound = data["a"].shape[-1] ** 0.5 * 2.0**-24
+    np.testing.assert_allclose(found.cosine, expected["similarity_per_instruction"], atol=bound)
+    np.testing.assert_allclose(consistency(data["a"]), expected["consistency_a"], atol=bound)
+    np.testing.assert_allclose(consistency(data["b"]), expected["consistency_b"], atol=bound)
+    assert found.mean("unweighted") == pytest.approx(expected["similarity_mean"], abs=bound)
+    assert found.mean("reference") == pytest.approx(expected["weighted_reference_mean"], abs=bound)
+    assert found.mean() == pytest.approx(expected["weighted_equation4_mean"], abs=bound)
+
+
+UNCERTAINTY = SHARED / "data" / "uncertainty_oracle"
+MODELS = ("Llama-2-13b-hf", "Qwen-7B")
+PROMPTS = ("base", "shared", "task")
+TOLERANCE = 10_000 * 2.0**-53  # means of at most 10,000 items in float64, whose parts are at most 10
+
+
+def _inputs():
+    data = np.load(UNCERTAINTY / "logits.npz")
+    gold = np.array(["ABCDEF".index(letter) for letter in data["gold"]])
+    return data, gold, data["calibration_index"], data["test_index"]
+
+
+@needs_shared
+@pytest.mark.parametrize("model", MODELS)
+def test_reference_mode_equals_the_published_script(model):
+    data, gold, calibration, test = _inputs()
+    expected = json.loads((UNCERTAINTY / "results.json").read_text())[model]
+    found = {"Acc": [], "SS": [], "coverage": [], "UAcc": []}
+    for prompt in PROMPTS:
+        p = softmax(data[f"{model}/{prompt}"], axis=-1)
+        answers = p[test].argmax(axis=1)
+        assert (answers == 4).mean() == pytest.approx(expected["E_rate"][prompt], abs=TOLERANCE)
+        assert (answers == 5).mean() == pytest.approx(expected["F_rate"][prompt], abs=TOLERANCE)
+        for score in SCORES:
+            r = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=0.1, mode="reference")
+            name = score.upper()
+            assert r.accuracy == pytest.approx(expected["Acc"][prompt], abs=TOLERANCE)
+            assert r.set_size == pytest.approx(expected[f"{name}_set_size"][prompt], abs=TOLERANCE)
+            assert r.coverage == pytest.approx(expected[f"{name}_coverage"][prompt], abs=TOLERANCE)
+            assert r.uacc == pytest.approx(expected[f"UAcc_{name}"][prompt], abs=TOLERANCE)
+            for key, value in (("Acc", r.accuracy), ("SS", r.set_size), ("coverage", r.coverage), ("UAcc", r.uacc)):
+                found[key].append(value)
+    for key, values in found.items():
+        assert np.mean(values) == pytest.approx(expected["mean"][key], abs=TOLERANCE)
+
+
+@needs_shared
+@pytest.mark.parametrize("model", MODELS)
+def test_the_mean_of_ratios_is_not_the_ratio_of_means(model):
+    # The published UAcc is a mean of six ratios; recomputing it from the published averages is off in the third digit.
+    mean = json.loads((UNCERTAINTY / "results.json").read_text())[model]["mean"]
+    assert abs(mean["Acc"] / mean["SS"] * math.sqrt(6) - mean["UAcc"]) > 1e-3
+
+
+@needs_shared
+def test_the_reference_takes_the_next_rank():
+    data, gold, calibration, _ = _inputs()
+    scores = conformity_scores(softmax(data["Qwen-7B/base"], axis=-1)[calibration], gold[calibration], "lac")
+    # n = 4997: k = ceil(4998 * 0.9) = ceil(4498.2) = 4499. The script's level 4499/4997 falls, at "higher",
+    # on index ceil(4499/4997 * 4996) = ceil(4498.1) = 4499 counted from zero: rank 4500.
+    ordered = np.sort(scores)
+    assert conformal_quantile(scores, 0.1) == ordered[4498]
+    assert conformal_quantile(scores, 0.1, mode="reference") == ordered[4499]
