@@ -9,12 +9,11 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import mlflow
 import psutil
 import pytest
 
 from mlflow_compress.records import Generations, RunRecords
-from mlflow_compress.tracking.tracker import Tracker
+from tests.e2e.test_sweep import tracker_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "mlflow_compress", "main", "--method", "rtn", "--bits", "4", "--limit", "2"]
@@ -40,11 +39,6 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def tracker_of(folder: Path) -> Tracker:
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    return Tracker()
 
 
 def found(folder: Path, *more: str) -> dict[str, object]:

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import psutil
 import pytest
 
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
+from tests.e2e.test_sweep import tracker_of
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("option_scores", "option_distances", "token_scores", "token_distances")
@@ -56,11 +56,6 @@ def until(process: subprocess.Popen[str], words: str) -> None:
         if words in line:
             return
     raise AssertionError(f"it ended without {words!r}")
-
-
-def tracker_of(folder: Path) -> Tracker:
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    return Tracker()
 
 
 def states(tracker: Tracker) -> list[str]:

@@ -6,15 +6,23 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlflow_compress import cli
+from mlflow_compress.commands.evaluate import outputs as run_model
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig
-from mlflow_compress.errors import ConfigError, DataError, raise_together
+from mlflow_compress.compression.method import method_config
+from mlflow_compress.config import check_text, parse
+from mlflow_compress.errors import CheckpointError, ConfigError, DataError, UnsupportedError, raise_together
 from mlflow_compress.files import parse_json, read_json, read_yaml
 from mlflow_compress.items.sources.data_dir import load_split
-from mlflow_compress.items.sources.question_files import load_file
+from mlflow_compress.items.sources.question_files import MAX_NAME, RESERVED, load_file, read_jsonl
 from mlflow_compress.items.task import TaskSettings
+from mlflow_compress.metrics.bertscore import authors_layer
+from mlflow_compress.models.placement import placement
 from mlflow_compress.records import Generations
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.malformed_inputs import CORPUS, damaged, outcome, readers
@@ -193,3 +201,99 @@ def test_an_error_shows_neither_a_long_value_nor_a_long_list() -> None:
     with pytest.raises(ConfigError, match=r"(?s)200 things are wrong:\n.*\.\.\. and 19\d more\.$") as raised:
         raise_together([ConfigError("word " * 60) for _ in range(200)])
     assert len(str(raised.value)) <= 3_000
+
+
+TEXT = "word " * 600
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["evaluate", "--tasks", "a\0b.jsonl"], "'tasks' holds a NUL character"),
+        (["evaluate", "--model", "x" * 5000], "'model' holds a name that is too long. Allowed: 255 bytes"),
+        (["evaluate", "--model", "é" * 128], "Got: '256 bytes'"),
+        (["evaluate", "--checkpoint", "a/" * 3000], "'checkpoint' holds a path that is too long"),
+        (["judge", "--instructions", "x" * 300], "'instructions' holds a name that is too long"),
+        (["judge", "--bertscore_model", "x" * 300], "'bertscore_model' holds a name that is too long"),
+        (["quantize", "--calibration", "x" * 300], "'calibration' holds a name that is too long"),
+        (["quantize", "--output_dir", "a\0b"], "'output_dir' holds a NUL character"),
+        (["quantize", "--bits", "9" * 5000], "'bits' holds a name that is too long"),
+        (["main", "--output_dir", "a\0b"], "'output_dir' holds a NUL character"),
+        (["main", "--encoder", "x" * 300], "'encoder' holds a name that is too long"),
+        (["promote", "--model", "x" * 300], "'model' holds a name that is too long"),
+        (["compare", "x" * 5000, "b.jsonl"], "holds a name that is too long"),
+        (["compare", "", ""], "Nothing to compare by this name"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(workdir: Path, capsys: pytest.CaptureFixture[str], command, words) -> None:
+    assert cli.main(command) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_long_system_prompt_and_long_lists_are_fine() -> None:
+    assert parse(EvaluateConfig, {"system_prompt": TEXT}).inference.system_prompt == TEXT
+    check_text("tasks", ",".join(f"/data/{i:0200}.jsonl" for i in range(50)))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[" * 5000, "line 1: not JSON that can be used (it is nested too deeply)"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, "line 1: not JSON that can be used (it is nested too deeply)"),
+        ('{"id": "1", "answer": ' + "9" * 6000 + "}", "not JSON that can be used (an integer has 6,000 digits)"),
+    ],
+)
+def test_json_that_python_cannot_read_is_named_by_its_line(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(DataError, match=r"deep\.jsonl") as caught:
+        read_jsonl(path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{name}.txt" for name in RESERVED),
+        "..txt",
+        "it's (1).txt",
+        "-x.txt",
+        "a:b.txt",
+        "n" * (MAX_NAME + 1) + ".txt",
+    ],
+)
+def test_files_whose_names_cannot_be_a_task_s_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(TEXT)
+    with pytest.raises(ConfigError, match="Rename the file"):
+        load_file(path, TaskSettings())
+    assert load_file(path, TaskSettings(), name="fine").corpora[0].name == "fine"
+
+
+def test_ordinary_names_are_accepted(tmp_path: Path) -> None:
+    for name in ("my corpus-2.v1", "été", "n" * MAX_NAME):
+        path = tmp_path / f"{name}.txt"
+        path.write_text(TEXT)
+        assert load_file(path, TaskSettings()).corpora[0].name == name
+
+
+def test_the_reserved_names_are_those_of_folders_of_unfinished_work() -> None:
+    assert run_model.GENERATED in RESERVED
+
+
+def test_a_number_of_thousands_of_digits_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="a whole number"):
+        method_config("rtn", bits="9" * 5000)
+
+
+def test_a_configuration_that_is_a_list_is_no_model_of_bertscore(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(CheckpointError, match="BERTScore"):
+        authors_layer("x", tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(UnsupportedError, match="finds no GPU"):
+        placement(device)

@@ -205,33 +205,21 @@ def test_longer_than_the_context_is_refused(tmp_path: Path) -> None:
         mc.speed(halved, speed_prompt_tokens=1000, speed_new_tokens=100, store=tmp_path)
 
 
+def call_of(runtime: str, folder: Path) -> RuntimeCall:
+    more = {"dtype": "auto", "device": "cpu", "n_threads": 1, "n_context": 8, "n_batch": 1}
+    return RuntimeCall(runtime=runtime, python=sys.executable, folder=str(folder), **more)
+
+
 def test_a_runtime_that_cannot_load_says_why(tmp_path: Path) -> None:
-    call = RuntimeCall(
-        runtime="transformers",
-        python=sys.executable,
-        folder=str(tmp_path),
-        dtype="auto",
-        device="cpu",
-        n_threads=1,
-        n_context=8,
-        n_batch=1,
-    )
-    with MeasuredModel(call) as model, pytest.raises(WorkerError, match="Not a model folder"):
+    with (
+        MeasuredModel(call_of("transformers", tmp_path)) as model,
+        pytest.raises(WorkerError, match="Not a model folder"),
+    ):
         model.open()
 
 
 def test_a_process_that_ends_is_one_error() -> None:
-    call = RuntimeCall(
-        runtime="vllm",
-        python=sys.executable,
-        folder=str(MODEL_DIR),
-        dtype="auto",
-        device="cpu",
-        n_threads=1,
-        n_context=8,
-        n_batch=1,
-    )
-    with MeasuredModel(call) as model:
+    with MeasuredModel(call_of("vllm", MODEL_DIR)) as model:
         model._process.kill()
         with pytest.raises(WorkerError, match="ended with code -9"):
             model.open()
