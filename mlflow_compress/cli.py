@@ -1,7 +1,5 @@
 """`mlflow-compress`: arguments -> the Python front door -> text. The only place that prints."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -106,7 +104,7 @@ def _heading(group: type[Group]) -> str:
     return (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".").lower()
 
 
-def _add_parameter(parser: argparse._ActionsContainer, name: str, declared: FieldInfo, command: Command) -> None:
+def _add_parameter(parser: argparse._ActionsContainer, name: str, declared: "FieldInfo", command: Command) -> None:
     short = (command.short[name],) if name in command.short else ()
     parser.add_argument(f"--{name}", *short, metavar="VALUE", help=described_option(declared).replace("%", "%%"))
 
@@ -208,12 +206,12 @@ _COLOURS = {"runs": "cyan", "finished": "green", "found": "green", "failed": "re
 
 
 @contextmanager
-def shown_progress(say: Callable[[str], None]) -> Iterator[Callable[[str | SweepProgress], None]]:
+def shown_progress(say: Callable[[str], None]) -> "Iterator[Callable[[str | SweepProgress], None]]":
     """Yield what shows the progress of a command on the standard error, where `say` prints one line."""
     live: Live | None = None
     with ExitStack() as opened:
 
-        def show(progress: str | SweepProgress) -> None:
+        def show(progress: "str | SweepProgress") -> None:
             nonlocal live
             if live is None and not sys.stderr.isatty():
                 say(str(progress))
@@ -251,7 +249,7 @@ def _section(line: str) -> str:
     return f"\n{text}" if plain else f"\n\x1b[1m{text}\x1b[0m"
 
 
-def _live() -> Live:
+def _live() -> "Live":
     import logging
 
     from rich.console import Console
@@ -261,7 +259,7 @@ def _live() -> Live:
     return Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
 
 
-def progress_table(variants: tuple[VariantProgress, ...]) -> RenderableType:
+def progress_table(variants: "tuple[VariantProgress, ...]") -> "RenderableType":
     """Return the table of all variants: state, and what happens or was found; what does not fit is cut."""
     from rich.console import Group as Lines
     from rich.text import Text

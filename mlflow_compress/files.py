@@ -201,7 +201,6 @@ class _OnceLoader(yaml.SafeLoader):  # type: ignore[misc]
         return counted[id(node)]
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Return the mapping of a node."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
         if len(set(names)) < len(names):
             twice = next(name for name, number in Counter(names).items() if number > 1)

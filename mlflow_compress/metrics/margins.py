@@ -43,7 +43,6 @@ class BinnedMean:
 
 
 def _bins(values: Float, edges: npt.ArrayLike | None) -> tuple[Float, Int]:
-    """Return the edges, and the bin of each value."""
     cuts = finite("edges", np.linspace(0.0, 1.0, 11) if edges is None else edges)
     if len(cuts) < 2 or (np.diff(cuts) <= 0).any() or values.min() < cuts[0] or values.max() > cuts[-1]:
         raise ConfigError("Bin edges must increase and enclose every value", got=f"{cuts[0]} to {cuts[-1]}")

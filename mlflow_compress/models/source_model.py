@@ -1,7 +1,5 @@
 """The model to compress: its folder, its layers, and its size as stored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,14 +63,14 @@ class SourceModel:
         return [] if self.head is None else [self.head]
 
     @property
-    def torch_dtype(self) -> torch.dtype:
+    def torch_dtype(self) -> "torch.dtype":
         import torch
 
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
-    def load(self, device: str, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    def load(self, device: str, *, dtype: "torch.dtype | None" = None, **options: Any) -> Any:
         """Load the model in evaluation mode; in float32 unless `dtype` is given.
 
         `options` are further arguments of `from_pretrained`; its `device_map` goes before `device`.

@@ -1,7 +1,5 @@
 """The page of a diagnosis: what moves most, the map of layers, the controls, and the text on which it moves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +108,7 @@ def render_diagnosis(
     title: str,
     sentence: str,
     results: GroupsFound,
-    figures: Sequence[Figure],
+    figures: "Sequence[Figure]",
     categories: Sequence[MetricResult],
     texts: Sequence[ShownText],
     setup: Mapping[str, Any],

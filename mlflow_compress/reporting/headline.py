@@ -1,7 +1,5 @@
 """The headline table of one variant and the sentences under it, for the report, the terminal and the run's note."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -160,7 +158,7 @@ def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
     ]
 
 
-def _size_rows(sizes: CheckpointManifest) -> list[HeadlineRow]:
+def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
     size = HeadlineRow(
         label="Size",
         meaning="Bytes of the stored tensors.",
@@ -182,7 +180,7 @@ def _size_rows(sizes: CheckpointManifest) -> list[HeadlineRow]:
     return [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
 
 
-def headline_rows(pooled: Pooled, sizes: CheckpointManifest | None = None) -> list[HeadlineRow]:
+def headline_rows(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> list[HeadlineRow]:
     """Return the headline table's rows in the order that the metrics declare (`MetricKey.headline`).
 
     A metric that was not computed has no row.
@@ -282,7 +280,7 @@ _NUMBERS = ("n", "baseline", "variant")
 _NARROW = ("metric", *_NUMBERS, "difference")  # the columns of a terminal and of a note
 
 
-def headline_rows_table(pooled: Pooled, sizes: CheckpointManifest | None = None) -> Table:
+def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> Table:
     """Return the headline table with all its columns."""
     difference = f"difference [{interval_percent(pooled)} interval]"
     heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in _NUMBERS)]
@@ -298,7 +296,7 @@ def headline_rows_table(pooled: Pooled, sizes: CheckpointManifest | None = None)
 
 def headline_table(
     pooled: Pooled,
-    manifest: CheckpointManifest | None = None,
+    manifest: "CheckpointManifest | None" = None,
     *,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
@@ -343,7 +341,7 @@ def _p_value(declared: MetricKey, result: MetricResult) -> float:
 def note_markdown(
     sentence: str,
     pooled: Pooled,
-    manifest: CheckpointManifest | None = None,
+    manifest: "CheckpointManifest | None" = None,
     *,
     account: Account | None = None,
     failed_stages: Mapping[str, str] | None = None,

@@ -1,7 +1,5 @@
 """The report: one self-contained HTML page with verdict, numbers, figures, changed answers and set-up."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,7 +115,7 @@ def value_table(pooled: Pooled) -> Table:
     )
 
 
-def embedded(figure: Figure) -> dict[str, str]:
+def embedded(figure: "Figure") -> dict[str, str]:
     """Return a figure's title and caption, and its PNG file as base64."""
     image = base64.b64encode(figure.path.read_bytes()).decode("ascii")
     return {"base64": image, "title": figure.title, "caption": figure.caption}
@@ -153,11 +151,11 @@ def render_report(
     title: str,
     verdict: str,
     results: Sequence[MetricResult],
-    figures: Sequence[Figure] = (),
+    figures: "Sequence[Figure]" = (),
     flips: Sequence[Mapping[str, Any]] = (),
     setup: Mapping[str, Any] | None = None,
     not_computed: Mapping[str, str] | None = None,
-    manifest: CheckpointManifest | None = None,
+    manifest: "CheckpointManifest | None" = None,
     account: Account | None = None,
     failed_stages: Mapping[str, str] | None = None,
     judge_values: Mapping[str, float] | None = None,

@@ -3,8 +3,6 @@
 MLflow imports this module when it first evaluates something; what computes is imported after that.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from os import PathLike, fspath

@@ -42,7 +42,6 @@ class FolderRun(OpenRun):
         atomic.write(self.folder / RUN_FILE, (json.dumps(self._content, indent=1) + "\n").encode())
 
     def end(self, status: str, error: str = "") -> None:
-        """End the run with a status and, if it failed, the error message."""
         if error:
             self._content["tags"][run_names.ERROR] = error
         self._content |= {"status": status, "ended": time.time()}

@@ -1,7 +1,5 @@
 """Interface of a store of runs, as far as stages use it: MLflow's tracking store or a plain folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -136,7 +134,7 @@ class OpenRun(Protocol):
     def log_values(self, values: Mapping[str, float]) -> None:
         """Log plain numbers."""
 
-    def log_results(self, results: Sequence[MetricResult]) -> None:
+    def log_results(self, results: "Sequence[MetricResult]") -> None:
         """Log results, exact: who shows them rounds them. A task's result gets its name appended."""
         self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): r.value for r in results})
 
@@ -149,7 +147,7 @@ class OpenRun(Protocol):
     def log_json(self, value: Any, name: str) -> None:
         """Store a JSON-serialisable value."""
 
-    def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
+    def log_judged_answers(self, judged: "Sequence[JudgedAnswer]") -> None:
         """Show judged answers, where the store has a page for them."""
 
     def set_note(self, markdown: str) -> None:

@@ -3,8 +3,6 @@
 MLflow runs this file also when a model is logged. So torch and the scoring engine are imported only to load a model.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import uuid
@@ -104,7 +102,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         table = scores.table.to_pandas().set_index("item_id").loc[[str(row) for row in range(len(frame))]]
         return table[["loglik", "n_tokens", "greedy"]].reset_index(drop=True)
 
-    def _reply(self, row: GenerationRow, limit: int) -> dict[str, Any]:
+    def _reply(self, row: "GenerationRow", limit: int) -> dict[str, Any]:
         """Return an answer as a chat completion."""
         n_read, n_written = len(row.prompt), len(row.tokens)
         whole = bool(row.end) or n_written < limit

@@ -1,7 +1,5 @@
 """An approval: checks that a decision still holds, and moves the alias."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,7 +40,6 @@ class Approval(Tabular):
     run: RunLink  # The run that holds it
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row."""
         return [{name: value for name, value in asdict(self).items() if name not in ("verdict", "run")}]
 
     def as_text(self) -> str:
@@ -56,7 +53,7 @@ def _require_holds(condition: bool, what: str, allowed: str, got: str) -> None:
         raise ConfigError(f"The decision no longer holds: {what}", allowed=allowed, got=got, fix=fix)
 
 
-def run_approve(config: ApproveConfig) -> Approval:
+def run_approve(config: "ApproveConfig") -> Approval:
     """Move the alias to a version that waits. Nothing is written where the decision no longer holds.
 
     It holds while the policy has the same hash, the same version has the alias, its waiver has not expired, and no

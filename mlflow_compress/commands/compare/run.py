@@ -55,7 +55,6 @@ class Comparison(Tabular):
         return [{"task": task, **{name: values.get(name) for name in every}} for task, values in parts]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every number as plain values, ready for JSON."""
         return dict(self.found)
 
     def as_text(self) -> str:

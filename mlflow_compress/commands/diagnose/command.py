@@ -13,9 +13,7 @@ from mlflow_compress.commands.command import (
     register_command,
     silent,
 )
-from mlflow_compress.commands.diagnose.parameters import (
-    DiagnoseConfig,
-)
+from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.diagnose.result import Diagnosis

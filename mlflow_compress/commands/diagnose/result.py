@@ -91,7 +91,6 @@ class Diagnosis(Tabular):
         return groups_table(self.found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
         names = ("name", "baseline", "checkpoint", "unchanged", "whole_model_reason", "seconds")
         parts = ("positions", "classes", "categories")
         return {

@@ -1,7 +1,5 @@
 """What was measured on a variant: every metric with its interval, and the records that it was computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -58,7 +56,6 @@ class Measurement(Tabular):
         return RunRecords.read(self.records_folder)
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per result."""
         return [asdict(result) for result in self.results]
 
     def table(self) -> Table:
@@ -93,8 +90,8 @@ class Evaluation(Measurement):
 
     baseline: str | None = None  # The baseline's short name; None where there is none to compare with
     verdict: str = ""  # What was found, in one sentence
-    account: Account | None = None  # What was asked, and what became of it; None of records in a folder alone
-    manifest: CheckpointManifest | None = None  # The variant's manifest; None for a baseline
+    account: "Account | None" = None  # What was asked, and what became of it; None of records in a folder alone
+    manifest: "CheckpointManifest | None" = None  # The variant's manifest; None for a baseline
     baseline_records_folder: Path | None = None  # The baseline's records
     # The run that holds them, and the id that comparable evaluations share
     baseline_run_id: str | None = None
@@ -103,7 +100,7 @@ class Evaluation(Measurement):
     # The run in which the variant's records were found; None where it was scored now
     variant_found_in: str | None = None
 
-    def items(self) -> pd.DataFrame:
+    def items(self) -> "pd.DataFrame":
         """Return one row per item, in the order of the records: what was asked, and what both models answered.
 
         Columns: `task`, `item_id`, `category`, `question`, `prompt` (as both models read it), `options`, `gold` (the
@@ -149,7 +146,6 @@ class Evaluation(Measurement):
         return self.verdict or f"{self.name}: no baseline to compare with"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the records as plain values, ready for JSON."""
         own = ("baseline", "verdict", "evaluation_id", "baseline_run_id")
         account = {} if self.account is None else {"account": self.account.to_dict()}
         return {**super().to_dict(), **{name: getattr(self, name) for name in own}, **account}

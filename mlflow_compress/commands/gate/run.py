@@ -641,7 +641,6 @@ def _look(work: GateWork, scorer: BlockScorer, progress: Say) -> ChecksSoFar:
 
 
 def _log(store: Store, run: OpenRun, found: GateVerdict) -> None:
-    """Log the verdict on its run."""
     run.log_values(
         {"gate/passed": float(found.passed), "items/used": found.items_used, "items/available": found.items_available}
     )

@@ -1,7 +1,5 @@
 """What may be deleted of a store."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,7 +19,7 @@ _SHOWN = 20
 class Retention(Tabular):
     """The runs that nothing needs, the largest first, and why the others stay."""
 
-    runs: Sequence[Deletable]
+    runs: "Sequence[Deletable]"
     kept: Mapping[str, int]  # Number of runs that stay, by reason
     deleted: bool  # Whether they were put into MLflow's stage "deleted"; otherwise it was a dry run
     size_bytes: int
@@ -36,7 +34,6 @@ class Retention(Tabular):
         return f"May be deleted: {what}. Nothing was changed (--delete true deletes)."
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per run."""
         return [{**asdict(run), "models": len(run.models)} for run in self.runs]
 
     def as_text(self) -> str:

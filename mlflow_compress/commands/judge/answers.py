@@ -120,13 +120,11 @@ def _fingerprint(
 
 
 def _read_answers(store: Store, run_id: str) -> Answers:
-    """Return the answers of a finished run."""
     graded, samples = (Generations.read(store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
     return Answers(graded=graded, samples=samples)
 
 
 def _write_answers(answers: Answers, folder: Path) -> None:
-    """Write answers into a folder, for `_read_answers`."""
     RunRecords(generations=answers.graded).write(folder / RECORDS)
     answers.samples.write(folder / SAMPLES)
 

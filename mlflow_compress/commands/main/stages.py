@@ -57,7 +57,6 @@ class VariantRun(Measurement):
     failed: Mapping[str, str] = field(default_factory=dict)  # Error message of every stage that failed
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the records as plain values, ready for JSON."""
         return {
             **super().to_dict(),
             "baseline": self.baseline,
@@ -263,7 +262,6 @@ class Stages:
 
     @cached_property
     def results(self) -> list[MetricResult]:
-        """The results of every stage that measures."""
         measured = (self.children[stage] for stage in ("evaluate", "judge", "speed") if stage in self.children)
         return stored_results(self.tracker, *measured)
 
@@ -289,7 +287,6 @@ class Stages:
         )
 
     def read(self, run_id: str, folder: str = run_names.RECORDS) -> RunRecords:
-        """Return the records of a run."""
         return RunRecords.read(self.tracker.fetch(run_id, folder))
 
     @cached_property

@@ -216,7 +216,6 @@ def publish(stages: Stages) -> VariantRun:
 
 
 def _log_all(stages: Stages, folder: Path) -> None:
-    """Log report, figures, tables, model and note."""
     run = stages.run
     variants, shown = _variants(stages)
     inputs, results, judged = stages.inputs, stages.results, _read_judged(stages)

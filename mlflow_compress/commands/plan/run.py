@@ -96,7 +96,6 @@ class CostPlan(Tabular):
         return [asdict(stage) for stage in self.stages]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
         return {**super().to_dict(), "seconds": self.seconds}
 
     def as_text(self) -> str:
@@ -215,21 +214,10 @@ def _machine_note(machine: formulas.Machine, on_cpu: bool) -> str:
 
 
 class StageCosts:
-    """The costs of each stage.
+    """The costs of each stage, and how the model lies on the devices: `per_copy`, `copies`, as in `CostPlan`.
 
     - `stored_bytes`, `number_bytes`: Bytes of one weight in the baseline's files, and of one number while the model
       runs.
-
-    Attributes
-    ----------
-    per_copy : int
-        Devices that one copy of the model needs.
-    copies : int
-        Copies that work side by side; 0 where not even one fits.
-    states : float
-        Bytes of the baseline's states.
-    checkpoint : float
-        Bytes of one compressed checkpoint.
     """
 
     def __init__(

@@ -78,7 +78,6 @@ class Rollback(Tabular):
     run: RunLink  # The run that holds it
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row."""
         named = ("registered_model", "alias", "variant", "version", "replaced", "reason")
         return [{name: getattr(self, name) for name in named}]
 

@@ -47,7 +47,6 @@ class Receipt(Tabular):
         return f"Signed with the key {self.signed_by}."
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per figure."""
         return self.stated["figures"]  # type: ignore[no-any-return]
 
     def as_text(self) -> str:

@@ -75,23 +75,19 @@ class VariantsReport(ScoredVariants):
     path: Path  # The file
 
     def __getitem__(self, name: str) -> ScoreRow:
-        """Return the row of a variant."""
         return {row.name: row for row in self.board.rows}[name]
 
     @property
     def summary(self) -> str:
-        """What was found, in one sentence."""
         from mlflow_compress.reporting.scoreboard_text import finding
 
         return f"{finding(self.board)}."
 
     @property
     def scores(self) -> Scoreboard:
-        """The scoreboard."""
         return self.board
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
         return {"path": str(self.path), "scoreboard": self.board.to_dict(), "decision": asdict(self.decision)}
 
     def as_text(self) -> str:

@@ -50,7 +50,6 @@ class Resumed(Tabular):
         return f"{len(states)} {'command' if len(states) == 1 else 'commands'}: {counted}"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per command."""
         return [asdict(one) for one in self.commands]
 
     def as_text(self) -> str:

@@ -1,7 +1,5 @@
 """What every result with rows offers: a data frame, an Arrow table, a short text, and a table in a notebook."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -80,13 +78,13 @@ class Tabular(ABC):
             found.append({"name": row["name"], **shown, **{name: row[name] for name in names if name != "name"}})
         return found
 
-    def to_pandas(self) -> pd.DataFrame:
+    def to_pandas(self) -> "pd.DataFrame":
         """Return the rows as a pandas data frame."""
         import pandas as pd
 
         return pd.DataFrame(list(self.frame_rows()))
 
-    def to_arrow(self) -> pa.Table:
+    def to_arrow(self) -> "pa.Table":
         """Return the rows as an Arrow table."""
         import pyarrow as pa
 
@@ -110,7 +108,7 @@ class ScoredVariants(Tabular):
 
     @property
     @abstractmethod
-    def scores(self) -> Scoreboard:
+    def scores(self) -> "Scoreboard":
         """Every variant with its values."""
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
@@ -128,7 +126,6 @@ class ScoredVariants(Tabular):
         ]
 
     def table(self) -> Table:
-        """Return the scoreboard."""
         from mlflow_compress.reporting.scoreboard_text import scoreboard_table
 
         return scoreboard_table(self.scores)
@@ -140,7 +137,7 @@ class ScoredVariants(Tabular):
         return scoreboard_frame(self.scores)
 
 
-def lines_of_run(run: RunLink | None) -> list[str]:
+def lines_of_run(run: "RunLink | None") -> list[str]:
     """Return the line that says where to look at a run, where there is one."""
     return [run.how_to_open] if run is not None and run.how_to_open else []
 
@@ -173,11 +170,9 @@ class Listing(Tabular):
 
     @property
     def summary(self) -> str:
-        """How many there are."""
         return f"{len(self)} {self.kind}"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per object."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:

@@ -79,7 +79,6 @@ class SpeedMeasurement(Measurement):
 
     @property
     def summary(self) -> str:
-        """What was found, in one sentence."""
         if not self.results:
             return f"{self.name} was not timed: {'; '.join(dict.fromkeys(self.not_computed.values()))}"
         parts = []
@@ -104,7 +103,6 @@ class SpeedMeasurement(Measurement):
         return f"{found['runtime']} ({', '.join([found['dtype'], *threads])})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the records as plain values, ready for JSON."""
         return {**super().to_dict(), "values": dict(self.values), "described": dict(self.described)}
 
     def as_text(self) -> str:

@@ -70,7 +70,6 @@ class SweepPlan(Tabular):
         return [asdict(variant) for variant in self.variants]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
         return {**super().to_dict(), "seconds": self.seconds, "disk_bytes": self.disk_bytes}
 
     def as_text(self) -> str:
@@ -154,12 +153,10 @@ class Sweep(ScoredVariants):
 
     @property
     def summary(self) -> str:
-        """What was found."""
         return self.found
 
     @property
     def scores(self) -> Scoreboard:
-        """The scoreboard."""
         return self.scoreboard
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The receiver of webhooks: a WSGI application that takes deliveries, and one thread that decides on them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -36,7 +34,7 @@ _LONGEST_BODY = 1 << 20
 _SLOWEST_S = 10.0  # of a client, per read
 
 
-def gate_config(config: WebhookConfig, **more: Any) -> GateConfig:
+def gate_config(config: "WebhookConfig", **more: Any) -> GateConfig:
     """Return the parameters of the gate that versions of no main run must pass."""
     policy = {} if config.policy is None else {"policy": config.policy}
     return configured(GateConfig, {"config": config.gate, "experiment": config.experiment, **policy, **more})
@@ -45,7 +43,7 @@ def gate_config(config: WebhookConfig, **more: Any) -> GateConfig:
 class Receiver:
     """A WSGI application, which answers at once; `deciding` lets a thread decide on what it has accepted."""
 
-    def __init__(self, config: WebhookConfig, secret: str, say: Say = silent) -> None:
+    def __init__(self, config: "WebhookConfig", secret: str, say: Say = silent) -> None:
         self._config, self._secret, self._say = config, secret, say
         self.tracker = Tracker(config.experiment)
         self._deliveries = Deliveries(self.tracker)
@@ -171,7 +169,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-def run_webhook(config: WebhookConfig, secret: str, say: Say) -> None:
+def run_webhook(config: "WebhookConfig", secret: str, say: Say) -> None:
     """Serve until the process is interrupted."""
     gates_of(PromoteConfig(policy=config.policy).read_policy(), config.policy)
     if config.gate is not None:

@@ -220,7 +220,6 @@ class ServedModel:
         return ListWriter(folder)
 
     def stored(self, folder: Path) -> ShownLists:
-        """Return the stored lists."""
         return ShownLists(folder)
 
     def comparable_with(self, stored: StateStore | ShownLists) -> TopLists:

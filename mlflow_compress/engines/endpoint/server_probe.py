@@ -50,7 +50,6 @@ class ServerPages:
 
     @classmethod
     def read(cls, endpoint: EndpointConfig, model: str) -> "ServerPages":
-        """Read the pages that are there."""
         names = ("version", "get_server_info", "props")
         found = {name: _page(endpoint, f"{endpoint.root}/{name}") for name in names}
         listed = (_page(endpoint, f"{endpoint.called_url.rstrip('/')}/models") or {}).get("data")

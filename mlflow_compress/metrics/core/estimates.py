@@ -189,7 +189,6 @@ class Mean:
         return len(self.values)
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the mean and its interval."""
         if self.design is not None:
             return self._of_drawn(self.design, settings)
         value, sizes, values = float(self.values.mean()), None, self.values

@@ -1,7 +1,5 @@
 """Declarations of metrics and their keys, and the registry of metrics."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -104,17 +102,17 @@ class MetricKey:
                 )
 
     @classmethod
-    def share(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
+    def share(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> "MetricKey":
         """Return the key of a share, at most 1."""
         return cls(name=name, direction=direction, low=low, high=1.0, unit="share", meaning=meaning, **more)
 
     @classmethod
-    def percent(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
+    def percent(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> "MetricKey":
         """Return the key of a share in percent, at most 100."""
         return cls(name=name, direction=direction, low=low, high=100.0, unit="percent", meaning=meaning, **more)
 
     @classmethod
-    def probability(cls, name: str, direction: Direction, meaning: str, **more: Any) -> MetricKey:
+    def probability(cls, name: str, direction: Direction, meaning: str, **more: Any) -> "MetricKey":
         """Return the key of a probability."""
         return cls(name=name, direction=direction, low=0.0, high=1.0, unit="probability", meaning=meaning, **more)
 
@@ -127,7 +125,7 @@ class Metric:
     declares: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]]
     requires: tuple[Requirement, ...]  # Parts of the inputs that must be there
     source: str  # The paper or program that defines it, and any deviation from it
-    function: Callable[[MetricInputs], list[MetricResult]]  # From the inputs to results; pure
+    function: "Callable[[MetricInputs], list[MetricResult]]"  # From the inputs to results; pure
     # Whether it is also computed for the baseline's second run, as the noise floor of its distances
     noise: bool = False
     # Whether its estimates weight items that were drawn with unequal probabilities, as those of `MetricInputs.units`
@@ -139,7 +137,7 @@ class Metric:
         """Every key that `compute` may return."""
         return self.declares() if callable(self.declares) else self.declares
 
-    def compute(self, inputs: MetricInputs, *, origin: str = "") -> list[MetricResult]:
+    def compute(self, inputs: "MetricInputs", *, origin: str = "") -> list[MetricResult]:
         """Return the results, after checking that each is declared, finite and within its bounds.
 
         - `inputs`: What it is computed from; the requirements are met.
@@ -173,13 +171,13 @@ def metric(
     source: str,
     noise: bool = False,
     weighted: bool = False,
-) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
+) -> "Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]":
     """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes."""
     for what, given, kind in (("keys", () if callable(keys) else keys, MetricKey), ("requires", requires, Requirement)):
         if not isinstance(given, tuple) or not all(isinstance(one, kind) for one in given):
             raise ConfigError(f"A metric declares wrong {what}", allowed=f"a tuple of {kind.__name__}", got=str(given))
 
-    def decorate(function: Callable[[MetricInputs], list[MetricResult]]) -> Metric:
+    def decorate(function: "Callable[[MetricInputs], list[MetricResult]]") -> Metric:
         return Metric(
             declares=keys, requires=requires, source=source, function=function, noise=noise, weighted=weighted
         )
@@ -187,7 +185,7 @@ def metric(
     return decorate
 
 
-def compute(name: str, inputs: MetricInputs) -> list[MetricResult]:
+def compute(name: str, inputs: "MetricInputs") -> list[MetricResult]:
     """Return the results of a registered metric; what goes wrong in a plug-in names it, its package and its file."""
     found = METRICS.get(name)
     if found.function.__module__.startswith("mlflow_compress."):

@@ -7,8 +7,6 @@ bitsandbytes also looks for a third kernel on a hub. So the checkpoint itself is
 bitsandbytes' layers on a GPU stay as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging
@@ -35,7 +33,7 @@ EXTRA = "gptqmodel"
 PACKAGES = ("gptqmodel", "optimum")
 
 
-def cast_floats(model: Any, dtype: torch.dtype) -> None:
+def cast_floats(model: Any, dtype: "torch.dtype") -> None:
     """Cast the parameters that are not quantized: quantized ones are integers, or tensors of a library's own class."""
     import torch
 
@@ -111,7 +109,7 @@ def gptq_awq_options(folder: Path, quant_method: str | None, *, trust_remote_cod
     return {"config": config}
 
 
-def gptq_awq_weight(packed: Any) -> torch.Tensor:
+def gptq_awq_weight(packed: Any) -> "torch.Tensor":
     """Return ``scale * (level - zero)`` in float32 from the stored scale, shape (out_features, in_features)."""
     import torch
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
@@ -144,7 +142,7 @@ def import_offline() -> None:
         importlib.import_module("bitsandbytes")
 
 
-def bnb_4bit_weight(weight: Any) -> torch.Tensor:
+def bnb_4bit_weight(weight: Any) -> "torch.Tensor":
     """Return a dequantized 4-bit weight: ``code[level] * scale``, one float32 product per value.
 
     Computed here in torch, because bitsandbytes' own function depends on the processor. With AVX-512 it gave wrong
@@ -166,7 +164,7 @@ def bnb_4bit_weight(weight: Any) -> torch.Tensor:
     return values.reshape(state.shape).to(state.dtype)
 
 
-def _scale_blocks(numbers: torch.Tensor, scales: torch.Tensor, blocksize: int) -> torch.Tensor:
+def _scale_blocks(numbers: "torch.Tensor", scales: "torch.Tensor", blocksize: int) -> "torch.Tensor":
     """Return the flat `numbers`, each times the scale of its block of `blocksize`; the last block may be shorter."""
     return numbers * scales.float().repeat_interleave(blocksize)[: len(numbers)]
 
