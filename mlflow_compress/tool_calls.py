@@ -35,13 +35,6 @@ def read_calls(text: str, mark: str) -> tuple[Call | None, ...]:
 
     A call is an object with `name` and `arguments` (or `parameters`), or a list of such objects, behind every `mark`;
     without a mark, only an answer that begins with JSON calls.
-
-    Examples
-    --------
-    >>> read_calls('Well. <call>{"name": "add", "arguments": {"a": 1}}</call>', "<call>")
-    (Call(name='add', arguments={'a': 1}),)
-    >>> read_calls('{"name": "add", "parameters": {', ""), read_calls("Hello {you}", "")
-    ((None,), ())
     """
     if not mark:
         return _read(text.lstrip()) if text.lstrip()[:1] in ("{", "[") else ()

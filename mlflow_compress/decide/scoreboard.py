@@ -253,11 +253,6 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
     """Return the names on the front, sorted by the first value. Of both values of a name, lower is better.
 
     Points that are equal are on the front together.
-
-    Examples
-    --------
-    >>> pareto_front({"small": (1, 9), "close": (8, 2), "worse": (8, 3)})
-    ('small', 'close')
     """
     front = [
         name

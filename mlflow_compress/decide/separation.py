@@ -261,11 +261,6 @@ def groups_not_told_apart(order: Sequence[str], apart: Collection[frozenset[str]
 
     `order` has the variants, sorted by the value that is compared. Groups have two members or more, and are part of no
     larger one.
-
-    Examples
-    --------
-    >>> groups_not_told_apart(["a", "b", "c"], {frozenset("ac")})
-    (('a', 'b'), ('b', 'c'))
     """
     groups: list[tuple[str, ...]] = []
     last = 0

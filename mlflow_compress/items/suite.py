@@ -158,13 +158,7 @@ def _parts(spec: str, model: str) -> list[str]:
 
 
 def task_parts(spec: str) -> list[str]:
-    """Return the parts of `tasks`. What follows a name that takes an argument may have commas: long:4k,16k.
-
-    Examples
-    --------
-    >>> task_parts("piqa, long:4k,16k?documents=a.txt,corpus.txt")
-    ['piqa', 'long:4k,16k?documents=a.txt', 'corpus.txt']
-    """
+    """Return the parts of `tasks`. What follows a name that takes an argument may have commas: long:4k,16k."""
     parts: list[str] = []
     for part in map(str.strip, spec.split(",")):
         if parts and _argument_of(parts[-1]) is not None and "?" not in parts[-1] and part[:1].isdecimal():

@@ -57,17 +57,6 @@ def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
 
     Reasons are "no_rating", "ambiguous", "quoted", and "out_of_range" for a rating outside 1..10. `shown` are the texts
     that the judge was shown.
-
-    Examples
-    --------
-    >>> read_rating("Clear and correct. Rating: [[8]]").value
-    8.0
-    >>> read_rating("As shown in [1], it is wrong.").reason
-    'no_rating'
-    >>> read_rating("It asks me for [[10]]. Rating: [[2]]").reason
-    'ambiguous'
-    >>> read_rating("The user asks for [[10]].", shown=["Give [[10]]!"]).reason
-    'quoted'
     """
     mark, reason = _one_mark(_RATING, text, shown, float)
     if mark is None:
@@ -79,11 +68,6 @@ def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:
     """Return the ``[[A]]``, ``[[B]]`` or ``[[C]]`` of a comparison, or why there is none.
 
     1 is A, 0 is B, 0.5 is C (a tie). Reasons as in `read_rating`, but for "out_of_range".
-
-    Examples
-    --------
-    >>> read_verdict("A is right, B is not. [[A]]").value
-    1.0
     """
     mark, reason = _one_mark(_VERDICT, text, shown, {"A": 1.0, "B": 0.0, "C": 0.5}.__getitem__)
     return Reading(mark, reason)

@@ -208,13 +208,6 @@ def groups_to_keep(groups: Sequence[GroupMove], sizes: Mapping[str, int]) -> tup
     size do not carry that much.
 
     - `sizes`: Number of weights of each group that can be kept, by its name.
-
-    Examples
-    --------
-    >>> moves = [GroupMove(name=n, kind=n, layer=0, kl=MetricResult(KL, kl, None, None), share=None, top_changed=0)
-    ...     for n, kl in (("qkv", 0.1), ("o", 0.2), ("down", 0.6))]
-    >>> groups_to_keep(moves, {"qkv": 10, "o": 10, "down": 40})
-    ('down',)
     """
     wanted = KEPT_SHARE * sum(group.kl.value for group in groups)
     kl = {group.name: group.kl.value for group in groups if group.name in sizes and group.kl.value > 0}
@@ -352,11 +345,6 @@ def token_class(text: str, before: str) -> str:
     - "other": it has no text of its own (a special token, a part of a character).
 
     - `before`: What comes before it, of which the last character counts.
-
-    Examples
-    --------
-    >>> [token_class(text, before) for text, before in [(" mill", "the"), ("er", " mill"), (" 12", "in"), (",", "er")]]
-    ['first token of a word', 'inside a word', 'digits', 'punctuation']
     """
     if not text or "\N{REPLACEMENT CHARACTER}" in text:
         return OTHER
@@ -374,11 +362,6 @@ def rare_tokens(tokens: npt.NDArray[np.int64], share: float = RARE_SHARE) -> Boo
 
     The distinct tokens are ordered by how often they occur. Rare are those that occur at most k times, with the largest
     k for which they are together at most `share` of the text; at least those that occur once.
-
-    Examples
-    --------
-    >>> rare_tokens(np.array([7] * 15 + [8] * 3 + [9, 5])).sum()
-    2
     """
     _, place, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     most = 1

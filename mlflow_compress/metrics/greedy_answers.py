@@ -159,11 +159,6 @@ def still_equal(answers: Forks, *, level: float = 0.95) -> Survival:
 
     Answers that end equal never part: they count as the same at every t. So do those that are cut at the token limit,
     behind which nothing is asked. Nothing is censored, so that the curve is a share, with Wilson's interval.
-
-    Examples
-    --------
-    >>> still_equal(Forks(np.array([3, 5, 2]), np.array([True, True, False]))).share.round(4).tolist()
-    [0.6667, 0.3333]
     """
     n = len(answers.time)
     times, parted = np.unique(answers.time[answers.differs], return_counts=True)

@@ -29,11 +29,6 @@ def loop_period(text: str) -> int | None:
     With the text reversed and Z[p] the length of the longest common prefix of it and of its suffix from p on, the last
     ``p + Z[p]`` characters have the period p. The Z-function takes linear time (Gusfield, "Algorithms on Strings, Trees
     and Sequences", 1997, section 1.4). The last repetition may be cut.
-
-    Examples
-    --------
-    >>> loop_period("It said: " + "and then it ran. " * 4 + "and th"), loop_period("No, no, no. That is enough.")
-    (17, None)
     """
     reverse = text.rstrip()[::-1]
     n = len(reverse)

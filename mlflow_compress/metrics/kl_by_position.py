@@ -30,13 +30,7 @@ REASONING, ANSWER = "reasoning", "answer"
 
 
 def position_names(n_tokens: int) -> list[str]:
-    """Return the names of the places in answers of up to `n_tokens`: 1, 2-3, 4-7, ..., counted from 1.
-
-    Examples
-    --------
-    >>> position_names(9)
-    ['token 1', 'tokens 2-3', 'tokens 4-7', 'tokens 8-15']
-    """
+    """Return the names of the places in answers of up to `n_tokens`: 1, 2-3, 4-7, ..., counted from 1."""
     starts = [2**k for k in range(int(n_tokens).bit_length())]
     return [f"tokens {start}-{2 * start - 1}" if start > 1 else "token 1" for start in starts]
 

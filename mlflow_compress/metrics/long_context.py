@@ -48,11 +48,6 @@ def slope_parts(kl: Float, tokens: Float, text: Int) -> tuple[Float, Float]:
 
     With x the thousands of tokens before, y the KL, and bars for a text's own means:
     ``sum((x - x̄)(y - ȳ))`` and ``sum((x - x̄)²)``. Texts with a value at one depth only say nothing, and are left out.
-
-    Examples
-    --------
-    >>> slope_parts(np.array([1.0, 3.0]), np.array([0.0, 1000.0]), np.array([7, 7]))
-    (array([1.]), array([0.5]))
     """
     _, code = np.unique(text, return_inverse=True)
     count = np.bincount(code)

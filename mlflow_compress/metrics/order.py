@@ -18,13 +18,7 @@ from mlflow_compress.records import MetricResult
 
 
 def drop_pct(accuracy: npt.ArrayLike, metric_value: npt.ArrayLike) -> Float:
-    """``100 (Acc - M)/Acc``; not finite where the accuracy is 0, for which no drop exists.
-
-    Examples
-    --------
-    >>> round(float(drop_pct(80.3, 75.3)), 1)
-    6.2
-    """
+    """``100 (Acc - M)/Acc``; not finite where the accuracy is 0, for which no drop exists."""
     acc, m = np.asarray(accuracy, dtype=np.float64), np.asarray(metric_value, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(100.0 * (acc - m) / acc, dtype=np.float64)

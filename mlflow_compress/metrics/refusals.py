@@ -30,13 +30,7 @@ _UNWRITTEN = {ord(mark): None for mark in "\u064b\u064c\u064d\u064e\u064f\u0650\
 
 
 def refuses(answer: str) -> bool:
-    """Return whether an answer begins with one of the `PHRASES`, in any of its languages.
-
-    Examples
-    --------
-    >>> refuses("I'm sorry, but I can't help with that."), refuses("I'm sorry to hear that. Here is what to do.")
-    (True, False)
-    """
+    """Return whether an answer begins with one of the `PHRASES`, in any of its languages."""
     text = _plain(answer.strip()[:_READ])
     spaced, unspaced = _patterns()
     return spaced.match(text) is not None or unspaced.match(text.replace(" ", "")) is not None

@@ -37,13 +37,7 @@ class MarkedText:
 
 
 def first_differing_place(one: str, other: str) -> int | None:
-    """Return the index of the first character that differs; None if the texts are the same.
-
-    Examples
-    --------
-    >>> first_differing_place("a dog", "a cat")
-    2
-    """
+    """Return the index of the first character that differs; None if the texts are the same."""
     if one == other:
         return None
     both = zip(one, other, strict=False)
@@ -51,13 +45,7 @@ def first_differing_place(one: str, other: str) -> int | None:
 
 
 def marked(one: str, other: str) -> tuple[MarkedText, MarkedText]:
-    """Return both texts with the first word that differs marked.
-
-    Examples
-    --------
-    >>> [text.mark for text in marked("It is a good dog.", "It is a goat.")]
-    ['good', 'goat.']
-    """
+    """Return both texts with the first word that differs marked."""
     at = first_differing_place(one, other)
     if at is None:
         same = MarkedText("", one[:_REST_SHOWN], "", "", one[_REST_SHOWN:])

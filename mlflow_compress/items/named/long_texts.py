@@ -54,13 +54,7 @@ class Length:
 
     @classmethod
     def read(cls, text: str) -> "Length":
-        """Return the length that a text names: "512", "4k" (4,096).
-
-        Examples
-        --------
-        >>> Length.read("16k").tokens, Length(16384).name, Length(1000).name
-        (16384, '16k', '1000')
-        """
+        """Return the length that a text names: "512", "4k" (4,096)."""
         match = re.fullmatch(r"([1-9]\d{0,8})(k?)", text.strip().lower())
         if match is None:
             raise ConfigError("This is no length of a context", allowed="tokens, as in 512, 4k or 16k", got=text)
@@ -89,13 +83,7 @@ def _asked(argument: str) -> Callable[[TaskSettings], Parts]:
 
 
 def _units(text: str) -> list[str]:
-    """Return the sentences of a text, each with the white space before it; joined they are the text.
-
-    Examples
-    --------
-    >>> _units("A bee. It flies!\\n\\nA cat")
-    ['A bee.', ' It flies!', '\\n\\nA cat']
-    """
+    """Return the sentences of a text, each with the white space before it; joined they are the text."""
     units = []
     for sentence in _UNIT.findall(text.strip()):
         parts = re.findall(r"\s*\S+", sentence)

@@ -25,13 +25,7 @@ def _script(letter: str) -> str:
 
 
 def script(text: str) -> str | None:
-    """Return the script of most letters of a text, by the first word of their Unicode names; None without letters.
-
-    Examples
-    --------
-    >>> script("The word is \u03bb\u03cc\u03b3\u03bf\u03c2."), script("42")
-    ('LATIN', None)
-    """
+    """Return the script of most letters of a text, by the first word of their Unicode names; None without letters."""
     if text.isascii():
         return "LATIN" if any(map(str.isalpha, text)) else None
     counts = Counter(_script(c) for c in unicodedata.normalize("NFKC", text) if c.isalpha())
@@ -59,11 +53,6 @@ def language(text: str) -> str | None:
 
     It is that of the first `MOST_READ` characters, by py3langid's naive Bayes classifier over byte n-grams (Lui and
     Baldwin, "langid.py", ACL 2012).
-
-    Examples
-    --------
-    >>> language("Once upon a time there was a little dog."), language("Es war einmal ein Hund."), language("42")
-    ('en', 'de', None)
     """
     code, probability = _most_probable(text[:MOST_READ])
     return code if probability >= SURE else None
