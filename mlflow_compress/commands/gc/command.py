@@ -25,8 +25,6 @@ def gc(**parameters: Any) -> Retention:
 
     A run stays with a registered version, a receipt or a decision, and with every run that such a run needs.
 
-    Parameters
-    ----------
     **parameters
 
     Examples

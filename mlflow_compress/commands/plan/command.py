@@ -72,8 +72,6 @@ def plan(**parameters: Any) -> CostPlan:
     Only the model's configuration and tokenizer are read, so that the plan of a model of any size takes the time that
     it takes to tokenize the tasks.
 
-    Parameters
-    ----------
     **parameters
 
     Raises

@@ -20,8 +20,6 @@ def promote(**parameters: Any) -> Promotion:
 
     With ``dry_run=True`` the decision is returned, and nothing is written.
 
-    Parameters
-    ----------
     **parameters
 
     Raises
@@ -60,8 +58,6 @@ def rollback(**parameters: Any) -> Rollback:
 
     A second rollback undoes the first.
 
-    Parameters
-    ----------
     **parameters
 
     Raises
@@ -87,8 +83,6 @@ def rollback(**parameters: Any) -> Rollback:
 def history(**parameters: Any) -> AliasHistory:
     """Return who had an alias when, by which decision and policy, newest first.
 
-    Parameters
-    ----------
     **parameters
 
     Raises
