@@ -87,14 +87,13 @@ def score_runs(
     run_ids: Sequence[str],
     *,
     others: Sequence[ScoredVariant] = (),
-    baseline: str | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
     margin: float = MARGIN,
 ) -> Scoreboard:
     """Return the scoreboard of main runs that share one evaluation, and of `others`, which have no run.
 
-    A run that did not finish is a row without results, with its error. `baseline` is needed only where there is no
-    run; `names` has the names of runs that are not called as their variant is. `margin` is a policy's.
+    A run that did not finish is a row without results, with its error. `names` has the names of runs that are not
+    called as their variant is. `margin` is a policy's.
     """
     runs = [tracker.run_of(run_id) for run_id in dict.fromkeys(run_ids)]
     for run in runs:
@@ -108,7 +107,7 @@ def score_runs(
             allowed="runs of one baseline, evaluated on the same items with the same settings",
             got=", ".join(evaluations),
         )
-    labels = [run.data.tags[run_names.BASE_MODEL] for run in runs] or ([baseline] if baseline else [])
+    labels = [run.data.tags[run_names.BASE_MODEL] for run in runs]
     if not labels:
         raise ConfigError("There is no run to compare", allowed="one main run or more")
     again = {run.info.run_id: makes_of(run, finished) for run in finished}
