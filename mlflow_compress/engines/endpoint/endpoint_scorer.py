@@ -177,7 +177,6 @@ class ServedReport:
 
     # Options; those without a log-likelihood, because the model or the server reads no prompt of this length, or no
     # text becomes their tokens; those cut on the left
-    n_requests: int
     n_unscored: int
     n_truncated: int
     shortened: Shortened = field(repr=False)  # Items that the model cannot read whole
@@ -434,7 +433,6 @@ class EndpointScorer:
         n_unscored: int = 0,
     ) -> None:
         self.report = ServedReport(
-            n_requests=len(requests),
             n_unscored=n_unscored,
             n_truncated=sum(e.truncated for e in encoded),
             shortened=Shortened.of(requests, encoded),
