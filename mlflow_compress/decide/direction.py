@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from mlflow_compress.decide.gates import DELTA, FLIPS
@@ -96,6 +95,8 @@ def harm_of(pooled: Mapping[str, MetricResult], margin: float) -> HarmVerdict | 
 
 def _items(change: float, excluded: Sequence[float], discordant: float, effect: float) -> int:
     """Return how many items exclude one of these changes with 80 % power, rounded up to two digits."""
+    from scipy.optimize import brentq  # 0.3 s, which a command that finds everything done does not wait for
+
     spread = math.sqrt(max(discordant - change**2, 1e-18))
     gaps = [(abs(change - at), z_value(0.95) * math.sqrt(max(discordant, abs(at)) - at**2)) for at in excluded]
 

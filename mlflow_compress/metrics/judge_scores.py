@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
+from scipy import special
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
@@ -234,7 +234,7 @@ def score_interval(
         return settings.interval(columns, statistic)
     without = statistic((graded.sum(axis=0) - graded) / (count - 1))
     error = float(np.sqrt((count - 1) / count * ((without - mean) ** 2).sum()))
-    width = float(t.ppf(0.5 + settings.level / 2, count - 1)) * error
+    width = float(special.stdtrit(count - 1, 0.5 + settings.level / 2)) * error
     return Interval(max(mean - width, bounds.low), min(mean + width, bounds.high))
 
 

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
+from scipy import special
 
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.arrays import Float
@@ -104,7 +104,7 @@ def preference_interval(counts: Float, *, level: float = 0.95) -> Interval | Non
         between = counts[:, 0] - counts[:, 1] - d * counts[:, 2]
         scale = questions / (questions - 1)
         effect = n / questions if square <= 1e-9 else max(scale * float(between @ between) / square, 1.0)
-        effect *= (float(t.ppf(0.5 + level / 2, questions - 1)) / z_value(level)) ** 2
+        effect *= (float(special.stdtrit(questions - 1, 0.5 + level / 2)) / z_value(level)) ** 2
     low, high = paired_difference(won / effect, lost / effect, n / effect, level=level)
     return Interval((1 + low) / 2, (1 + high) / 2)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
+from scipy import special
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
@@ -158,7 +158,7 @@ def _mean(key: MetricKey, values: Float, inputs: MetricInputs) -> MetricResult:
     if len(values) == 1:
         return MetricResult(name=key.name, value=float(values[0]), n=1)
     logs, level = np.log(values), inputs.settings.level
-    half = float(t.ppf(0.5 + level / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))
+    half = float(special.stdtrit(len(logs) - 1, 0.5 + level / 2) * logs.std(ddof=1) / np.sqrt(len(logs)))
     low, value, high = (float(np.exp(logs.mean() + shift)) for shift in (-half, 0.0, half))
     return MetricResult(name=key.name, value=value, low=low, high=high, level=level, n=len(logs))
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy import special
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
@@ -76,12 +76,12 @@ def _bca_levels(thetas: Float, estimate: float, jackknife: Float, tails: Float) 
     # Sums of the same n numbers in another order are ties: which way they are rounded depends on the processor.
     ties = np.isclose(thetas, estimate, rtol=len(jackknife) * np.finfo(np.float64).eps, atol=0.0)
     below = ((thetas < estimate)[~ties].sum() + 0.5 * ties.sum()) / len(thetas)
-    z0 = float(norm.ppf(np.clip(below, 0.5 / len(thetas), 1 - 0.5 / len(thetas))))
+    z0 = float(special.ndtri(np.clip(below, 0.5 / len(thetas), 1 - 0.5 / len(thetas))))
     gap = jackknife.mean() - jackknife
     square = float((gap**2).sum())
     a = float((gap**3).sum()) / (6.0 * square**1.5) if square > 0.0 else 0.0
-    z = z0 + norm.ppf(tails)
-    return np.asarray(norm.cdf(z0 + z / (1.0 - a * z)), dtype=np.float64)
+    z = z0 + special.ndtri(tails)
+    return np.asarray(special.ndtr(z0 + z / (1.0 - a * z)), dtype=np.float64)
 
 
 def bootstrap(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import pearsonr, rankdata, spearmanr
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
@@ -61,6 +60,8 @@ def spearman(x: npt.ArrayLike, y: npt.ArrayLike, *, level: float = 0.95) -> Corr
     a, b, exists = _pairs(x, y)
     if not exists:
         return None
+    from scipy.stats import spearmanr  # 0.5 s, which a command that finds everything done does not wait for
+
     n, test = len(a), spearmanr(a, b)
     rho = _clean(float(test.statistic))
     interval = None
@@ -87,6 +88,8 @@ def spearman_exact_p(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     a, b, exists = _pairs(x, y)
     if not exists or len(a) > MOST_FOR_EXACT:
         raise DataError("No exact p-value of this correlation", allowed=f"3 to {MOST_FOR_EXACT} points that vary")
+    from scipy.stats import rankdata
+
     u, v = rankdata(a), rankdata(b)
     orders = v[np.array(list(itertools.permutations(range(len(v)))))]
     products = np.abs((orders - v.mean()) @ (u - u.mean()))
@@ -118,6 +121,8 @@ def pearson(
     a, b, exists = _pairs(x, y)
     if not exists:
         return None
+    from scipy.stats import pearsonr
+
     test, bounds = pearsonr(a, b), None
     if interval and len(a) >= _FEWEST_FOR_INTERVAL:
         # Standardised, so that the moments lose no digits.

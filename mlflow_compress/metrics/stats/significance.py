@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-from scipy.stats import norm
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
@@ -260,7 +259,7 @@ class OneEnd:
         below = self.end >= self.value  # an upper end: the truth is to lie below the limit
         if (limit <= self.value) if below else (limit >= self.value):
             return 1.0 if self.end != self.value or limit != self.value else 0.0
-        return float(norm.sf(self._z(limit)))
+        return float(special.ndtr(-self._z(limit)))
 
     def _z(self, limit: float) -> float:
         if self.end == self.value or not self.low < limit < self.high:
@@ -278,7 +277,7 @@ class OneEnd:
         """Return the end that holds for n values at once with 97.5 %, whichever of them is chosen (Bonferroni)."""
         if self.end == self.value:
             return self.end
-        k = (float(norm.isf(ERROR / n)) / z_value(0.95)) ** 2
+        k = (float(special.ndtri(ERROR / n)) / z_value(0.95)) ** 2
         if math.isfinite(self.low + self.high):
             v, u = self._share(self.value), self._share(self.end)
             if not 0.0 < u < 1.0:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+from scipy import special
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
@@ -178,7 +178,7 @@ class WeightedMean:
         """Two-sided p-value of "the mean for the population is 0", by Student's test."""
         if self.population == 0.0:
             return 1.0
-        return float(2 * student.sf(abs(self.value) / self.population**0.5, self.df))
+        return float(2 * special.stdtr(self.df, -abs(self.value) / self.population**0.5))
 
 
 def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = None) -> WeightedMean:

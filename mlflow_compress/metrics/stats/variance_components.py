@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import chi2, t
+from scipy import special
 
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
@@ -69,7 +69,7 @@ def make_spread(makes: Float, groups: Int) -> MakeSpread | None:
     if n_makes < 2 or len(np.unique(groups)) < FEWEST_GROUPS:
         return None
     square, inside = variance_of_makes(makes, groups)
-    ends = (n_makes - 1) * square / chi2.ppf([0.975, 0.025], n_makes - 1) - inside
+    ends = (n_makes - 1) * square / (2 * special.gammaincinv((n_makes - 1) / 2, [0.975, 0.025])) - inside
     between, low, high = np.sqrt(np.maximum([square - inside, *ends], 0.0)).tolist()
     return MakeSpread(
         mean=float(makes.mean()),
@@ -120,4 +120,4 @@ def closer_probability(first: Float, second: Float, groups: Int) -> float | None
             doubt += factor**2 * (square**2 / df + inside**2 / (df * (count - 1)))
     if variance == 0.0:
         return None
-    return float(t.cdf(-difference.mean() / math.sqrt(variance), variance**2 / doubt))
+    return float(special.stdtr(variance**2 / doubt, -difference.mean() / math.sqrt(variance)))
