@@ -1,8 +1,8 @@
-"""Items drawn by the baseline's margin against items drawn at random: how many give an interval of the same width.
+"""Items drawn by the baseline's lead against items drawn at random: how many give an interval of the same width.
 
 Variants of three small models are read from `margin_sampling.npz`, by item, and those of two published ones from
 `--oracle`. Each row is one variant, and `--draws` evaluations of it with `--share` of the items, by the code that
-`items=NUMBER` runs: a pilot of half of them, then a model of changes by margin. "of random" is that number over
+`items=NUMBER` runs: a pilot of a third of them, then a model of flips by lead. "of random" is that number over
 that of items drawn at random whose interval is as wide, of flips and of accuracy change. "covered" is how often the
 interval holds the truth. "benchmark": the truth is the mean of all items. "population": the items themselves are drawn
 with replacement, so that the truth is that of what they are a sample of. "in groups": so are groups of five items,
@@ -12,8 +12,8 @@ The settings (strata, pilot, floor, prior) were chosen on the variants of the de
 stories260K. All others took no part.
 
 Then certificates (answers that changed although the KL is smaller than any change needs; there must be none), and
-forecasts of each task's changes from the other tasks of the same model. Last, gates that stop early: do they need fewer
-items where those with a high margin are partly passed over?
+forecasts of each task's flips from the other tasks of the same model. Last, gates that stop early: do they need fewer
+items where those with a high lead are partly passed over?
 
 Example
 -------
@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
+from scipy.special import logit
 
 from mlflow_compress.config.groups import SampleSize
 from mlflow_compress.config.policy import Policy
@@ -40,10 +41,10 @@ from mlflow_compress.decide.item_checks import item_policy
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
+from mlflow_compress.metrics.stats.change_model import GUESS, expected_changes, forecast_changes, smallest_kl_to_change
 from mlflow_compress.metrics.stats.intervals import DesignEffect, paired_difference, wilson
-from mlflow_compress.metrics.stats.margin_model import expected_changes, forecast_changes, smallest_kl_to_change
 from mlflow_compress.metrics.stats.sequential import p_values, verdicts
-from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, margin_strata
+from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, lead_strata
 
 Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
 STORED = Path(__file__).with_suffix(".npz")
@@ -68,7 +69,7 @@ class Variant:
     model: str
     name: str
     bits: str  # "8", "4" or "other"
-    margin: Float  # The baseline's, by item
+    lead: Float  # The baseline's, by item, in nats
     before: Bool  # Whether baseline and variant are right
     after: Bool
     changed: Bool  # Whether the answer changed, between wrong ones too
@@ -92,28 +93,28 @@ def stored(path: Path) -> Iterator[Variant]:
     with np.load(path) as arrays:
         for model in dict.fromkeys(key.rpartition("/")[0] for key in arrays.files):
             of = {key.rpartition("/")[2]: arrays[key] for key in arrays.files if key.startswith(f"{model}/")}
-            n = len(of["margin"])
+            n = len(of["lead"])
             correct, changed = (np.unpackbits(of[x], axis=1, count=n).astype(bool) for x in ("correct", "changed"))
             for row, name in enumerate(of["names"].tolist()):
                 kl = of["root"][row].astype(np.float64) ** 2
                 yield Variant(
-                    model, name, _bits(name), of["margin"].astype(np.float64), of["right"], correct[row], changed[row],
+                    model, name, _bits(name), of["lead"].astype(np.float64), of["right"], correct[row], changed[row],
                     of["part"], kl, of["certificate"].astype(np.float64),
                 )  # fmt: skip
 
 
 def oracle(folder: Path) -> Iterator[Variant]:
-    """Iterate over published predictions; the margin is that of the chosen option's probability over all others."""
+    """Iterate over published predictions; the lead is that of the chosen option over all others together."""
     gold = {task: [item["answer"] for item in items] for task, items in _json(folder / "_bench_items.json").items()}
     for file in sorted(folder.glob("*__fp16__*.json")):
         model, _, task = file.stem.rsplit("__", 2)
         base = _json(file)
         first, right = np.array(base["preds"]), np.array(gold[task])
-        margin = np.clip(2 * np.array(base["confs"]) - 1, 0, 1)
+        lead = np.abs(logit(np.clip(base["confs"], 1e-9, 1 - 1e-9)))
         for precision in ("int8", "int4"):
             answers = np.array(_json(folder / f"{model}__{precision}__{task}.json")["preds"])
             yield Variant(
-                model.rpartition("__")[2], f"{precision} {task}", _bits(precision), margin, first == right,
+                model.rpartition("__")[2], f"{precision} {task}", _bits(precision), lead, first == right,
                 answers == right, first != answers, np.full(len(first), task),
             )  # fmt: skip
 
@@ -125,10 +126,10 @@ def _json(file: Path) -> Any:
 def drawn(one: Variant, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], n: int, seed: Any) -> Any:
     """Return what estimates read of `n` of some items, drawn as the command does; rows may be repeated."""
     rng = np.random.default_rng(seed)
-    margin, before, after = one.margin[rows], one.before[rows], one.after[rows]
-    strata = margin_strata(margin)
+    lead, before, after = one.lead[rows], one.before[rows], one.after[rows]
+    strata = lead_strata(lead)
     orders = [rng.permutation(np.flatnonzero(strata == code)).tolist() for code in range(strata.max() + 1)]
-    sampler = ItemSampler(size=SampleSize(count=n), margins=margin, strata=strata, orders=orders)
+    sampler = ItemSampler(size=SampleSize(count=n), leads=lead, strata=strata, orders=orders)
     sizes = np.bincount(strata)
     while True:
         some = np.array(sampler.keys)
@@ -136,20 +137,20 @@ def drawn(one: Variant, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int6
         now = SimpleNamespace(
             headline_rows=every,
             scored_by_both=np.ones(len(some), dtype=bool),
-            baseline_predictions=SimpleNamespace(correct=before[some, None], margin=margin[some, None]),
+            baseline_predictions=SimpleNamespace(correct=before[some, None], lead=lead[some, None]),
             variant_predictions=SimpleNamespace(correct=after[some, None]),
         )
         if not sampler.go_on(now):  # type: ignore[arg-type]
             break
     code = strata[some]
-    expected = expected_changes(margin[some], before[some] != after[some], np.ones(len(some), dtype=bool), code)
+    expected = expected_changes(lead[some], before[some] != after[some], np.ones(len(some), dtype=bool), code)
     design = Design(code, sizes[code], sampler.drawn[code], expected)
     return before[some], after[some], Units(groups[some], design)
 
 
 def at_random(one: Variant, wanted: Float, reading: Reading) -> Float:
     """Return how many items drawn at random have intervals of flips and accuracy change as wide as is wanted."""
-    n, share = len(one.margin), float((one.before != one.after).mean())
+    n, share = len(one.lead), float((one.before != one.after).mean())
     gained, lost = float((one.after & ~one.before).mean()), float((one.before & ~one.after).mean())
 
     def effect(count: float) -> DesignEffect:
@@ -168,7 +169,7 @@ def at_random(one: Variant, wanted: Float, reading: Reading) -> Float:
 
 def row(one: Variant, share: float, draws: int, reading: Reading, in_groups: bool) -> tuple[Float, Float]:
     """Return items over those drawn at random, and shares covered in percent: of flips, and of the accuracy change."""
-    n, settings = len(one.margin), MetricSettings(reading=reading)
+    n, settings = len(one.lead), MetricSettings(reading=reading)
     rng = np.random.default_rng(0)
     alike = np.argsort((one.before != one.after) + 3 * rng.random(n))
     group = np.arange(n) // 5 if in_groups else np.arange(n)
@@ -239,23 +240,23 @@ def measure(model: str, folder: Path, tasks: str, calibration: str) -> dict[str,
             f"{task}/{category}" for task, category in zip(base.view.task[rows], base.view.category[rows], strict=True)
         ]
         return packed(
-            names, first.margin[rows, 0], first.correct[rows, 0], first.content[rows, 0], np.array(correct),
+            names, first.lead[rows, 0], first.correct[rows, 0], first.content[rows, 0], np.array(correct),
             np.array(answers), np.array(kl), np.array(part), grid.loglik[rows, 0], grid.by_rule[rows, 0],
         )  # fmt: skip
 
 
 def packed(
-    names: list[str], margin: Float, right: Bool, answer: Any, correct: Bool, answers: Any, kl: Float,
+    names: list[str], lead: Float, right: Bool, answer: Any, correct: Bool, answers: Any, kl: Float,
     part: npt.NDArray[np.str_], loglik: Float, by_rule: Float,
 ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
     """Return the arrays that are stored; of KL its root, which half precision has to a thousandth."""
     lettered = (loglik == by_rule).all(axis=1)  # options of one token each, which share a context
-    certificate = np.full(len(margin), np.nan)
+    certificate = np.full(len(lead), np.nan)
     if lettered.any():
         certificate[lettered] = smallest_kl_to_change(np.exp(loglik[lettered].astype(np.float64)))
     return {
         "names": np.array(names),
-        "margin": margin.astype(np.float32),
+        "lead": lead.astype(np.float32),
         "right": right,
         "correct": np.packbits(correct, axis=1),
         "changed": np.packbits(answers != answer, axis=1),
@@ -321,7 +322,7 @@ def main() -> None:
 def gates(variants: list[Variant], orders: int = 20, error: float = 0.05, block: int = 20) -> None:
     """Print which share of the items gates look at: all in random order, or some passed over by a chance that is known.
 
-    An item of a random order is scored with probability a = max(floor, min(1, spread guessed from its margin over the
+    An item of a random order is scored with probability a = max(floor, min(1, spread guessed from its lead over the
     mean)), and its value is then weighted by 1/a; else it counts as 0. The mean is the same, and the bets are valid,
     but the bound is 1/floor. No design can pass a limit on a share m with fewer items than ln(1/error)/-ln(1 - m): a
     share of m in every stratum shows nothing in n items, however they are drawn, with probability (1 - m)^n.
@@ -336,8 +337,8 @@ def gates(variants: list[Variant], orders: int = 20, error: float = 0.05, block:
         medians: dict[str, list[float]] = {name: [] for name in policies}
         for one in variants:
             assert one.kl is not None
-            n, change = len(one.margin), one.after.astype(np.float64) - one.before
-            guess = (1 - one.margin) / 4
+            n, change = len(one.lead), one.after.astype(np.float64) - one.before
+            guess = GUESS.probability(one.lead)
             guess = np.sqrt(guess * (1 - guess))
             chance = np.maximum(floor, np.minimum(1, guess / guess.mean()))
             values = {
@@ -391,12 +392,12 @@ def certificates(variants: list[Variant]) -> None:
 
 
 def forecasts(variants: list[Variant]) -> None:
-    """Print how far forecasts of each task's changes, from the other tasks of the model, are from what was seen."""
+    """Print how far forecasts of each task's flips, from the other tasks of the model, are from what was seen."""
     errors: list[float] = []
     held: list[bool] = []
     for one, other in split_by_task(variants):
-        share, (low, high) = forecast_changes(one.margin, one.changed, other.margin, draws=100)
-        seen = float(other.changed.mean())
+        share, (low, high) = forecast_changes(one.lead, one.before != one.after, other.lead, draws=100)
+        seen = float((other.before != other.after).mean())
         errors.append(100 * abs(share - seen))
         held.append(low <= seen <= high)
     if errors:
@@ -413,8 +414,7 @@ def split_by_task(variants: list[Variant]) -> Iterator[tuple[Variant, Variant]]:
         joined.setdefault((one.model, one.name.split(" ")[0]), []).append(one)
     for several in joined.values():
         columns = {
-            x: np.concatenate([getattr(v, x) for v in several])
-            for x in ("margin", "before", "after", "changed", "part")
+            x: np.concatenate([getattr(v, x) for v in several]) for x in ("lead", "before", "after", "changed", "part")
         }
         first = several[0]
         whole = Variant(first.model, first.name, first.bits, **columns)

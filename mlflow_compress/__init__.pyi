@@ -500,9 +500,9 @@ def evaluate(
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
     items
-        items that the variant is scored on: 'all'; or drawn by the baseline's margin, more where answers can
-        change: a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is
-        width:1 [all]
+        items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
+        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1
+        [all]
     trace_instructions
         tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
         the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
@@ -1511,9 +1511,9 @@ def run(
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
     items
-        items that the variant is scored on: 'all'; or drawn by the baseline's margin, more where answers can
-        change: a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is
-        width:1 [all]
+        items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
+        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1
+        [all]
     trace_instructions
         tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
         the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
@@ -2125,9 +2125,9 @@ def sweep(
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
     items
-        items that the variant is scored on: 'all'; or drawn by the baseline's margin, more where answers can
-        change: a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is
-        width:1 [all]
+        items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
+        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1
+        [all]
     trace_instructions
         tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
         the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated

@@ -37,8 +37,9 @@ from mlflow_compress.warm_python import WarmPython
 if TYPE_CHECKING:
     from mlflow_compress.models.loading import LoadedModel
 
-# The same examples everywhere; `pytest --hypothesis-profile=default` draws others, to look for more.
-hypothesis.settings.register_profile("same", derandomize=True)
+# The same examples everywhere; `pytest --hypothesis-profile=default` draws others, to look for more. Without a deadline:
+# a test of arithmetic must not fail on a busy machine.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same")
 
 CHECKOUT = Path(__file__).resolve().parents[1]

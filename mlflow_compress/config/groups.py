@@ -121,7 +121,7 @@ class SamplingConfig(Group):
 
     items: str = option(
         "all",
-        "items that the variant is scored on: 'all'; or drawn by the baseline's margin, more where answers can change: "
+        "items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip: "
         "a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1",
     )
 

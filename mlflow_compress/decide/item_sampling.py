@@ -1,6 +1,6 @@
-"""Which items a variant is scored on: more where the baseline's margin says that answers can change, in rounds.
+"""Which items a variant is scored on: more where the baseline's lead says that they can flip, in rounds.
 
-The first round is a pilot in every stratum. A model of the changes by margin, fitted to what was seen so far, gives the
+The first round is a pilot in every stratum. A model of the flips by lead, fitted to what was seen so far, gives the
 allocation of the next. It has two parameters only: the number of items of a stratum must not follow the luck of its own
 items, or the estimate would be biased (strata without an event in the pilot would stay without one).
 """
@@ -16,23 +16,23 @@ from mlflow_compress.config.groups import SampleSize
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.margin_model import MarginModel
+from mlflow_compress.metrics.stats.change_model import GUESS, ChangeModel
 from mlflow_compress.metrics.stats.sequential import random_order
-from mlflow_compress.metrics.stats.stratified import FEWEST, allocate, margin_strata
+from mlflow_compress.metrics.stats.stratified import FEWEST, allocate, lead_strata
 from mlflow_compress.records import Draws, ItemKey
 
-PILOT_SHARE = 0.5  # of the items that are asked for
+PILOT_SHARE = 0.35  # of the items that are asked for
 PILOT_ITEMS = 100  # where a width is asked for
 PILOT_FEWEST = 4  # of each stratum
 ROUNDS = 1  # after the pilot, to a number of items: more of them follow the luck of their items
 GROWTH = (1.1, 2.0)  # least and most growth of a round towards a width
-FLOOR = 0.2
+FLOOR = 0.1
 """Smallest deviation of a stratum, as a share of that of all: what the model holds for impossible is looked at too."""
 
 
-def deviations(model: MarginModel, margins: Float, strata: Int) -> Float:
-    """Return the standard deviation of an item's change in each stratum, as a model has it; NaN without margins."""
-    p = np.where(np.isfinite(margins), np.minimum(model.probability(np.nan_to_num(margins)), 0.5), np.nan)
+def deviations(model: ChangeModel, leads: Float, strata: Int) -> Float:
+    """Return the standard deviation of an item's flip in each stratum, as a model has it; NaN without leads."""
+    p = np.minimum(model.probability(leads), 0.5)
     mean = np.bincount(strata, weights=p) / np.bincount(strata)
     return np.asarray(np.sqrt(mean * (1 - mean)), dtype=np.float64)
 
@@ -42,7 +42,7 @@ class ItemSampler:
     """Draws items in rounds. The order within a stratum is random, and the same for every variant of a baseline."""
 
     size: SampleSize
-    margins: Float  # Of the headline's items, NaN where one has none; shape (n_headline,)
+    leads: Float  # Of the headline's items in nats, NaN where one has none; shape (n_headline,)
     strata: Int  # Their strata
     orders: list[list[ItemKey]]  # By stratum, those of tasks that are not in the headline last: the order of drawing
     drawn: Int = field(init=False)  # Items drawn so far, by stratum
@@ -55,8 +55,8 @@ class ItemSampler:
         Items of graded tasks that the headline does not have are drawn at random, by family, at the headline's share.
         """
         view, rows = inputs.view, inputs.headline_rows
-        margins = inputs.baseline_predictions.margin[rows, 0]
-        strata = margin_strata(margins)
+        leads = inputs.baseline_predictions.lead[rows, 0]
+        strata = lead_strata(leads)
         parts = [rows[strata == code] for code in range(strata.max() + 1)]
         others = [name for name in view.graded if name not in inputs.headline_families]
         parts += [np.flatnonzero(view.family == name) for name in others]
@@ -64,16 +64,14 @@ class ItemSampler:
         for part in parts:
             keys = [(str(view.task[row]), str(view.item_id[row])) for row in part]
             orders.append([keys[place] for place in random_order(keys, seed=seed)])
-        return cls(size=size, margins=margins, strata=strata, orders=orders)
+        return cls(size=size, leads=leads, strata=strata, orders=orders)
 
     def __post_init__(self) -> None:
-        # Without a variant: a quarter of the answers without a margin may change, none of those with a margin of 1.
-        guess = np.nan_to_num((1 - self.margins) / 4, nan=0.25)
-        mean = np.bincount(self.strata, weights=guess) / self._sizes
+        found = np.nan_to_num(deviations(GUESS, self.leads, self.strata), nan=0.5)
         count = self.size.count
         pilot = PILOT_ITEMS if count is None else math.ceil(PILOT_SHARE * count)
         least = np.minimum(PILOT_FEWEST, self._sizes)
-        self._set(allocate(self._sizes, np.sqrt(mean * (1 - mean)), pilot, drawn=least))
+        self._set(allocate(self._sizes, found, pilot, drawn=least))
 
     @property
     def _sizes(self) -> Int:
@@ -114,10 +112,10 @@ class ItemSampler:
         rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
         before, after = inputs.baseline_predictions, inputs.variant_predictions
         changed = before.correct[rows, 0] != after.correct[rows, 0]
-        margin = before.margin[rows, 0]
-        known = np.isfinite(margin)
-        found = deviations(MarginModel.fit(margin[known], changed[known]), self.margins, self.strata)
-        # Items without a margin are a stratum of their own, whose share of changes is what was seen there.
+        lead = before.lead[rows, 0]
+        known = np.isfinite(lead)
+        found = deviations(ChangeModel.fit(lead[known], changed[known]), self.leads, self.strata)
+        # Items without a lead are a stratum of their own, whose share of changes is what was seen there.
         share = (changed[~known].sum() + 1) / ((~known).sum() + 2)
         found = np.where(np.isnan(found), math.sqrt(share * (1 - share)), found)
         found = np.maximum(found, FLOOR * math.sqrt(float(sizes @ found**2) / sizes.sum()))

@@ -190,7 +190,7 @@ class Items(Records):
 class Draws(Records):
     """How the items of a sample were drawn, one row per item: at random within a stratum.
 
-    Strata are numbered from the smallest margin of the baseline upwards. `stratum_size` counts the stratum's items, of
+    Strata are numbered from the smallest lead of the baseline upwards. `stratum_size` counts the stratum's items, of
     which `drawn` were drawn. `probability` is their quotient, and its inverse the item's weight. Where there is no such
     table, every item was scored.
     """

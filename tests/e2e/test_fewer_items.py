@@ -1,4 +1,4 @@
-"""`evaluate` on items that are drawn by the baseline's margin: known probabilities, resumed rounds, all items at last."""
+"""`evaluate` on items that are drawn by the baseline's lead: known probabilities, resumed rounds, all items at last."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_drawn_items_are_weighted_resumed_and_in_the_end_all_of_them(
     assert found["distance/flips_pct"].n == 60 and found.evaluation_id != every.evaluation_id
     draws = found.records().draws
     assert draws is not None and len(draws) == 60 and found.account is not None
-    assert f"60 of {n} items drawn by the baseline's margin" in found.account.sentence
+    assert f"60 of {n} items drawn by the baseline's lead" in found.account.sentence
     assert found["quality/perplexity"].value == every["quality/perplexity"].value
     assert "every item" in found.not_computed["answer_order"] and len(found.items()) == 60
     # Found again, with what it was computed from.

@@ -69,7 +69,7 @@ def tables(draw: st.DrawFn) -> tuple[Any, Any]:
 
 @given(table=tables(), share=st.floats(0, 1))
 @example(table=([[-1.0]], [[16]]), share=0.0)  # costs may be below 0, and so may their limit
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_choice_is_better(table: tuple[Any, Any], share: float) -> None:
     costs, sizes = (np.array(part) for part in table)
     rows = np.arange(len(costs))

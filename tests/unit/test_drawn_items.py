@@ -1,4 +1,4 @@
-"""Items drawn by the baseline's margin: the sampler, and metrics that weight what was drawn or say why they do not."""
+"""Items drawn by the baseline's lead: the sampler, and metrics that weight what was drawn or say why they do not."""
 
 from dataclasses import replace
 
@@ -146,9 +146,7 @@ def test_the_account_says_how_many_items_were_drawn() -> None:
     drawn, found = drawn_until_enough(SampleSize(count=120))
     account = take_account(found)
     assert account.asked == len(drawn.keys) and account.drawn_from == 440
-    assert (
-        f"{account.asked} of 440 items drawn by the baseline's margin, with probabilities from 0." in account.sentence
-    )
+    assert f"{account.asked} of 440 items drawn by the baseline's lead, with probabilities from 0." in account.sentence
 
 
 def test_items_that_were_drawn_are_not_compared_item_by_item() -> None:

@@ -248,7 +248,7 @@ def test_draws_follow_the_truncated_distribution() -> None:
     assert shares(0.0, 0, 1.0) == [0, 1, 0, 0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     logits=st.lists(st.floats(-30, 30, width=32), min_size=2, max_size=12),
     u=st.floats(0.0, 1.0, exclude_max=True),

@@ -46,7 +46,7 @@ def test_every_reader_takes_its_own_input_and_refuses_what_is_nobodys(name: str)
 def test_an_input_with_a_damage_is_one_clear_error_or_is_still_valid(name: str) -> None:
     reader = readers()[name]
 
-    @settings(max_examples=5 if reader.slow else 60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=5 if reader.slow else 60, suppress_health_check=list(HealthCheck))
     @given(damaged(reader))
     def check(data: bytes) -> None:
         found, error = outcome(reader, data)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
-from mlflow_compress.metrics.core.item_table import top_margin
+from mlflow_compress.metrics.core.item_table import OptionGrid, gold_lead, top_margin
 from mlflow_compress.metrics.judge_scores import turn_scores
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.metrics.order import bias_of, content_consistency, drop_pct, letter_excess
@@ -74,6 +74,17 @@ def test_margin_by_hand():
     # softmax of (ln 6, ln 3, ln 1) is (0.6, 0.3, 0.1): margin 0.3; two equal options: 0; one option: none.
     values = np.array([[np.log(6), np.log(3), 0.0], [1.0, 1.0, -np.inf], [1.0, -np.inf, -np.inf]])
     np.testing.assert_allclose(top_margin(values), [0.3, 0.0, np.nan], atol=1e-12)
+
+
+def test_lead_by_hand():
+    # Right: 1 nat ahead; wrong: 2 behind; by character: (0.5 - 0.3) times the mean of 4 and 10; no other option: none.
+    loglik = np.array([[[-2.0, -3.0, -9.0]], [[-2.0, -4.0, -3.0]], [[-2.0, -3.0, -np.inf]], [[-1.0, -np.inf, -np.inf]]])
+    by_rule = loglik.copy()
+    by_rule[2, 0, :2] = -0.5, -0.3
+    content = np.array([[[0, 1, 2]], [[0, 1, 2]], [[1, 0, 0]], [[0, 0, 0]]])
+    scored = np.isfinite(loglik).all(axis=-1)
+    grid = OptionGrid(loglik=loglik, by_rule=by_rule, content=content, greedy=scored[..., None], scored=scored)
+    np.testing.assert_allclose(gold_lead(grid, np.array([0, 1, 1, 0]))[:, 0], [1.0, 2.0, 1.4, np.nan], atol=1e-12)
 
 
 def test_share_by_bin_by_hand():

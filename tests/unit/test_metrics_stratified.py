@@ -1,4 +1,4 @@
-"""Items drawn from strata: how many of which, weighted estimates, what margins say of changes."""
+"""Items drawn from strata: how many of which, weighted estimates, what leads say of flips."""
 
 import math
 
@@ -10,24 +10,27 @@ from hypothesis import strategies as st
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.estimates import Mean, PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.stats.margin_model import MarginModel, forecast_changes, smallest_kl_to_change
+from mlflow_compress.metrics.stats.change_model import ChangeModel, forecast_changes, smallest_kl_to_change
 from mlflow_compress.metrics.stats.stratified import (
     Design,
     Units,
     allocate,
     as_if_independent,
-    margin_strata,
+    lead_strata,
     weighted_mean,
 )
 
 SETTINGS = MetricSettings(resamples=200)
 
 
-def test_strata_are_quantiles_of_the_margin_and_items_without_one_come_last() -> None:
-    margins = [*np.linspace(0, 1, 20), np.nan, np.nan]
-    found = margin_strata(margins, 4)
-    assert found.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5 + [4, 4]
-    assert margin_strata([0.5] * 7, 4).tolist() == [0] * 7  # equal margins are in one stratum
+def test_strata_have_equal_parts_of_the_expected_spread_and_items_without_a_lead_come_last() -> None:
+    leads = np.array([*np.linspace(0, 9, 400), np.nan, np.nan])
+    found = lead_strata(leads, 4)
+    assert (np.diff(found) >= 0).all() and np.unique(found).tolist() == [0, 1, 2, 3, 4]
+    p = 1 / (1 + np.exp(1 + leads[:400]))
+    parts = np.bincount(found[:400], weights=np.sqrt(p * (1 - p)))
+    assert parts / parts.sum() == pytest.approx(0.25, abs=0.01)
+    assert len(set(lead_strata([0.5] * 7, 4).tolist())) == 1  # equal leads are in one stratum
 
 
 def test_neymans_allocation_follows_size_and_spread_within_its_bounds() -> None:
@@ -151,30 +154,29 @@ def test_intervals_of_drawn_shares_cover_what_they_promise(grouped: bool) -> Non
     assert min(covered.values()) >= 0.93 * 400 and max(covered.values()) <= 0.985 * 400
 
 
-def test_the_margin_model_finds_the_shares_of_changes_and_exists_without_one() -> None:
+def test_the_model_finds_the_shares_of_flips_and_exists_without_one() -> None:
     rng = np.random.default_rng(1)
-    margins = rng.random(4000)
-    t = np.log((1 + margins) / (1 - margins))
-    truth = 1 / (1 + np.exp(0.5 + 2.0 * t))
-    model = MarginModel.fit(margins, rng.random(4000) < truth)
+    leads = rng.exponential(1.5, 4000)
+    truth = 1 / (1 + np.exp(0.5 + 2.0 * leads))
+    model = ChangeModel.fit(leads, rng.random(4000) < truth)
     assert model.level == pytest.approx(-0.5, abs=0.25) and model.slope == pytest.approx(2.0, abs=0.3)
-    assert np.abs(model.probability(margins) - truth).max() < 0.05
-    none = MarginModel.fit(margins[:100], np.zeros(100, dtype=bool)).probability([0.0, 0.5, 1.0])
+    assert np.abs(model.probability(leads) - truth).max() < 0.05
+    none = ChangeModel.fit(leads[:100], np.zeros(100, dtype=bool)).probability([0.0, 1.0, 10.0])
     assert np.isfinite(none).all() and none[0] < 0.3 and none[1] < 0.02 and none[2] < 1e-6
 
 
-def test_a_forecast_has_the_share_of_changes_of_items_that_were_not_run() -> None:
+def test_a_forecast_has_the_share_of_flips_of_items_that_were_not_run() -> None:
     rng = np.random.default_rng(2)
-    margins, others = rng.random(2000), rng.random(800) ** 0.5
+    leads, others = rng.exponential(1.5, 2000), rng.exponential(2.5, 800)
 
-    def changes(m: np.ndarray) -> np.ndarray:
-        return rng.random(len(m)) < 1 / (1 + np.exp(0.5 + 2.0 * np.log((1 + m) / (1 - m))))
+    def flips(x: np.ndarray) -> np.ndarray:
+        return rng.random(len(x)) < 1 / (1 + np.exp(0.5 + 2.0 * x))
 
     held = []
     for _ in range(100):
-        share, (low, high) = forecast_changes(margins, changes(margins), others)
+        share, (low, high) = forecast_changes(leads, flips(leads), others)
         assert low < share < high
-        held.append(low <= changes(others).mean() <= high)
+        held.append(low <= flips(others).mean() <= high)
     assert np.mean(held) >= 0.9
 
 

@@ -46,7 +46,7 @@ def targets_of(plan: Plan) -> Targets:
     return Targets(rows, np.arange(len(rows)) % VOCAB)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tries(), st.integers(1, 40), st.integers(1, 6), st.integers(1, 5), st.booleans(), st.randoms())
 def test_shards_are_what_is_missing_of_a_plan_and_whole_in_themselves(
     given_tries: tuple[list[np.ndarray], list[int]],

@@ -131,7 +131,7 @@ def test_equal_rows_are_exactly_zero() -> None:
     assert result.rbo10.numpy() == pytest.approx(1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.floats(0, 60), st.floats(0, 60), st.integers(0, 100))
 @example(37, 60.0, 59.0, 97)  # rounded, its tv is 1.2e-6 above 1
 def test_identities(vocab: int, scale: float, distance: float, seed: int) -> None:

@@ -95,7 +95,7 @@ def spelled(units: Sequence[PackedBatch | PaddedBatch]) -> list[tuple[int, ...]]
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tries(), st.integers(1, 40), st.integers(1, 6), st.booleans())
 def test_every_scored_position_sees_its_own_tokens(
     trie: tuple[list[Ids], list[int]], batch_tokens: int, min_shared: int, packed: bool
@@ -114,7 +114,7 @@ def test_every_scored_position_sees_its_own_tokens(
         assert key.tobytes() == hashlib.blake2b(raw, digest_size=16).digest()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(tries(), st.integers(1, 40), st.booleans(), st.integers(1, 3))
 def test_split_units_yield_the_same_rows(
     trie: tuple[list[Ids], list[int]], batch_tokens: int, packed: bool, times: int
@@ -138,7 +138,7 @@ def test_split_units_yield_the_same_rows(
     assert spelled(units) == spelled(plan.units)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tries(), st.integers(1, 20), st.integers(1, 10))
 def test_groups_cover_units_and_rows_in_order(
     trie: tuple[list[Ids], list[int]], batch_tokens: int, head_rows: int
@@ -153,7 +153,7 @@ def test_groups_cover_units_and_rows_in_order(
     assert sum(g.n_tokens for g in cut) == plan.n_tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tries(), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_plans_do_not_depend_on_the_order_of_requests(
     trie: tuple[list[Ids], list[int]], batch_tokens: int, random: object
@@ -168,7 +168,7 @@ def test_plans_do_not_depend_on_the_order_of_requests(
         assert (one.keys == two.keys).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tries())
 def test_a_large_enough_pack_computes_each_trie_token_once(trie: tuple[list[Ids], list[int]]) -> None:
     sequences, counts = trie

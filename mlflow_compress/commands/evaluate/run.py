@@ -189,7 +189,7 @@ def evaluate_variant(
 def _on_drawn_items(
     config: EvaluateConfig, suite: Suite, baseline: Baseline, scorer: ModelScorer, states: Any, resume: Path
 ) -> ModelOutputs:
-    """Score a variant on items that are drawn by the baseline's margins."""
+    """Score a variant on items that are drawn by the baseline's leads."""
     assert config.sampling.size is not None
     seed = config.source.seed
     settings = MetricSettings(seed=seed, split_seed=seed)

@@ -26,9 +26,7 @@ class Account:
 
     asked: int  # Items
     again: int = 0  # Of them, questions of another task that are asked again in another form: no more answers to flip
-    drawn_from: int | None = (
-        None  # Items from which these were drawn by the baseline's margin; None where all were asked
-    )
+    drawn_from: int | None = None  # Items from which these were drawn by the baseline's lead; None where all were asked
     smallest_probability: float | None = None  # By which an item was drawn
     groups: int | None = None  # Groups of items that share something; None where every item stands alone
     unscored: Mapping[str, int] = field(default_factory=dict)  # Items without an answer of both models, by reason
@@ -73,7 +71,7 @@ class Account:
         if self.asked:
             if self.drawn_from is not None:
                 least = f", with probabilities from {self.smallest_probability:.2g} to 1, and weighted"
-                parts.append(f"{self.asked:,} of {self.drawn_from:,} items drawn by the baseline's margin{least}")
+                parts.append(f"{self.asked:,} of {self.drawn_from:,} items drawn by the baseline's lead{least}")
             parts.append(self.lacking if self.unscored else f"all {self.asked:,} items scored")
             if self.again:
                 parts.append(f"{self.again:,} of the items are questions asked again in another form")

@@ -267,6 +267,9 @@ class Predictions:
     # p(best) - p(second best) with p the softmax over the options' (normalised) log-likelihoods; NaN elsewhere; shape
     # (n_items, n_permutations)
     margin: Float
+    # Nats by which the right option is ahead of the best other one, or behind it: what must move before the item flips.
+    # It is the difference of what the rule compares times the mean length of both; NaN where there is no margin
+    lead: Float
 
 
 def check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
@@ -357,6 +360,27 @@ def top_margin(values: Float) -> Float:
     return margin
 
 
+def gold_lead(grid: OptionGrid, gold: Int) -> Float:
+    """Return how far the right option is from the best other one in nats, shape (n_items, n_permutations).
+
+    ``|x_g - x_o| (l_g + l_o)/2`` with x what the item's rule compares, l the length that it divides by (1 where it does
+    not), g the right option and o the best of the others. NaN where one of them is missing.
+
+    - `gold` (n_items,): Original index of the right option.
+    """
+    there, right = np.isfinite(grid.by_rule), grid.content == gold[:, None, None]
+    length = np.divide(grid.loglik, grid.by_rule, out=np.ones_like(grid.loglik), where=there & (grid.by_rule != 0))
+    ends = []
+    for some in (there & right, there & ~right):
+        values = np.where(some, grid.by_rule, -np.inf)
+        best = values.argmax(axis=-1)[..., None]
+        ends.append([np.take_along_axis(x, best, axis=-1)[..., 0] for x in (values, length)])
+    (x, a), (y, b) = ends
+    known = np.isfinite(x) & np.isfinite(y)
+    gap = np.subtract(x, y, out=np.full_like(x, np.nan), where=known)
+    return np.asarray(np.abs(gap) * (a + b) / 2, dtype=np.float64)
+
+
 def normalise_answer(text: str) -> str:
     """Return an answer for exact matching: lower case, punctuation and repeated spaces removed.
 
@@ -406,7 +430,7 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
     shape = grid.scored.shape if grid is not None else (len(view), 1)
     scored, correct = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     letter, content = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    margin = np.full(shape, np.nan)
+    margin, lead = np.full(shape, np.nan), np.full(shape, np.nan)
     written = np.isin(view.rule, WRITTEN_RULES)
     if grid is not None:
         values = grid.by_rule
@@ -415,12 +439,14 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
         content = np.take_along_axis(grid.content, letter[..., None], axis=-1)[..., 0]
         greedy = view.rule == "greedy"
         correct = scored & np.where(greedy[:, None], grid.greedy[..., 0], content == view.gold[:, None])
-        margin = np.where(scored & view.chooses[:, None], top_margin(values), np.nan)
+        chosen = scored & view.chooses[:, None]
+        margin = np.where(chosen, top_margin(values), np.nan)
+        lead = np.where(chosen, gold_lead(grid, view.gold), np.nan)
     if run.generations is not None and written.any():
         answered, right = _written(view, run.generations)
         scored[:, 0] |= answered & written
         correct[:, 0] |= right & written
-    return Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin), grid
+    return Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin, lead=lead), grid
 
 
 def option_means(view: ItemTable, distances: OptionDistances | OptionBounds, column: str) -> Float:

@@ -21,8 +21,8 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, compute
 from mlflow_compress.metrics.core.requirements import OF_ITEMS, PREDICTIONS, Requirement
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval
+from mlflow_compress.metrics.stats.change_model import expected_changes
 from mlflow_compress.metrics.stats.intervals import Interval
-from mlflow_compress.metrics.stats.margin_model import expected_changes
 from mlflow_compress.metrics.stats.stratified import Design, Reading, Units
 from mlflow_compress.records import Draws, Generations, MetricResult, OptionScores, RunRecords, align
 
@@ -165,12 +165,12 @@ class MetricInputs:
             return None
         if self.variant is None or PREDICTIONS.missing(self) is not None:
             return design
-        margin = self.baseline_predictions.margin[:, 0]
-        known = np.isfinite(margin) & self.scored_by_both
+        lead = self.baseline_predictions.lead[:, 0]
+        known = np.isfinite(lead) & self.scored_by_both
         changed = self.baseline_predictions.correct[:, 0] != self.variant_predictions.correct[:, 0]
         if not known.any():
             return design
-        return replace(design, changes=expected_changes(margin, changed, known, design.stratum))
+        return replace(design, changes=expected_changes(lead, changed, known, design.stratum))
 
     def units(self, rows: Int) -> Units:
         """Return what estimates of some items must know besides values: their groups, and how they were drawn."""

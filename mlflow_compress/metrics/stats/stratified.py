@@ -1,7 +1,7 @@
 """Items drawn from strata with known probabilities: how many of which stratum, and estimates that weight them.
 
-Items whose answer hardly can change say little about a variant. So the items are sorted into strata by the baseline's
-margin, which is known before a variant is scored, and more are drawn where answers change. An item of a stratum of N_h
+Items that hardly can flip say little about a variant. So the items are sorted into strata by the baseline's lead, which
+is known before a variant is scored, and more are drawn where answers change. An item of a stratum of N_h
 items, of which n_h are drawn, then stands for w = N_h/n_h items.
 
 Every estimate has two readings. "benchmark" is the mean of these N items, of which all are known in the end, so that no
@@ -20,6 +20,7 @@ from scipy import special
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.change_model import GUESS
 from mlflow_compress.metrics.stats.intervals import DesignEffect, are_grouped, design_effect
 
 Reading = Literal["population", "benchmark"]
@@ -36,22 +37,26 @@ At 8 bits, intervals of the benchmark's own accuracy change then hold the truth 
 """
 
 
-def margin_strata(margins: npt.ArrayLike, count: int = N_STRATA) -> Int:
-    """Return the stratum of each item: quantiles of the margin, from 0 upwards, and last the items without one (NaN).
+def lead_strata(leads: npt.ArrayLike, count: int = N_STRATA) -> Int:
+    """Return the stratum of each item: from the smallest lead upwards, and last the items without one (NaN).
 
-    Equal margins are in one stratum.
+    Each stratum has an equal part of the deviation ``sum(sqrt(p (1 - p)))`` that `GUESS` expects: the smaller the lead,
+    the fewer items. Equal leads are in one stratum.
+
+    Source: Dalenius and Hodges, "Minimum variance stratification", JASA 1959.
 
     Examples
     --------
-    >>> margin_strata([0.1, 0.9, 0.2, 0.8, np.nan, np.nan], 2).tolist()
-    [0, 1, 0, 1, 2, 2]
+    >>> lead_strata([0.1, 5.0, 0.2, 4.0, 6.0, 7.0, np.nan, np.nan], 2).tolist()
+    [0, 1, 0, 1, 1, 1, 2, 2]
     """
-    m = np.asarray(margins, dtype=np.float64)
-    there = np.isfinite(m)
-    codes = np.full(len(m), count, dtype=np.int64)
-    if there.any():
-        cuts = np.quantile(m[there], np.arange(1, count) / count)
-        codes[there] = np.searchsorted(cuts, m[there], side="right")
+    x = np.asarray(leads, dtype=np.float64)
+    there = np.isfinite(x)
+    codes = np.full(len(x), count, dtype=np.int64)
+    values, place, n = np.unique(x[there], return_inverse=True, return_counts=True)
+    p = GUESS.probability(values)
+    spread = n * np.sqrt(p * (1 - p)) + 1e-300  # never all 0
+    codes[there] = (count * (np.cumsum(spread) - spread / 2) / spread.sum()).astype(np.int64)[place]
     return np.asarray(np.unique(codes, return_inverse=True)[1], dtype=np.int64)
 
 

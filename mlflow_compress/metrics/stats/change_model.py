@@ -1,4 +1,8 @@
-"""What the baseline's margins say of answers that change: the share of changes by margin, a forecast, a certificate."""
+"""What the baseline's leads say of flips: the share of flips by lead, a forecast, and a certificate.
+
+The lead of an item is how many nats its right option is ahead of the best other one, or behind it
+(`item_table.gold_lead`). A variant flips the item where it moves the two by more than that.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +16,29 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.intervals import Interval, check_level
 
-_MOST = 1 - 1e-6  # margin at which the scale ends: log-odds of 14.5
 _PRIOR, _DEVIATIONS = np.array([-1.0, 0.0]), np.array([0.7, 30.0])  # of level and slope
 _STEPS, _LONGEST = 50, 3.0  # Newton's: at most so many, and none longer
 
 
-def _log_odds(margins: npt.ArrayLike) -> Float:
-    """Return margins as log-odds ``ln((1 + m)/(1 - m))``: of two options, how far their log-likelihoods are apart."""
-    return np.asarray(2 * np.arctanh(np.clip(finite("margins", margins), 0.0, _MOST)), dtype=np.float64)
-
-
 @dataclass(frozen=True)
-class MarginModel:
-    """``P(event) = 1/(1 + exp(slope t - level))``, with t the log-odds ``ln((1 + m)/(1 - m))`` of a margin m."""
+class ChangeModel:
+    """``P(flip) = 1/(1 + exp(slope x - level))`` of an item with a lead of x nats."""
 
     level: float
-    slope: float  # The larger, the faster events become rare with the margin
+    slope: float  # Per nat: the larger, the faster flips become rare with the lead
 
     @classmethod
-    def fit(cls, margins: npt.ArrayLike, events: npt.ArrayLike) -> MarginModel:
-        """Return the model of some items, by maximum likelihood with a weak prior: it is there without an event, too.
+    def fit(cls, leads: npt.ArrayLike, flips: npt.ArrayLike) -> ChangeModel:
+        """Return the model of some items, by maximum likelihood with a weak prior: it is there without a flip, too.
 
-        - `margins`, `events` (n,): The baseline's margin in [0, 1], and whether the answer changed.
+        - `leads`, `flips` (n,): The baseline's lead in nats, and whether the item flipped.
         """
-        return cls._fit(_log_odds(margins), np.asarray(events, dtype=np.float64), _PRIOR)
+        return cls._fit(finite("leads", leads), np.asarray(flips, dtype=np.float64), _PRIOR)
 
     @classmethod
-    def _fit(cls, x: Float, y: Float, begin: Float) -> MarginModel:
-        """Return the model of items with log-odds `x`; Newton's method begins at a level and a slope."""
-        same_length(margins=x, events=y)
+    def _fit(cls, x: Float, y: Float, begin: Float) -> ChangeModel:
+        """Return the model of items with leads `x`; Newton's method begins at a level and a slope."""
+        same_length(leads=x, flips=y)
         at, precision = begin.copy(), np.diag(_DEVIATIONS**-2.0)
         for _ in range(_STEPS):
             p = expit(at[0] - at[1] * x)
@@ -55,18 +53,22 @@ class MarginModel:
                 break
         return cls(float(at[0]), float(at[1]))
 
-    def probability(self, margins: npt.ArrayLike) -> Float:
-        """Return the probability of an event, by item."""
-        return np.asarray(expit(self.level - self.slope * _log_odds(margins)), dtype=np.float64)
+    def probability(self, leads: npt.ArrayLike) -> Float:
+        """Return the probability of a flip, by item; NaN where there is no lead."""
+        return np.asarray(expit(self.level - self.slope * np.asarray(leads)), dtype=np.float64)
 
 
-def expected_changes(margins: Float, changed: Bool, known: Bool, strata: Int) -> Float:
-    """Return for each item the probability of a change that a model of all of them gives its stratum, shape (n,).
+GUESS = ChangeModel(-1.0, 1.0)
+"""What is expected before a variant was looked at."""
 
-    - `margins`, `changed`, `known`, `strata` (n,): An item without a margin, or without an answer, is not `known`; a
+
+def expected_changes(leads: Float, changed: Bool, known: Bool, strata: Int) -> Float:
+    """Return for each item the probability of a flip that a model of all of them gives its stratum, shape (n,).
+
+    - `leads`, `changed`, `known`, `strata` (n,): An item without a lead, or without an answer, is not `known`; a
       stratum of such items has 0.
     """
-    expected = MarginModel.fit(margins[known], changed[known]).probability(margins[known])
+    expected = ChangeModel.fit(leads[known], changed[known]).probability(leads[known])
     codes = np.unique(strata, return_inverse=True)[1]
     sums = np.bincount(codes[known], weights=expected, minlength=codes.max() + 1)
     counts = np.bincount(codes[known], minlength=codes.max() + 1)
@@ -74,30 +76,30 @@ def expected_changes(margins: Float, changed: Bool, known: Bool, strata: Int) ->
 
 
 def forecast_changes(
-    margins: npt.ArrayLike,
-    events: npt.ArrayLike,
+    leads: npt.ArrayLike,
+    flips: npt.ArrayLike,
     others: npt.ArrayLike,
     *,
     level: float = 0.95,
     draws: int = 400,
     seed: int = 0,
 ) -> tuple[float, Interval]:
-    """Return the share of changes to expect among items that were not run, and the interval of what would be seen.
+    """Return the share of flips to expect among items that were not run, and the interval of what would be seen.
 
     The interval has the uncertainty of the model, which is fitted again to items that are drawn again, and the luck of
     the other items. It does not know that other tasks may react in other ways.
 
-    - `margins`, `events` (n,): Of the items that were run: the baseline's margin, and whether the answer changed.
-    - `others` (n_others,): The baseline's margins of the others.
+    - `leads`, `flips` (n,): Of the items that were run: the baseline's lead in nats, and whether they flipped.
+    - `others` (n_others,): The baseline's leads of the others.
     """
     check_level(level)
-    x, y, other = _log_odds(margins), np.asarray(events, dtype=np.float64), _log_odds(others)
-    model = MarginModel._fit(x, y, _PRIOR)
+    x, y, other = finite("leads", leads), np.asarray(flips, dtype=np.float64), finite("others", others)
+    model = ChangeModel._fit(x, y, _PRIOR)
     rng, begin = np.random.default_rng(seed), np.array([model.level, model.slope])
     shares = []
     for _ in range(draws):
         rows = rng.integers(0, len(x), len(x))
-        again = MarginModel._fit(x[rows], y[rows], begin)  # near the model of all: fewer steps from there
+        again = ChangeModel._fit(x[rows], y[rows], begin)  # near the model of all: fewer steps from there
         shares.append(float((rng.random(len(other)) < expit(again.level - again.slope * other)).mean()))
     low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
     return float(expit(model.level - model.slope * other).mean()), Interval(float(low), float(high))
