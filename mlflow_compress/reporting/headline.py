@@ -19,7 +19,7 @@ from mlflow_compress.metrics.kl_tail import (
     TRUSTED_TOP_PCT,
     shows_clipped,
 )
-from mlflow_compress.metrics.noise import SIGNIFICANT
+from mlflow_compress.metrics.noise import SIGNIFICANT, distinguishable
 from mlflow_compress.metrics.stats.significance import OneEnd, holm
 from mlflow_compress.metrics.win_rate import is_biased
 from mlflow_compress.records import MetricResult
@@ -307,19 +307,30 @@ def headline_table(
     return "\n".join([*lines, *([lines[1], *wrapped] if wrapped else [])])
 
 
-def for_users(pooled: Mapping[str, MetricResult]) -> str:
-    """Return one sentence on what users of the model notice; empty where nothing of that kind was measured.
+def noticed(pooled: Mapping[str, MetricResult]) -> list[tuple[MetricKey, MetricResult, bool]]:
+    """Return what users of the model notice and has an interval, each with whether it surely changed.
 
-    What surely changed comes first: p-values by both ends of the paired intervals, after Holm's correction over all.
+    That takes p-values by both ends of the paired intervals, after Holm's correction over all, and where there is a
+    noise floor of it, more than that.
     """
-    noticed = [(declared, pooled[name]) for name, declared in all_keys().items() if declared.noticed and name in pooled]
-    found = [(declared, result) for declared, result in noticed if result.low is not None and result.high is not None]
+    there = [(declared, pooled[name]) for name, declared in all_keys().items() if declared.noticed and name in pooled]
+    found = [(declared, result) for declared, result in there if result.low is not None and result.high is not None]
+    adjusted = holm([_p_value(*one) for one in found]).tolist() if found else []
+    changed = []
+    for (declared, result), p in zip(found, adjusted, strict=True):
+        floor = None if declared.is_difference else pooled.get(str(declared.floor))
+        changed.append((declared, result, p < SIGNIFICANT and (floor is None or distinguishable(result, floor))))
+    return changed
+
+
+def for_users(pooled: Mapping[str, MetricResult]) -> str:
+    """Return one sentence on what users of the model notice, first what surely changed; empty where it is unknown."""
+    found = noticed(pooled)
     if not found:
         return ""
-    raw = [_p_value(*one) for one in found]
     changed, others = [], []
-    for (declared, result), p in zip(found, holm(raw).tolist(), strict=True):
-        if p < SIGNIFICANT:
+    for declared, result, sure in found:
+        if sure:
             text = interval_text(result, scale_of(declared.unit), difference=declared.is_difference)
             changed.append(f"{declared.noticed} {text}")
         else:

@@ -12,10 +12,9 @@ from mlflow_compress.metrics.health import DELTA as DEFECTS
 from mlflow_compress.metrics.health import WORST_SLICE as WORST_DEFECTS
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED, shows_clipped
 from mlflow_compress.metrics.long_context import SLOPE
-from mlflow_compress.metrics.noise import distinguishable
 from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, WORST_KL
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.headline import only_generated
+from mlflow_compress.reporting.headline import noticed, only_generated
 from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, decimals, interval_text, plain, scale_of, size_text
 
 UNCOMPRESSED = "none"
@@ -129,11 +128,9 @@ def _kl(pooled: Mapping[str, MetricResult]) -> str:
 
 
 def _growth(pooled: Mapping[str, MetricResult]) -> str:
-    """Return how the KL grows in long contexts, where it surely grows, and more than the noise floor; else nothing."""
-    slope, floor = pooled.get(SLOPE.name), pooled.get(str(SLOPE.floor))
-    if slope is None or slope.low is None or slope.low <= 0.0:
-        return ""
-    if floor is not None and not distinguishable(slope, floor):
+    """Return how the KL grows in long contexts, where that is among what surely changed for users; else nothing."""
+    slope = next((result for declared, result, sure in noticed(pooled) if sure and declared.name == SLOPE.name), None)
+    if slope is None or slope.value <= 0.0:
         return ""
     return f" and grows by {interval_text(slope, NATS, difference=False)} with each 1,000 tokens of a long context"
 
