@@ -1,4 +1,4 @@
-"""Top margins: the baseline's confidence in the answers that a variant changes, and distances by that confidence."""
+"""The baseline's confidence in the answers that a variant changes, distances by it, and what cannot have changed."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,21 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.estimates import Estimates, Mean, by_subset
+from mlflow_compress.metrics.core.estimates import Estimates, Mean, Proportion, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
-from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, TOKEN_DISTANCES, TOKEN_SCORES
+from mlflow_compress.metrics.core.requirements import (
+    ITEMS,
+    OPTION_DISTANCES,
+    OPTION_SCORES,
+    TOKEN_DISTANCES,
+    TOKEN_SCORES,
+    family,
+)
 from mlflow_compress.metrics.perplexity import corpus_confidence
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
+from mlflow_compress.metrics.stats.change_model import smallest_kl_to_change
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
 
@@ -145,3 +153,37 @@ def margins(inputs: MetricInputs) -> list[MetricResult]:
 
     scored = np.logical_and.reduce([np.isfinite(model.margin[:, 0]) for model, *_ in models])
     return by_subset(inputs, means, scored=scored, families=inputs.view.choice)
+
+
+CERTAIN = MetricKey.percent(
+    "distance/certain_pct",
+    "higher",
+    "Share of lettered items whose KL is smaller than any change of their answer needs: certainly unchanged.",
+    by_category=False,
+)
+
+
+@METRICS.register("certain")
+@metric(
+    keys=(CERTAIN,),
+    requires=(ITEMS, OPTION_SCORES, OPTION_DISTANCES, family("lettered")),
+    source="ours; the bound follows from the convexity of the KL, see `smallest_kl_to_change`",
+    weighted=True,
+)
+def certain(inputs: MetricInputs) -> list[MetricResult]:
+    """``100 mean(KL < b(p))`` over lettered items, b the smallest KL of any distribution with another first letter.
+
+    p are the baseline's probabilities of the letters, of one token each, over the vocabulary, as the KL is. The KL is
+    raised by a thousandth and 1e-6 nats first, more than its rounding. It is a bound, no estimate: other items need not
+    have changed.
+    """
+    grid, kl = inputs.grid("baseline"), inputs.distance("kl")
+
+    def share(rows: Int) -> Estimates:
+        p = np.exp(grid.loglik[rows, 0])
+        p /= np.maximum(p.sum(axis=1, keepdims=True), 1.0)  # by rounding, letters can have more than everything
+        below = 1.001 * kl[rows] + 1e-6 < smallest_kl_to_change(p)
+        return {CERTAIN: Proportion.of(below, inputs.units(rows))}
+
+    scored = inputs.scored_by_both & np.isfinite(kl)
+    return by_subset(inputs, share, scored=scored, families=("lettered",))

@@ -135,6 +135,7 @@ SINGLE = {
     "speed/memory_peak_mb",
 }
 ALONE = {
+    "distance/certain_pct",  # of identical models, an answer whose best letters are nearly alike is not certain
     "distance/kl_items",
     "distance/kl_share_top_item_pct",  # of identical models none exists: every KL is 0
     "distance/kl_share_top_percent_pct",

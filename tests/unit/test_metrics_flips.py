@@ -4,6 +4,7 @@ Answer order and judge scores, by hand.
 """
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,10 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.core.item_table import OptionGrid, gold_lead, top_margin
 from mlflow_compress.metrics.judge_scores import turn_scores
-from mlflow_compress.metrics.margins import share_by_bin
+from mlflow_compress.metrics.margins import certain, share_by_bin
 from mlflow_compress.metrics.order import bias_of, content_consistency, drop_pct, letter_excess
 from mlflow_compress.metrics.stats.significance import count_flips
-from mlflow_compress.records import Items, Judgments, OptionScores, RunRecords
+from mlflow_compress.records import Items, Judgments, OptionDistances, OptionScores, RunRecords
 from mlflow_compress.reporting.details import (
     answers_by_margin,
     flips_by_category,
@@ -85,6 +86,23 @@ def test_lead_by_hand():
     scored = np.isfinite(loglik).all(axis=-1)
     grid = OptionGrid(loglik=loglik, by_rule=by_rule, content=content, greedy=scored[..., None], scored=scored)
     np.testing.assert_allclose(gold_lead(grid, np.array([0, 1, 1, 0]))[:, 0], [1.0, 2.0, 1.4, np.nan], atol=1e-12)
+
+
+def test_certain_answers_by_hand():
+    # p = (0.6, 0.4) allows a KL below 0.6 ln 1.2 + 0.4 ln 0.8 = 0.0201 nats.
+    full = metric_records.inputs(40)
+    assert full.variant is not None and full.variant.option_distances is not None
+    rows = full.baseline.option_scores.table.to_pylist()
+    for row in rows:
+        row["loglik"] = math.log({0: 0.6, 1: 0.4}.get(row["option"], 1e-9))
+    near = full.variant.option_distances.table.to_pylist()
+    ids = sorted({row["item_id"] for row in near if row["task"] == "mmlu"})
+    for row in near:
+        row["kl"] = 0.0200 if row["item_id"] in ids[:10] else 0.0202
+    baseline = replace(full.baseline, option_scores=OptionScores.from_rows(rows))
+    variant = replace(full.variant, option_distances=OptionDistances.from_rows(near))
+    found = {r.task: r for r in certain.compute(replace(full, baseline=baseline, variant=variant))}
+    assert found["mmlu"].n == len(ids) and found["mmlu"].value == pytest.approx(100 * 10 / len(ids))
 
 
 def test_share_by_bin_by_hand():
