@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mlflow_compress import demo
+from mlflow_compress.commands.search import repair as repair_module
 from mlflow_compress.commands.search.command import search
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.repair import Refused, next_choice, raised_recipe, require_repairable, wanted_kl
@@ -18,6 +19,7 @@ from mlflow_compress.config.policy import KlBounds, MetricGate, Policy
 from mlflow_compress.decide.cost_table import CostTable, StoredSizes
 from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models.gguf_file import StoredTensor
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.tracking.store import RunLink
 
@@ -109,8 +111,22 @@ def test_layers_are_raised_to_eight_bits_of_their_own_method_or_of_rtn() -> None
     raised = refused("nvfp4").raised
     assert raised is not None and (raised["method"], raised["bits"], raised["group_size"]) == ("rtn", 8, "channel")
     assert refused("w8a8").raised is None  # they can only stay as they are
-    require_repairable(refused("nvfp4"))
-    require_repairable(refused("w8a8"))
+    for method, more in (("awq", "awq"), ("gguf", "gguf"), ("gguf-k", "gguf"), ("mxfp4", "rtn"), ("w4afp8", "rtn")):
+        raised = refused(method).raised
+        assert raised is not None and (raised["method"], raised["bits"]) == (more, 8)
+    for method in ("nvfp4", "w8a8", "awq", "gguf", "fp8-block"):
+        require_repairable(refused(method))
+
+
+def test_a_k_quants_recipe_has_the_type_of_each_layer_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = SOURCE.linear
+    types = {first: "Q6_K", **dict.fromkeys(others, "Q4_K")}
+    headers = {f"{name}.weight": StoredTensor(kind, (256, 256), 1) for name, kind in types.items()}
+    monkeypatch.setattr(repair_module, "read_headers", lambda folder: headers)
+    manifest: Any = SimpleNamespace(method="gguf-k", settings=method_config("gguf-k", bits=4, mix="M").settings())
+    recipe = repair_module._recipe_of(manifest, "", SOURCE)
+    assert recipe.layers == {first: "gguf-k:6", **dict.fromkeys(others, "gguf-k:4")}
+    assert [(one["bits"], one["mix"]) for _, one in sorted(recipe.formats.items())] == [(4, "pure"), (6, "pure")]
 
 
 def test_a_recipe_keeps_what_is_not_raised() -> None:
@@ -125,10 +141,27 @@ def test_a_recipe_keeps_what_is_not_raised() -> None:
     assert [again.layers[name] for name in names[:4]] == ["rtn", "rtn:8", "none", "rtn:8"]
 
 
-@pytest.mark.parametrize("method", ["magnitude", "kv-cache", "bnb-nf4"])
-def test_what_cannot_be_mixed_is_refused_with_the_methods_that_can(method: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"a {method} cannot be repaired: Method '{method}'.*gptq.*nvfp4.*rtn"):
-        require_repairable(refused(method))
+CANNOT = "cannot be applied to some layers only.*gptq.*nvfp4.*rtn"
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "target", "why"),
+    [
+        ("magnitude", {}, "any", CANNOT),
+        ("kv-cache", {}, "any", CANNOT),
+        ("bnb-nf4", {}, "any", CANNOT),
+        ("hqq", {}, "any", CANNOT),
+        ("gptq", {"backend": "gptqmodel"}, "any", CANNOT),
+        ("gguf", {"embeddings": True}, "any", "formats of linear layers only"),
+        ("awq", {"bits": 4}, "vllm-cpu", "CPU.*not 8"),
+        ("nvfp4", {}, "llama.cpp", "llama.cpp does not read"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(method: str, settings: dict[str, Any], target: str, why: str) -> None:
+    one = refused(method, **settings)
+    one.main.compression.target = target
+    with pytest.raises(UnsupportedError, match=rf"a {method} cannot be repaired: .*{why}"):
+        require_repairable(one)
 
 
 def trial(name: str, role: Any, size: int, *failed: str) -> RepairTrial:

@@ -35,8 +35,10 @@ from mlflow_compress.commands.sweep.make_variant import parent_run
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import Combination, prepare_sweep
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.compression.gguf_model import ForTensors
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
+from mlflow_compress.compression.methods.gguf import Gguf
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE
 from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe
 from mlflow_compress.compression.pipeline import reload_helper
@@ -85,7 +87,7 @@ class Refused:
         """Method and settings of the 8 bits that its layers can get; None where they have as many already.
 
         They are those of its own method. A method of llm-compressor that has no 8 bits shares its checkpoint with
-        `rtn`, one scale per row, which every layer can have.
+        `rtn`, one scale per row, which every layer can have; K-quants share their GGUF file with Q8_0.
         """
         used = Counter(name for name in self.recipe.layers.values() if name != KEPT)
         settings = [self.recipe.formats[name] for name, _ in used.most_common()]
@@ -96,6 +98,9 @@ class Refused:
             return {**first, "bits": MORE_BITS}
         if isinstance(method, ForLayers) and not method.rescales:
             return {"method": "rtn", **method_config("rtn", bits=MORE_BITS, group_size="channel").settings()}
+        if isinstance(method, ForTensors):
+            native = bool(first.get("native", False))
+            return {"method": Gguf.name, **method_config(Gguf.name, bits=MORE_BITS, native=native).settings()}
         return None
 
     def variant(self, settings: Mapping[str, Any]) -> Combination:
@@ -183,8 +188,17 @@ def _recipe_of(manifest: CheckpointManifest, folder: str, source: SourceModel) -
     if manifest.method == MIXED:
         return MixedRecipe.read(Path(folder) / RECIPE_FILE)
     own = {name: value for name, value in manifest.settings.items() if name not in CalibratedConfig.model_fields}
-    name = f"{manifest.method}:{own['bits']}" if "bits" in own else manifest.method
-    return MixedRecipe(formats={name: {"method": manifest.method, **own}}, layers=dict.fromkeys(source.linear, name))
+    bits = dict.fromkeys(source.linear, own.get("bits"))
+    if fixed := METHODS.get(manifest.method).for_single_layers:  # a K-quant's file has several types
+        tensors = read_headers(Path(folder))
+        bits = {layer: int(tensors[f"{layer}.weight"].dtype[1]) for layer in source.linear}  # "Q4_K"
+        own |= fixed
+    layers = {layer: manifest.method if n is None else f"{manifest.method}:{n}" for layer, n in bits.items()}
+    formats = {
+        layers[layer]: {"method": manifest.method, **own, **({} if n is None else {"bits": n})}
+        for layer, n in bits.items()
+    }
+    return MixedRecipe(formats=formats, layers=layers)
 
 
 def require_repairable(refused: Refused) -> None:
