@@ -1,11 +1,12 @@
 """Attention that reads keys and values as a quantized cache would return them, for every token of a text at once."""
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from mlflow_compress.errors import UnsupportedError
@@ -96,29 +97,32 @@ class QuantizedCache:
         seen = mask.any(-2)[:, 0]  # (batch, keys); padding is seen by nobody
         number = torch.where(seen, seen.cumsum(-1) - 1, -1).expand(key.shape[0], -1)
         present = torch.where(mask, number[:, None, None], -1).amax(-1, keepdim=True)  # number of the query's own token
-        (rounded_keys, plain_keys), (rounded_values, plain_values) = (
+        both_keys, both_values = (
             self._read(rounding, vectors, number, present)
             for rounding, vectors in ((self.keys, key), (self.values, value))
         )
-        heads = query.shape[1] // key.shape[1]
-        key, rounded_keys, value, rounded_values = (
-            repeat_kv(x, heads) for x in (key, rounded_keys, value, rounded_values)
-        )
-        scale = options.get("scaling") or query.shape[-1] ** -0.5
-        scores = torch.where(plain_keys, query @ key.mT, query @ rounded_keys.mT).float() * scale
-        # A row that sees nothing is padding. With -inf it would become NaN, which a weight of 0 does not remove.
-        weights = scores.masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1).to(value.dtype)
-        out = (weights * plain_values) @ value + (weights * ~plain_values) @ rounded_values
-        return out.transpose(1, 2).contiguous(), None
+        # Every key stands in the list once for each way in which some query reads it and its value.
+        ways = [
+            (keys, values, seen)
+            for (keys, by_key), (values, by_value) in product(both_keys, both_values)
+            if (seen := mask & by_key & by_value).any()
+        ]
+        key, value = (torch.cat([way[i] for way in ways], dim=2) for i in (0, 1))
+        mask = torch.cat([seen.expand(key.shape[0], -1, -1, -1) for *_, seen in ways], dim=-1)
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
 
-    def _read(self, rounding: Rounding, vectors: Tensor, number: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rounded vectors, and which of them each query reads as they are, shape (batch, 1, queries, keys)."""
+    def _read(
+        self, rounding: Rounding, vectors: Tensor, number: Tensor, present: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return rounded vectors and the plain ones, each with what reads them, shape (batch, 1, queries, keys)."""
         number_of_key = number[:, None, None]
         written = present - self.residual  # number of the last token that is not among the latest
         if rounding.per == "token":
-            return rounding.by_token(vectors), number_of_key > written
-        last_of_group = (number_of_key // rounding.group + 1) * rounding.group - 1
-        return rounding.by_channel(vectors, number), last_of_group > written
+            rounded, plain = rounding.by_token(vectors), number_of_key > written
+        else:
+            rounded = rounding.by_channel(vectors, number)
+            plain = (number_of_key // rounding.group + 1) * rounding.group - 1 > written
+        return [(rounded, ~plain), (vectors, plain)]
 
 
 def quantize_cache(model: Any, cache: QuantizedCache) -> None:
