@@ -30,7 +30,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
-from tests.unit.test_generate_resume import INSTRUCTIONS
+from tests.unit.test_generate_matches import INSTRUCTIONS
 
 CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8, shard_seconds=0.0)
 ANSWERS = GenerationConfig(max_new_tokens=12, samples=3, batch_rows=4)
