@@ -3,8 +3,7 @@
 Run it after a change of a command or its parameters; a test fails while the file differs.
 """
 
-from __future__ import annotations
-
+import ast
 import inspect
 import textwrap
 from collections.abc import Callable
@@ -73,19 +72,33 @@ def parameter_type(name: str, declared: FieldInfo) -> str:
     return " | ".join(sorted(dict.fromkeys(types), key=lambda text: text == "None"))
 
 
+def _written(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the types that stand in the function itself, as they are written there, by parameter, and of `return`."""
+    node = ast.parse(inspect.getsource(function)).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    given = node.args
+    types = {one.arg: one.annotation for one in (*given.args, *given.kwonlyargs, given.vararg) if one is not None}
+    texts = {"return": node.returns, **types}
+    return {
+        name: str(kind.value) if isinstance(kind, ast.Constant) else ast.unparse(kind)
+        for name, kind in texts.items()
+        if kind is not None
+    }
+
+
 def function_text(function: Callable[..., Any], declared: dict[str, FieldInfo]) -> str:
     """Return a function of the front door with every parameter of its command written out."""
+    written = _written(function)
     lines, star = [], False
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            lines.append(f"*{name}: {parameter.annotation}")
+            lines.append(f"*{name}: {written[name]}")
             star = True
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             lines.append("*")
             star = True
-        written = isinstance(parameter.annotation, str)  # in the function itself
-        kind = parameter.annotation if written else parameter_type(name, declared[name])
+        kind = written[name] if name in written else parameter_type(name, declared[name])
         default = "" if parameter.default is parameter.empty else f" = {_literal(parameter.default)}"
         lines.append(f"{name}: {kind}{default}")
     doc = (inspect.getdoc(function) or "").partition("\nRaises\n")[0].partition("\nExamples\n")[0].rstrip()
@@ -93,7 +106,7 @@ def function_text(function: Callable[..., Any], declared: dict[str, FieldInfo]) 
     return (
         f"def {function.__name__}(\n"
         + "".join(f"    {line},\n" for line in lines)
-        + f") -> {inspect.signature(function).return_annotation}:\n"
+        + f") -> {written['return']}:\n"
         + textwrap.indent(f'"""{doc}{closing}"""', "    ", lambda line: bool(line.strip()))
         + "\n"
     )

@@ -1,7 +1,5 @@
 """What a command is, and the registry of all: command line, Python, projects, `resume` and docs read it there."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap
@@ -106,7 +104,7 @@ def register_command(
     return decorate
 
 
-def described_option(declared: FieldInfo) -> str:
+def described_option(declared: "FieldInfo") -> str:
     """Return a parameter's one-line help: what it is, the words that it takes, and its default."""
     words = " | ".join(choices(declared))
     return f"{declared.description} {f'({words}) ' if words else ''}[{as_typed(declared.default)}]"
@@ -264,7 +262,7 @@ def _inputs(store: StoreLike) -> Path:
     return home(FOLDER_SCHEME + str(Path(store).resolve())) / "inputs"
 
 
-def opened_store(store: StoreLike, config: Parameters | None = None) -> Store | None:
+def opened_store(store: StoreLike, config: Parameters | None = None) -> "Store | None":
     """Return the folder that keeps runs, or None for MLflow's tracking store, which a stage opens after its checks."""
     if store is None:
         return None

@@ -1,7 +1,5 @@
 """The command by which a reviewer lets a promotion happen."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import Positional, configured, path_text, register_command
@@ -32,7 +30,7 @@ class ApproveConfig(Parameters):
     project=False,
     positional=Positional("version", "VERSION", "the version that waits"),
 )
-def approve(version: int | str | None = None, **parameters: Any) -> Approval:
+def approve(version: int | str | None = None, **parameters: Any) -> "Approval":
     """Return who has the alias now, after a reviewer's approval has moved it.
 
     Parameters

@@ -1,7 +1,5 @@
 """The commands that list what there is: methods, tasks, the policy."""
 
-from __future__ import annotations
-
 from os import fspath
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @register_command("methods", about="List the compression methods and what each supports.", place=20, project=False)
-def methods() -> Listing:
+def methods() -> "Listing":
     """Return the compression methods that are installed, and what each supports.
 
     Examples
@@ -32,7 +30,7 @@ def methods() -> Listing:
     place=21,
     project=False,
 )
-def tasks() -> Listing:
+def tasks() -> "Listing":
     """Return the named tasks: source, licence, items, shots, rule, and the hash of the definition.
 
     Examples

@@ -1,7 +1,5 @@
 """The command that compares two evaluations, and the function that loads one."""
 
-from __future__ import annotations
-
 from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +26,8 @@ SIDE = "run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/g
     ),
 )
 def compare(
-    baseline: Evaluation | PathOrText, variant: Evaluation | PathOrText, *, store: StoreLike = None
-) -> Comparison:
+    baseline: "Evaluation | PathOrText", variant: "Evaluation | PathOrText", *, store: StoreLike = None
+) -> "Comparison":
     """Return accuracy, flips and McNemar's test of two evaluations, from what they left on disk: no model is loaded.
 
     Parameters
@@ -63,7 +61,7 @@ def compare(
     return compare_sources(left, right, opened_store(store))
 
 
-def load(source: PathOrText, *, store: StoreLike = None) -> Evaluation:
+def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":
     """Return an evaluation that was made before.
 
     Parameters

@@ -1,7 +1,5 @@
 """The command that says where a variant's movement comes from."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import (
@@ -40,12 +38,12 @@ if TYPE_CHECKING:
     ),
 )
 def diagnose(
-    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
+    checkpoint: "CompressedModel | ModelInMemory | PathOrText | None" = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
     **parameters: Any,
-) -> Diagnosis:
+) -> "Diagnosis":
     """Return how far each group of a variant's weights moves its baseline, and on which text the variant moves.
 
     One group at a time (q/k/v, o, gate/up, down, ...) replaces the baseline's, and the KL of the final distributions is

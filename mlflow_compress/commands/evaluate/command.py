@@ -1,7 +1,5 @@
 """The command that measures a variant against its baseline."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import (
@@ -41,12 +39,12 @@ if TYPE_CHECKING:
     ),
 )
 def evaluate(
-    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
+    checkpoint: "CompressedModel | ModelInMemory | PathOrText | None" = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
     **parameters: Any,
-) -> Evaluation:
+) -> "Evaluation":
     """Return every metric of a compressed checkpoint against its baseline, on the same items, with intervals.
 
     The baseline is evaluated once per store and found again; so is a checkpoint that was evaluated before.

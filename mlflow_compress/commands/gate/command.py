@@ -1,7 +1,5 @@
 """The command that decides on a checkpoint, after no more items than that takes."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import (
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
     first=("model", "checkpoint", "policy", "tasks", "limit", "error", "block", "output", "device", "dtype"),
 )
 def gate(
-    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
+    checkpoint: "CompressedModel | ModelInMemory | PathOrText | None" = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
     **parameters: Any,
-) -> GateVerdict:
+) -> "GateVerdict":
     """Return whether a checkpoint passes a policy, after no more items than that takes.
 
     Items are scored in random blocks, until every gate is decided or one has failed.

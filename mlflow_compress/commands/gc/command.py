@@ -1,7 +1,5 @@
 """The command that clears a shared store."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import configured, register_command
@@ -20,7 +18,7 @@ class GcConfig(Parameters):
 
 
 @register_command("gc", GcConfig, place=27, project=False)
-def gc(**parameters: Any) -> Retention:
+def gc(**parameters: Any) -> "Retention":
     """Return which runs of MLflow's store may be deleted, what that frees, and why the others stay.
 
     A run stays with a registered version, a receipt or a decision, and with every run that such a run needs.

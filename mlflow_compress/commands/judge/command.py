@@ -1,7 +1,5 @@
 """The command that compares and grades answers."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import (
@@ -41,12 +39,12 @@ if TYPE_CHECKING:
     ),
 )
 def judge(
-    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
+    checkpoint: "CompressedModel | ModelInMemory | PathOrText | None" = None,
     *,
     store: StoreLike = None,
     progress: Say | None = None,
     **parameters: Any,
-) -> AnswerEvaluation:
+) -> "AnswerEvaluation":
     """Return how similar, and how good, the answers of a checkpoint and its baseline to the same instructions are.
 
     Parameters

@@ -1,7 +1,5 @@
 """The command that makes and measures one variant."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import Say, configured, register_command, silent
@@ -33,7 +31,7 @@ _OF_LATER_STAGES = (
     resumable=True,
     first=("model", "method", "bits", "group_size", "checkpoint", "tasks", "limit", "device", "judge", "judge_model"),
 )
-def run(*, progress: Say | None = None, **parameters: Any) -> VariantRun:
+def run(*, progress: Say | None = None, **parameters: Any) -> "VariantRun":
     """Return what compression, evaluation and judge of one variant found, after logging it as MLflow runs.
 
     This is ``mlflow-compress main``: the stages are MLflow projects, children of one run with report and figures.

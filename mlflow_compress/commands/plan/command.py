@@ -1,7 +1,5 @@
 """The command that says what every stage would cost."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -66,7 +64,7 @@ class PlanConfig(Parameters):
 
 
 @register_command("plan", PlanConfig, place=17, project=False)
-def plan(**parameters: Any) -> CostPlan:
+def plan(**parameters: Any) -> "CostPlan":
     """Return what every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run.
 
     Only the model's configuration and tokenizer are read, so that the plan of a model of any size takes the time that

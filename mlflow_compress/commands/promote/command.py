@@ -1,7 +1,5 @@
 """The commands that move an alias, move it back, and say who had it."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import configured, register_command
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @register_command("promote", PromoteConfig, place=7, resumable=True, decides=True)
-def promote(**parameters: Any) -> Promotion:
+def promote(**parameters: Any) -> "Promotion":
     """Return the decision on all variants of one evaluation, after moving the alias in MLflow's model registry.
 
     With ``dry_run=True`` the decision is returned, and nothing is written.
@@ -53,7 +51,7 @@ def promote(**parameters: Any) -> Promotion:
 
 
 @register_command("rollback", RollbackConfig, place=8)
-def rollback(**parameters: Any) -> Rollback:
+def rollback(**parameters: Any) -> "Rollback":
     """Return who has the alias again, after moving it back to the version that had it before.
 
     A second rollback undoes the first.
@@ -80,7 +78,7 @@ def rollback(**parameters: Any) -> Rollback:
 
 
 @register_command("history", HistoryConfig, place=16, project=False)
-def history(**parameters: Any) -> AliasHistory:
+def history(**parameters: Any) -> "AliasHistory":
     """Return who had an alias when, by which decision and policy, newest first.
 
     **parameters

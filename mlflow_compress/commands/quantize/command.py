@@ -1,7 +1,5 @@
 """The command that compresses."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import StoreLike, configured, opened_store, register_command
@@ -14,8 +12,8 @@ if TYPE_CHECKING:
 
 @register_command("quantize", QuantizeConfig, place=2, project_alone=True, resumable=True)
 def compress(
-    model: str | ModelInMemory = "demo", method: str = "awq", *, store: StoreLike = None, **parameters: Any
-) -> CompressedModel:
+    model: "str | ModelInMemory" = "demo", method: str = "awq", *, store: StoreLike = None, **parameters: Any
+) -> "CompressedModel":
     """Return a compressed checkpoint, which was loaded again in a fresh process and computes what it should.
 
     Parameters

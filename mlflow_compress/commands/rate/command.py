@@ -1,7 +1,5 @@
 """The commands for blind ratings by people."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -53,8 +51,8 @@ class RatingsConfig(Parameters):
     short={"output": "-o"},
 )
 def blind(
-    run: AnswerEvaluation | VariantRun | str | None = None, *, store: StoreLike = None, **parameters: Any
-) -> BlindSheet:
+    run: "AnswerEvaluation | VariantRun | str | None" = None, *, store: StoreLike = None, **parameters: Any
+) -> "BlindSheet":
     """Return a blind sheet: both models' answers in hidden order, for people to rate.
 
     Parameters
@@ -94,7 +92,7 @@ def blind(
     place=14,
     positional=Positional("files", "FILE", "CSV files, one per rater"),
 )
-def ratings(*files: PathOrText, store: StoreLike = None, **parameters: Any) -> HumanRatings:
+def ratings(*files: PathOrText, store: StoreLike = None, **parameters: Any) -> "HumanRatings":
     """Return what raters prefer: the variant's win rate with its interval, and how far the raters agree.
 
     Parameters

@@ -1,7 +1,5 @@
 """The commands that write a receipt of an evaluation, check one, show one, and compare two."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +40,7 @@ def export(
     key: PathOrText | None = None,
     records: bool = True,
     store: StoreLike = None,
-) -> Receipt:
+) -> "Receipt":
     """Return the receipt of the evaluation of a main run or an evaluate run, after writing it to `output`.
 
     `policy` is a file, or None for the default policy. `key` is the PEM file of an Ed25519 private key; without it the
@@ -79,7 +77,7 @@ def export(
         Argument(("--recompute",), {"action": "store_true", "help": "compute every number again from the records"}),
     ),
 )
-def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: bool = False) -> Receipt:
+def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: bool = False) -> "Receipt":
     """Return a receipt whose signature and digests are right; anything else is a `DataError`.
 
     A signed receipt needs the PEM file of the signer's public key as `key`; an unsigned one fails with a key.
@@ -106,7 +104,7 @@ def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: boo
         _SIGNER,
     ),
 )
-def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | None = None) -> Receipt:
+def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | None = None) -> "Receipt":
     """Return a receipt, checked as `verify` does, after writing card.md, pull-request.md and badge.svg into a folder.
 
     `card.md` is a section of a model card whose front matter has the figures as `model-index`, which the Hub shows.
@@ -142,7 +140,7 @@ def hub_folder(
     policy: PathOrText | None = None,
     key: PathOrText | None = None,
     store: StoreLike = None,
-) -> Receipt:
+) -> "Receipt":
     """Return the receipt of a run's evaluation, after writing its checkpoint into a folder that can be uploaded.
 
     The folder has the checkpoint's files, the base's licence as far as its folder says one, ``README.md``, a model
@@ -181,7 +179,7 @@ def hub_folder(
 )
 def compare_receipts(
     first: PathOrText, second: PathOrText, *, key: PathOrText | None = None, other_key: PathOrText | None = None
-) -> ReceiptComparison:
+) -> "ReceiptComparison":
     """Return two receipts side by side, after checking both as `verify` does, and recomputing those with records.
 
     They must have one evaluation id; otherwise an `AlignmentError` says in what their evaluations differ.

@@ -1,7 +1,5 @@
 """The command that puts variants side by side."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import Positional, configured, path_text, register_command
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     positional=Positional("runs", "RUN", "main runs, or a sweep's run"),
     short={"output": "-o"},
 )
-def report(*runs: str, **parameters: Any) -> VariantsReport:
+def report(*runs: str, **parameters: Any) -> "VariantsReport":
     """Return the variants of one evaluation side by side, after writing one page that compares them.
 
     The page is one HTML file, which opens from disk and in MLflow's artifact view, and loads nothing.

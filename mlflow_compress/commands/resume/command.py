@@ -1,7 +1,5 @@
 """The command that does again what did not end."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import Say, configured, register_command, silent
@@ -18,7 +16,7 @@ class ResumeConfig(Parameters):
 
 
 @register_command("resume", ResumeConfig, place=15)
-def resume(*, progress: Say | None = None, **parameters: Any) -> Resumed:
+def resume(*, progress: Say | None = None, **parameters: Any) -> "Resumed":
     """Return what became of the commands that had not ended, after doing them again.
 
     A command that is killed, or that waits for the tracking server in vain, leaves a note on its machine. What it has

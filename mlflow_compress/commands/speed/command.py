@@ -1,7 +1,5 @@
 """The command that measures speed."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import PathOrText, StoreLike, configured, opened_store, register_command
@@ -15,11 +13,11 @@ if TYPE_CHECKING:
 
 @register_command("speed", SpeedConfig, place=6, project_alone=True, resumable=True)
 def speed(
-    checkpoint: CompressedModel | ModelInMemory | PathOrText | None = None,
+    checkpoint: "CompressedModel | ModelInMemory | PathOrText | None" = None,
     *,
     store: StoreLike = None,
     **parameters: Any,
-) -> SpeedMeasurement:
+) -> "SpeedMeasurement":
     """Return how fast a checkpoint is beside its baseline, in the runtime that computes with its format.
 
     Both are loaded in that runtime (transformers, vLLM or llama.cpp) and timed in turn. A format that is only simulated

@@ -1,7 +1,5 @@
 """The command that makes and measures many variants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     resumable=True,
     first=("model", "methods", "bits", "group_size", "grid", "tasks", "limit", "device", "judge", "dry_run"),
 )
-def sweep(*, progress: Callable[[SweepProgress], None] | None = None, **parameters: Any) -> Sweep | SweepPlan:
+def sweep(*, progress: "Callable[[SweepProgress], None] | None" = None, **parameters: Any) -> "Sweep | SweepPlan":
     """Return the scoreboard of many variants of one baseline, after logging each as a main run of its own.
 
     This is ``mlflow-compress sweep``: every combination of methods, bits and group sizes that is supported. What an

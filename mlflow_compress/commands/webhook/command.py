@@ -1,7 +1,5 @@
 """The command that lets events of MLflow's registry be decided."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, Literal
 
