@@ -69,7 +69,10 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
     """
     tracker = Tracker()
     done = []
-    for notes in _works(tracker):
+    works: dict[str, list[UnfinishedCommand]] = {}  # the oldest first
+    for note in unfinished_commands(tracker.uri):
+        works.setdefault(note.key, []).append(note)
+    for notes in works.values():
         shown = _shown(notes[0])
         runs = _runs_of(notes, tracker)
         if any(run.status == "RUNNING" for run in runs):  # somebody goes on with it now
@@ -89,14 +92,6 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
         if finished and not config.dry_run:
             tracker.drop_killed(run.run_id for run in runs)
     return Resumed(commands=tuple(done))
-
-
-def _works(tracker: Tracker) -> list[list[UnfinishedCommand]]:
-    """Return the notes by piece of work, the oldest first."""
-    works: dict[str, list[UnfinishedCommand]] = {}
-    for note in unfinished_commands(tracker.uri):
-        works.setdefault(note.key, []).append(note)
-    return list(works.values())
 
 
 def _shown(note: UnfinishedCommand) -> str:
