@@ -1746,9 +1746,9 @@ def search(
     search_windows
         windows of calibration_length tokens of that text [64]
     search_rounds
-        how often another choice is made: with costs that are refitted, or a repair of another size; 0 never [2]
+        how often costs are measured around the best recipe, or another size of a repair is tried; 0 never [2]
     search_tolerance
-        relative error of the predicted KL from which it misses [0.25]
+        relative error of the predicted KL from which it misses, and more is measured [0.25]
     estimate
         estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors (none |
         fisher) [none]

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +27,23 @@ class Allocation:
     gap: float | None
 
 
-def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int) -> Allocation:
+Cell = tuple[int, int]
+"""A group and one of its formats, by row and column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """A programme around a choice that was measured."""
+
+    choice: tuple[int, ...]  # The column of each group's format
+    most: int  # Groups that may change their format
+    # What a pair of cells costs more than both alone. Each pair is a variable of its own, so the solution stays proven.
+    pairs: Mapping[tuple[Cell, Cell], float]
+
+
+def closest_within(
+    costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int, around: Around | None = None
+) -> Allocation:
     """Return the formats of the smallest summed cost that take at most `max_bytes`; less is a `ConfigError`.
 
     `costs` and `sizes`, in bytes, have shape (n_groups, n_formats).
@@ -38,16 +54,18 @@ def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int
         raise ConfigError(
             "No choice of formats is as small as this", allowed=f"at least {smallest} bytes", got=max_bytes
         )
-    return _solved(c, n, objective=c, limited=n.astype(np.float64), limit=max_bytes, unit=math.gcd(*n.ravel().tolist()))
+    return _solved(c, n, max_bytes=max_bytes, around=around)
 
 
-def smallest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_cost: float) -> Allocation:
+def smallest_within(
+    costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_cost: float, around: Around | None = None
+) -> Allocation:
     """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; less is a `ConfigError`."""
     c, n = _checked(costs, sizes)
     closest = float(c.min(axis=1).sum())
-    if max_cost < closest:
+    if max_cost < closest and around is None:
         raise ConfigError("No choice of formats is as close as this", allowed=f"at least {closest:.3g}", got=max_cost)
-    return _solved(c, n, objective=n.astype(np.float64), limited=c, limit=max_cost, unit=float(np.abs(c).max()) or 1.0)
+    return _solved(c, n, max_cost=max_cost, around=around)
 
 
 def _checked(costs: npt.ArrayLike, sizes: npt.ArrayLike) -> tuple[Float, Sizes]:
@@ -59,39 +77,78 @@ def _checked(costs: npt.ArrayLike, sizes: npt.ArrayLike) -> tuple[Float, Sizes]:
     return c, n
 
 
-def _solved(costs: Float, sizes: Sizes, *, objective: Float, limited: Float, limit: float, unit: float) -> Allocation:
-    """Minimise a sum over the chosen cells, with the sum of others limited; scipy's solver is HiGHS.
+def _solved(
+    costs: Float,
+    sizes: Sizes,
+    *,
+    max_bytes: int | None = None,
+    max_cost: float | None = None,
+    around: Around | None = None,
+) -> Allocation:
+    """Minimise the summed cost within `max_bytes`, or the bytes within `max_cost`; scipy's solver is HiGHS.
 
     Both sums are scaled, because the solver's tolerances are absolute.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array, kron
+    from scipy.sparse import csr_array
 
     n_groups, n_formats = costs.shape
-    one_each = csr_array(kron(np.eye(n_groups), np.ones((1, n_formats))))
+    pairs = {} if around is None else around.pairs
+    n_bytes = np.append(sizes.ravel().astype(np.float64), np.zeros(len(pairs)))
+    cost = np.append(costs.ravel(), list(pairs.values()))
+    if max_bytes is not None:
+        objective, limited, limit, unit = cost, n_bytes, float(max_bytes), float(math.gcd(*sizes.ravel().tolist()))
+    else:
+        assert max_cost is not None
+        objective, limited, limit, unit = n_bytes, cost, max_cost, float(np.abs(cost).max()) or 1.0
+    middle = 0.0
+    if around is not None:  # costs are told from the choice in the middle on
+        middle = float(_both(pairs, around.choice) @ np.array(list(pairs.values())))
+        limit += middle if max_cost is not None else 0.0
+    one_each = np.pad(np.kron(np.eye(n_groups), np.ones((1, n_formats))), ((0, 0), (0, len(pairs))))
+    constraints = [LinearConstraint(csr_array(one_each), 1, 1)]
+    constraints.append(LinearConstraint(limited[None] / unit, -np.inf, limit / unit))
+    if around is not None:
+        stays = np.zeros(len(cost))
+        stays[np.arange(n_groups) * n_formats + np.array(around.choice)] = 1
+        constraints.append(LinearConstraint(stays[None], n_groups - around.most, np.inf))
+    for number, pair in enumerate(pairs):
+        # A pair's variable is 1 where both cells are chosen, and 0 elsewhere.
+        both = np.zeros((3, len(cost)))
+        columns = [group * n_formats + column for group, column in pair]
+        both[:, costs.size + number] = -1
+        both[0, columns] = both[1, columns[0]] = both[2, columns[1]] = 1
+        constraints.append(LinearConstraint(both, [-np.inf, 0, 0], [1, np.inf, np.inf]))
     scale = float(np.abs(objective).max()) or 1.0
     solution = milp(
-        objective.ravel() / scale,
-        integrality=np.ones(costs.size),
+        objective / scale,
+        integrality=np.ones(len(cost)),
         bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(one_each, 1, 1),
-            LinearConstraint(limited.ravel()[None] / unit, -np.inf, limit / unit),
-        ],
+        constraints=constraints,
         options={"mip_rel_gap": 0.0},
     )
+    if solution.x is None and around is not None:
+        raise ConfigError("No choice of formats near this one keeps to the limit", got=limit)
     if solution.x is None:
         raise DataError(f"The solver of integer programmes found no solution: {solution.message}")
-    choice = np.argmax(solution.x.reshape(costs.shape), axis=1)
+    choice = np.argmax(solution.x[: costs.size].reshape(costs.shape), axis=1)
     rows = np.arange(n_groups)
-    if float(limited[rows, choice].sum()) > limit + 1e-9 * max(abs(limit), float(np.abs(limited).max())):
+    found = np.zeros(len(cost))
+    found[rows * n_formats + choice] = 1
+    found[costs.size :] = _both(pairs, choice)
+    if float(limited @ found) > limit + 1e-9 * max(abs(limit), float(np.abs(limited).max())):
         raise DataError("The solver's solution breaks the limit", allowed=f"at most {limit}")
     return Allocation(
         choice=tuple(choice.tolist()),
         n_bytes=int(sizes[rows, choice].sum()),
-        cost=float(costs[rows, choice].sum()),
+        cost=float(cost @ found) - middle,
         gap=float(solution.mip_gap),
     )
+
+
+def _both(pairs: Iterable[tuple[Cell, Cell]], choice: Sequence[int]) -> Float:
+    """Return 1 for each pair of cells that a choice has both of, else 0."""
+    return np.array([all(choice[group] == column for group, column in pair) for pair in pairs], dtype=np.float64)
 
 
 LimitKind = Literal["bits_per_weight", "max_bytes", "max_kl"]
@@ -179,22 +236,24 @@ class CostTable:
         choice = (column,) * len(self.sizes.groups)
         return Allocation(choice=choice, n_bytes=int(n_bytes[column]), cost=cost, gap=None)
 
-    def solved(self, limit: Limit, *, margin: float = 0.0) -> Allocation:
+    def solved(self, limit: Limit, *, margin: float = 0.0, around: Around | None = None) -> Allocation:
         """Return the best choice of formats within a limit; a `ConfigError` names the range where there is none.
 
         A KL stays below its limit by `margin`, because the upper end of its interval must keep to it.
         """
         if limit.kind != "max_kl":
-            return closest_within(self.costs, self.sizes.layers, max_bytes=limit.layer_bytes(self.sizes))
+            max_bytes = limit.layer_bytes(self.sizes)
+            return closest_within(self.costs, self.sizes.layers, max_bytes=max_bytes, around=around)
         lowest = float(self.start.mean() + self.costs.min(axis=1).sum()) + margin
-        if limit.value < lowest:
+        if limit.value < lowest and around is None:
             raise ConfigError(
                 "max_kl is out of range",
                 allowed=f"{lowest:.3g} or more: every group in the format that costs least",
                 got=f"{limit.value:g}",
                 fix="Add a format with more bits, or 'none'",
             )
-        return smallest_within(self.costs, self.sizes.layers, max_cost=limit.value - margin - float(self.start.mean()))
+        most = limit.value - margin - float(self.start.mean())
+        return smallest_within(self.costs, self.sizes.layers, max_cost=most, around=around)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -110,6 +110,7 @@ def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight", estimatio
         uniform={"x:3": made("x3"), "x:4": made("x4")},
         chosen={limit: (choice((1, 0), 1000, 0.3), made("mine"))},
         costs=costs,
+        passes=7,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +21,7 @@ from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.mixed_recipe import MIXED, MixedRecipe
 from mlflow_compress.compression.servers import check_target
-from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
+from mlflow_compress.decide.cost_table import Allocation, Around, Cell, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
@@ -126,19 +127,16 @@ def require_in_reach(limit: Limit, choices: Sequence[CandidateFormat], source: S
         limit.layer_bytes(sizes, scales=False)
 
 
-Make = Callable[[Allocation, Limit], tuple[Combination, str]]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Choice:
-    """A choice of formats, made and measured on the search's text."""
+class Mixture:
+    """A choice of formats whose modules were put together in the baseline and measured, before it is a checkpoint."""
 
     allocation: Allocation  # The format of each group
-    variant: Combination  # Name and parameters of the variant
-    folder: str  # Its checkpoint
-    predicted: float  # What the costs promised
+    predicted: float  # What the costs promised that chose it last
     kl: Float  # What was measured; shape (n_windows,)
-    round: int  # The round in which it was chosen: 0 by the costs of one group at a time, later ones by refitted costs
+    round: int  # The round in which it was chosen first: 0 by the costs of one group at a time, later ones in place
+    # Where costs in place chose it, what they promised over what was measured, minus 1; else None
+    miss: float | None = None
 
     @property
     def measured(self) -> float:
@@ -150,87 +148,229 @@ class Choice:
         interval = studentized_interval(self.kl)
         return np.inf if interval is None else interval.high
 
-    def misses(self, limit: Limit, tolerance: float) -> bool:
-        """Return whether the prediction is farther off than the tolerance, or the KL is not surely within its limit."""
-        off = abs(self.predicted - self.measured) > tolerance * self.measured
-        return off or not self.is_inside(limit)
-
     def is_inside(self, limit: Limit) -> bool:
         """Return whether the upper end of the KL keeps to a limit of KL; other limits are kept by construction."""
         return limit.kind != "max_kl" or self.high <= limit.value
 
+    def order(self, limit: Limit) -> tuple[float, ...]:
+        """Return what is smallest for the best choice: the KL, or the bytes where the KL is limited."""
+        if limit.kind != "max_kl":
+            return (self.measured,)
+        return (0.0, self.allocation.n_bytes, self.measured) if self.is_inside(limit) else (1.0, self.high)
 
-def measured(
-    allocation: Allocation,
-    limit: Limit,
-    table: CostTable,
-    *,
-    make: Make,
-    measure: Callable[[str], Float],
-    number: int = 0,
-) -> Choice:
-    """Return a choice of formats after making and measuring it; arguments as `choose_formats`."""
-    variant, folder = make(allocation, limit)
-    return Choice(
-        allocation=allocation,
-        variant=variant,
-        folder=folder,
-        predicted=table.predicted(allocation.choice),
-        kl=measure(folder),
-        round=number,
+
+Together = Callable[[Sequence[tuple[int, ...]]], Float]
+"""From choices of formats to the KL of their modules together in the baseline, shape (n_choices, n_windows)."""
+
+
+@dataclass(kw_only=True)
+class InPlace:
+    """Measures costs where they are chosen: around recipes whose modules are put together, without a checkpoint.
+
+    A choice is measured once for all limits of a search.
+    """
+
+    table: CostTable  # The costs of one group at a time in the baseline
+    together: Together
+    passes: int  # How many choices may still be measured, by all limits together
+    rounds: int  # How often costs are measured around the best choice
+    tolerance: (
+        float  # Relative error of a prediction from which a limit gets as many passes again as the table has cells
     )
+    known: dict[tuple[int, ...], Float] = field(default_factory=dict)
+
+    def measure(self, choices: Sequence[tuple[int, ...]]) -> list[Float]:
+        """Return the KL of each choice, shape (n_windows,)."""
+        new = [choice for choice in dict.fromkeys(choices) if choice not in self.known]
+        if new:
+            self.passes -= len(new)
+            self.known.update(zip(new, self.together(new), strict=True))
+        return [self.known[choice] for choice in choices]
+
+    def choose(self, limit: Limit, passes: int) -> list[Mixture]:
+        """Return the choices that were tried within a limit: first that of the costs in the baseline.
+
+        A round measures costs around the best choice so far: one other format in one group, the rest as it was chosen,
+        those first that are nearest to being chosen. The programme is solved again for a few groups, and what it
+        chooses is measured. Where that misses, the pairs of groups that changed share what is missing, as a cost of
+        both together. Costs that were not measured there are those around the choice before, or in the baseline times
+        what their sum has missed. It ends where the programme chooses the best choice again. One format for all is
+        measured beside them.
+        """
+        first = self.table.solved(limit)
+        predicted = self.table.predicted(first.choice)
+        best = Mixture(allocation=first, predicted=predicted, kl=self.measure([first.choice])[0], round=0)
+        tried = {first.choice: best}
+        off = best.measured / predicted if min(best.measured, predicted) > 0 else 1.0
+        if abs(1 / off - 1) > self.tolerance or not best.is_inside(limit):
+            passes += self.table.costs.size
+            self.passes += self.table.costs.size
+        end = self.passes - passes
+        prices = _Prices(self.table, off, best)
+        for number in range(1, self.rounds + 1):
+            left = (self.passes - end) // (self.rounds + 1 - number) - 1
+            wanted = prices.nearest()[: max(left, 0)]
+            while True:
+                prices.add(wanted, self.measure([prices.other(cell) for cell in wanted]))
+                left -= len(wanted)
+                allocation = prices.solved(limit)
+                if allocation is None:
+                    break
+                wanted = [cell for cell in prices.changed(allocation.choice) if not prices.measured[cell]][
+                    : max(left, 0)
+                ]
+                if not wanted:
+                    break
+            if allocation is None or (allocation.choice not in self.known and self.passes <= end):
+                break
+            predicted = prices.predicted(allocation.choice)
+            if allocation.choice == best.allocation.choice:
+                best = replace(best, predicted=predicted)
+                tried[allocation.choice] = replace(tried[allocation.choice], predicted=predicted)
+                break
+            kl = self.measure([allocation.choice])[0]
+            miss = predicted / float(kl.mean()) - 1 if kl.any() else None
+            mixture = Mixture(allocation=allocation, predicted=predicted, kl=kl, round=number, miss=miss)
+            tried.setdefault(allocation.choice, mixture)
+            prices.blame(mixture)
+            if mixture.order(limit) < best.order(limit):
+                best = mixture
+                prices.move(best)
+        plain = self.table.largest_uniform(limit.layer_bytes(self.table.sizes)) if limit.kind != "max_kl" else None
+        if plain is not None and plain.choice not in tried:
+            kl, predicted = self.measure([plain.choice])[0], prices.predicted(plain.choice)
+            tried[plain.choice] = Mixture(allocation=plain, predicted=predicted, kl=kl, round=0)
+        return list(tried.values())
+
+
+class _Prices:
+    """Costs around a choice: measured there, or estimated."""
+
+    def __init__(self, table: CostTable, off: float, best: Mixture) -> None:
+        self.sizes, self.added = table.sizes, off * table.added
+        self.pairs: dict[tuple[Cell, Cell], float] = {}
+        self.most = max(2, len(self.added) // 4)  # Groups that may change: far away the costs are others
+        self.move(best)
+
+    def move(self, best: Mixture) -> None:
+        """Tell costs from another choice on: those of its own formats are 0."""
+        self.best, self.choice = best, best.allocation.choice
+        self.added = self.added - self.added[np.arange(len(self.added)), list(self.choice)][:, None]
+        self.measured = np.zeros(self.added.shape[:2], dtype=np.bool_)
+        self.measured[np.arange(len(self.added)), list(self.choice)] = True
+
+    def add(self, cells: Sequence[Cell], kl: Sequence[Float]) -> None:
+        for cell, values in zip(cells, kl, strict=True):
+            self.added[cell], self.measured[cell] = values - self.best.kl, True
+
+    def other(self, cell: Cell) -> tuple[int, ...]:
+        """Return the choice with another format in one group."""
+        return tuple(cell[1] if group == cell[0] else column for group, column in enumerate(self.choice))
+
+    def changed(self, choice: Sequence[int]) -> list[Cell]:
+        return [(group, new) for group, (new, old) in enumerate(zip(choice, self.choice, strict=True)) if new != old]
+
+    def nearest(self) -> list[Cell]:
+        """Return the cells that were not measured here, by how near they are to being chosen.
+
+        A smaller format has a price for each byte saved, a larger one a gain from each byte more. Around the best
+        choice all prices are above all gains, and what is nearest to the border between them changes sides first.
+        """
+        layers = self.sizes.layers
+        more = (layers - layers[np.arange(len(layers)), list(self.choice)][:, None]).astype(np.float64)
+        each = np.divide(-self.added.mean(axis=2), more, out=np.zeros_like(more), where=more != 0)
+        smaller = (more < 0) & ~self.measured
+        larger = (more > 0) & ~self.measured & (each > 0)
+        prices = each[smaller & (each > 0)]
+        border = np.sqrt(prices.min() * each[larger].max()) if len(prices) and larger.any() else 1.0
+        distance = np.abs(np.log(np.where(each > 0, each, border) / border))  # 0 where less is no worse
+        rows = [(int(group), int(column)) for group, column in np.argwhere(smaller | larger)]
+        return sorted(rows, key=lambda cell: distance[cell])
+
+    def solved(self, limit: Limit) -> Allocation | None:
+        """Return the best choice near this one; None where none keeps to the limit."""
+        table = CostTable(sizes=self.sizes, start=self.best.kl, added=self.added)
+        margin = max(0.0, self.best.high - self.best.measured) if limit.kind == "max_kl" else 0.0
+        most = self.most
+        while True:
+            try:
+                return table.solved(
+                    limit, margin=margin, around=Around(choice=self.choice, most=most, pairs=self.pairs)
+                )
+            except ConfigError:
+                if most >= len(self.choice):
+                    return None
+                most *= 2
+
+    def predicted(self, choice: Sequence[int]) -> float:
+        """Return what the costs promise for a choice."""
+        alone = self.added.mean(axis=2)[np.arange(len(choice)), list(choice)].sum()
+        both = sum(
+            cost * (all(choice[g] == f for g, f in pair) - all(self.choice[g] == f for g, f in pair))
+            for pair, cost in self.pairs.items()
+        )
+        return self.best.measured + float(alone) + both
+
+    def blame(self, mixture: Mixture) -> None:
+        """Give what the costs have missed to the pairs of groups that changed, and change fewer where it was more."""
+        together = list(itertools.combinations(self.changed(mixture.allocation.choice), 2))
+        missing = mixture.measured - mixture.predicted
+        for pair in together:
+            self.pairs[pair] = self.pairs.get(pair, 0.0) + missing / len(together)
+        if mixture.measured > self.best.measured:
+            self.most = max(1, self.most // 2)
+
+
+Make = Callable[[Allocation, Limit], tuple[Combination, str]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice(Mixture):
+    """A choice of formats, made and measured on the search's text."""
+
+    variant: Combination  # Name and parameters of the variant
+    folder: str  # Its checkpoint
 
 
 def choose_formats(
     limit: Limit,
     table: CostTable,
+    mixtures: Sequence[Mixture],
     *,
-    rounds: int,
-    tolerance: float,
     make: Make,
     measure: Callable[[str], Float],
-    refit: Callable[[Choice], CostTable],
     uniform: Callable[[str], Float],
 ) -> Choice:
     """Return the best choice of formats that was made and measured.
 
-    The first costs are those of one group at a time in the baseline. Where the KL of the checkpoint differs from their
-    sum by more than the tolerance, they are measured again within that checkpoint, where the other groups are as they
-    were chosen. That includes what the groups do to each other, as far as one change at a time shows it. Then the
-    programme is solved again.
+    Of the mixtures that were tried, the best becomes a checkpoint, and so does the first one, which the costs of one
+    group at a time have chosen. Where the KL is limited, the next one does until one keeps to the limit.
 
     `uniform` returns the KL of the uniform variant of a format, window by window. Where one format for all keeps to
     the budget too, it is chosen, unless the mixed one is surely closer: its difference, paired by window, has an
     interval below 0. The best of several measurements on one text looks better than it is.
     """
-    first = table
-    tried: dict[tuple[int, ...], Choice] = {}
-    margin = 0.0
-    for number in range(rounds + 1):
-        try:
-            allocation = table.solved(limit, margin=margin)
-        except ConfigError:
-            if not tried:
-                raise
-            break  # by the refitted costs nothing keeps to the limit
-        if allocation.choice in tried:
-            break
-        chosen = measured(allocation, limit, table, make=make, measure=measure, number=number)
-        tried[allocation.choice] = chosen
-        if not chosen.misses(limit, tolerance) or number == rounds:
-            break
-        table = refit(chosen)
-        margin = max(0.0, chosen.high - chosen.measured) if limit.kind == "max_kl" else 0.0
-    inside = [one for one in tried.values() if one.is_inside(limit)]
-    if limit.kind == "max_kl" and inside:
-        return min(inside, key=lambda one: (one.allocation.n_bytes, one.measured))
+
+    def made(mixture: Mixture) -> Choice:
+        variant, folder = make(mixture.allocation, limit)
+        fields = {name: getattr(mixture, name) for name in ("allocation", "predicted", "round", "miss")}
+        return Choice(**fields, variant=variant, folder=folder, kl=measure(folder))
+
+    ordered = sorted(mixtures, key=lambda one: one.order(limit))
     if limit.kind == "max_kl":
-        return min(tried.values(), key=lambda one: one.high)
-    best = min(tried.values(), key=lambda one: one.measured)
-    plain = first.largest_uniform(limit.layer_bytes(first.sizes))
+        choices: list[Choice] = []
+        for mixture in ordered:
+            choices.append(made(mixture))
+            if choices[-1].is_inside(limit):
+                break
+        return min(choices, key=lambda one: one.order(limit))
+    both = {one.allocation.choice: one for one in (ordered[0], mixtures[0])}
+    best = min(map(made, both.values()), key=lambda one: one.measured)
+    plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == best.allocation.choice:
         return best
-    difference = paired_mean(best.kl - uniform(first.sizes.formats[plain.choice[0]]))
+    kl = uniform(table.sizes.formats[plain.choice[0]])
+    difference = paired_mean(best.kl - kl)
     if difference is None or difference.interval.high < 0:
         return best
-    return tried.get(plain.choice) or measured(plain, limit, first, make=make, measure=measure)
+    return made(next(one for one in mixtures if one.allocation.choice == plain.choice))

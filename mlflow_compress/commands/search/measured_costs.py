@@ -107,6 +107,18 @@ class SwapCosts:
             swaps.append(Swap.together(group.name, [*rest, Swap.of(group, other.model)]))
         return self._per_group(self._measured("around", swaps, [chosen, other]), self.groups)
 
+    def together(self, models: Sequence[LoadedModel], choices: Sequence[Sequence[int]]) -> Float:
+        """Return the KL of the baseline with every group in one of several models, shape (n_choices, n_windows).
+
+        A choice is the number of each group's model.
+        """
+        swaps = []
+        for choice in choices:
+            parts = [Swap.of(group, models[i].model) for group, i in zip(self.groups, choice, strict=True)]
+            swaps.append(Swap.together(" ".join(map(str, choice)), parts))
+        distances = self._measured(f"together-{digest({'choices': [s.name for s in swaps]})[:12]}", swaps, models)
+        return np.stack([self._windows(distances, swap.name) for swap in swaps])
+
     def whole(self, folder: str) -> Float:
         """Return the KL of a checkpoint, shape (n_windows,)."""
         variant = self.open(folder)

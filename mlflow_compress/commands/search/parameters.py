@@ -75,9 +75,11 @@ class SearchSpaceConfig(Group):
     )
     search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2)
     search_rounds: int = option(
-        2, "how often another choice is made: with costs that are refitted, or a repair of another size; 0 never", ge=0
+        2, "how often costs are measured around the best recipe, or another size of a repair is tried; 0 never", ge=0
     )
-    search_tolerance: float = option(0.25, "relative error of the predicted KL from which it misses", gt=0)
+    search_tolerance: float = option(
+        0.25, "relative error of the predicted KL from which it misses, and more is measured", gt=0
+    )
     estimate: Literal["none", "fisher"] = option(
         "none", "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors"
     )

@@ -15,6 +15,8 @@ from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.search.choice import (
     CandidateFormat,
     Choice,
+    InPlace,
+    Mixture,
     candidates,
     choose_formats,
     limits_of,
@@ -135,6 +137,7 @@ def publish_search(
     uniform: Mapping[str, Made],
     chosen: Mapping[Limit, tuple[Choice, Made]],
     costs: SwapCosts,
+    passes: int,
 ) -> Search:
     """Log everything that people read of a search on its run, and return it."""
     every = [*uniform.values(), *(made for _, made in chosen.values())]
@@ -158,6 +161,7 @@ def publish_search(
         groups=table.sizes.groups,
         costs=tuple(_group_costs(table, estimation)),
         estimate=None if estimation is None else _estimate(estimation),
+        passes=passes,
         recipes={made.name: _recipe(table.sizes, choice) for choice, made in chosen.values()},
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
@@ -194,6 +198,7 @@ def _searched(
         max_kl=limit.value if limit.kind == "max_kl" else None,
         predicted_kl=choice.predicted,
         rounds=choice.round,
+        miss=choice.miss,
         gap=choice.allocation.gap,
     )
     mix = linear_mix(choice.allocation.n_bytes, ends)
@@ -385,7 +390,10 @@ class _Search:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
         table, estimation = self._table(limits, sizes)
-        chosen = {limit: self._chosen(limit, table) for limit in limits}
+        # Layers that stay as they are cost nothing, and need no swap.
+        swaps = len(self.formats) * len(sizes.groups) if estimation is None else int(estimation.measured.sum())
+        mixtures, passes = self._tried(limits, table, swaps)
+        chosen = {limit: self._chosen(limit, table, mixtures[limit]) for limit in limits}
         variants = {one.variant.name: one.variant for one in chosen.values()}
         prepared = prepare_sweep(self.config.sweep_config, list(variants.values()), self.tracker)
         made = make_all(self.tracker, self.run, prepared, self.say)
@@ -398,6 +406,7 @@ class _Search:
             uniform=self.uniform,
             chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
             costs=self.costs,
+            passes=swaps + passes,
         )
 
     def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
@@ -427,16 +436,38 @@ class _Search:
         self.say(f"[search] measured {estimation.measured.sum()} of {estimation.possible} swaps")
         return table, estimation
 
-    def _chosen(self, limit: Limit, table: CostTable) -> Choice:
+    def _tried(self, limits: Sequence[Limit], table: CostTable, passes: int) -> tuple[dict[Limit, list[Mixture]], int]:
+        """Return the choices that were tried within each limit, and how many were measured.
+
+        The models of all formats are in memory meanwhile.
+        """
         space = self.config.space
+        together = partial(self.costs.together, [self.costs.open(folder) for folder in self.folders.values()])
+        place = InPlace(
+            table=table,
+            together=together,
+            passes=passes,
+            rounds=space.search_rounds,
+            tolerance=space.search_tolerance,
+        )
+        tried: dict[Limit, list[Mixture]] = {}
+        for number, limit in enumerate(limits):
+            tried[limit] = place.choose(limit, max(0, place.passes) // (len(limits) - number))
+            best = min(tried[limit], key=lambda one: one.order(limit))
+            first = tried[limit][0]
+            self.say(
+                f"[search] {limit.short}: predicted KL {table.predicted(first.allocation.choice):.3g}, measured "
+                f"{first.measured:.3g}; in place {best.measured:.3g} after {len(place.known)} passes in all"
+            )
+        return tried, len(place.known)
+
+    def _chosen(self, limit: Limit, table: CostTable, mixtures: Sequence[Mixture]) -> Choice:
         choice = choose_formats(
             limit,
             table,
-            rounds=space.search_rounds,
-            tolerance=space.search_tolerance,
+            mixtures,
             make=partial(self._make, table.sizes),
             measure=self.costs.whole,
-            refit=partial(self._refitted, table.sizes),
             uniform=self._uniform_kl,
         )
         self.say(
@@ -478,9 +509,3 @@ class _Search:
                 got=stored,
             )
         return variant, made
-
-    def _refitted(self, sizes: StoredSizes, choice: Choice) -> CostTable:
-        told = f"predicted {choice.predicted:.3g}, measured {choice.measured:.3g}"
-        self.say(f"[search] {told}: measures the costs again, within this recipe")
-        added = [self.costs.around(choice.folder, folder) - choice.kl for folder in self.folders.values()]
-        return CostTable(sizes=sizes, start=choice.kl, added=np.stack(added, axis=1))
