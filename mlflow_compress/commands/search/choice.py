@@ -174,9 +174,8 @@ class InPlace:
     together: Together
     passes: int  # How many choices may still be measured, by all limits together
     rounds: int  # How often costs are measured around the best choice
-    tolerance: (
-        float  # Relative error of a prediction from which a limit gets as many passes again as the table has cells
-    )
+    # Relative error of a prediction from which a limit gets passes of its own: as many as the table has cells
+    tolerance: float
     known: dict[tuple[int, ...], Float] = field(default_factory=dict)
 
     def measure(self, choices: Sequence[tuple[int, ...]]) -> list[Float]:
@@ -216,11 +215,10 @@ class InPlace:
                 allocation = prices.solved(limit)
                 if allocation is None:
                     break
-                wanted = [cell for cell in prices.changed(allocation.choice) if not prices.measured[cell]][
-                    : max(left, 0)
-                ]
-                if not wanted:
+                wanted = [cell for cell in prices.changed(allocation.choice) if not prices.measured[cell]]
+                if not wanted or left <= 0:
                     break
+                wanted = wanted[:left]
             if allocation is None or (allocation.choice not in self.known and self.passes <= end):
                 break
             predicted = prices.predicted(allocation.choice)

@@ -100,12 +100,8 @@ class SwapCosts:
 
     def around(self, recipe: str, folder: str | None) -> Float:
         """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
-        chosen, other = self.open(recipe), self.open(folder)
-        swaps = []
-        for group in self.groups:
-            rest = [Swap.of(one, chosen.model) for one in self.groups if one is not group]
-            swaps.append(Swap.together(group.name, [*rest, Swap.of(group, other.model)]))
-        return self._per_group(self._measured("around", swaps, [chosen, other]), self.groups)
+        models = [self.open(recipe), self.open(folder)]
+        return self.together(models, np.eye(len(self.groups), dtype=np.int64).tolist())
 
     def together(self, models: Sequence[LoadedModel], choices: Sequence[Sequence[int]]) -> Float:
         """Return the KL of the baseline with every group in one of several models, shape (n_choices, n_windows).
