@@ -280,3 +280,8 @@ def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measure
     assert costs.whole(folders[1]).mean() < 0.1 * costs.whole(folders[0]).mean()
     # Every group of the same checkpoint replaced by its own: nothing changes.
     assert (costs.around(folders[0], folders[0]) == costs.whole(folders[0])).all()
+    # Modules that are put together: all of one checkpoint are that checkpoint, and one beside the baseline's is alone.
+    models = [costs.open(folder) for folder in (None, *folders)]
+    last = [0] * (len(groups) - 1) + [1]
+    together = costs.together(models, [[2] * len(groups), last])
+    assert (together == [costs.whole(folders[1]), three[-1]]).all()
