@@ -164,6 +164,19 @@ def test_the_first_sentence_says_what_the_gates_choose():
     assert choice_reason(none) == (
         "The closest to the baseline, far, fails: KL (upper end): 0.42 > 0.05; flips in % (upper end): 42 > 5."
     )
+    # A control is named only where there is nothing else.
+    first = content.board.rows[0].name
+    assert first == "near"
+    both = tuple(
+        replace(o, passed=False, failed=("no",), candidate=replace(o.candidate, compresses=o.candidate.name != first))
+        for o in outcomes
+    )
+    controlled = replace(content, decision=Decision(champion=None, outcomes=both))
+    assert choice_reason(controlled) == "The closest that is compressed, far, fails: no."
+    alone = replace(
+        content, decision=Decision(champion=None, outcomes=tuple(o for o in both if o.candidate.name == first))
+    )
+    assert choice_reason(alone) == "The closest to the baseline, near, fails: no."
     empty = replace(
         content, board=scoreboard([], baseline="b", evaluation=None), decision=Decision(champion=None, outcomes=())
     )

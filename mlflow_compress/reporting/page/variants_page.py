@@ -152,8 +152,12 @@ def choice_reason(content: PageContent) -> str:
         return ""
     if decision.champion is None:
         outcomes = {outcome.candidate.name: outcome for outcome in decision.outcomes}
-        closest = next(row.name for row in content.board.rows if row.name in outcomes)  # they are sorted by closeness
-        return f"The closest to the baseline, {closest}, fails: {'; '.join(outcomes[closest].failed)}."
+        closest = [row.name for row in content.board.rows if row.name in outcomes]  # they are sorted by closeness
+        smaller = [name for name in closest if outcomes[name].candidate.compresses]
+        which, name = "The closest to the baseline", closest[0]
+        if smaller and smaller[0] != name:  # a control, which can never be shipped, says little about what can
+            which, name = "The closest that is compressed", smaller[0]
+        return f"{which}, {name}, fails: {'; '.join(outcomes[name].failed)}."
     n, passing = len(decision.outcomes), sum(outcome.passed for outcome in decision.outcomes)
     if n == 1:
         return f"It passes {content.policy}."
