@@ -6,12 +6,14 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import model_validator
 
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
-from mlflow_compress.errors import ReloadMismatchError, UnsupportedError
+from mlflow_compress.errors import ConfigError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models import gguf_file, stored_weights
-from mlflow_compress.models.architectures import GGUF_NATIVE
+from mlflow_compress.models.architectures import GGUF_NATIVE, GGUF_NATIVE_CACHE
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -106,11 +108,38 @@ MAX_NATIVE_KL = 0.05
 """Largest mean KL, in nats, of llama.cpp's own logits from those of the dequantized values (see `file_logits`)."""
 
 
+CacheType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+FLOAT_CACHE = ("f16", "f16")
+
+
 class GgufFileConfig(MethodConfig):
     """Settings of every method whose checkpoint is a GGUF file."""
 
     native: bool = False
     """Let llama.cpp compute the logits whenever the checkpoint is evaluated, on the CPU (extra `llama-cpp`)."""
+    type_k: CacheType = "f16"  # With native: llama.cpp's type of the keys in its cache, as in ``--cache-type-k``
+    type_v: CacheType = "f16"  # The same of the values
+
+    @model_validator(mode="after")
+    def _require_native(self) -> Self:
+        if not self.native and self.cache_types != FLOAT_CACHE:
+            raise ConfigError(
+                "Only llama.cpp keeps a cache of these types",
+                allowed="type_k and type_v f16, or native=true",
+                got=", ".join(self.cache_types),
+                fix="Give native=true, or use method kv-cache, which simulates a quantized cache",
+            )
+        return self
+
+    @property
+    def cache_types(self) -> tuple[CacheType, CacheType]:
+        return self.type_k, self.type_v
+
+    @property
+    def native_label(self) -> str:
+        """The end of a label: ``-native``, or ``-native-kq8_0-vq4_0`` where the cache is quantized."""
+        types = "" if self.cache_types == FLOAT_CACHE else f"-k{self.type_k}-v{self.type_v}"
+        return f"-native{types}" if self.native else ""
 
 
 class QuantizingGgufConfig(GgufFileConfig):
@@ -299,7 +328,9 @@ def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> 
     from mlflow_compress.models.architectures.native_gguf import open_native
 
     native = job.probe.logits(open_native(job.folder))
-    kl = compare_logits(logits, native).kl_mean
+    # A quantized cache moves the logits by itself, so the file is compared without it.
+    quantized = job.config.cache_types != FLOAT_CACHE
+    kl = compare_logits(logits, job.probe.logits(open_native(job.folder, FLOAT_CACHE)) if quantized else native).kl_mean
     if kl > MAX_NATIVE_KL:
         raise ReloadMismatchError(
             "llama.cpp's logits differ too much from those of the dequantized file",
@@ -315,6 +346,8 @@ def save_configuration(job: CompressionJob[GgufFileConfig], model: Any) -> Any:
     model.config.dtype = job.source.torch_dtype
     if job.config.native:
         setattr(model.config, GGUF_NATIVE, True)
+        if job.config.cache_types != FLOAT_CACHE:
+            setattr(model.config, GGUF_NATIVE_CACHE, list(job.config.cache_types))
     for part in (model.config, model.generation_config, tokenizer):
         part.save_pretrained(job.folder)
     return tokenizer

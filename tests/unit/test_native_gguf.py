@@ -12,7 +12,7 @@ import torch
 
 from mlflow_compress import demo
 from mlflow_compress.compression import METHODS, compress_model, gguf_model, method_config, pipeline
-from mlflow_compress.errors import CheckpointError, MissingDependencyError, ReloadMismatchError
+from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, ReloadMismatchError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.identity import weights_hash
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
@@ -111,6 +111,30 @@ def test_scores_are_those_of_a_naive_loop(folder: Path, loaded: LoadedModel, tmp
     assert "keeps its caches itself" in str(report.plain_reason) and "NativeGgufForCausalLM" in str(
         report.whole_model_reason
     )
+
+
+def test_cache_types_are_llama_cpps_alone() -> None:
+    quantized = method_config("gguf", bits=8, native="true", type_k="q8_0", type_v="q4_0")
+    assert METHODS.get("gguf").label(quantized) == "gguf-q8_0-native-kq8_0-vq4_0"
+    with pytest.raises(ConfigError, match=r"native=true\. Got: 'q8_0, f16'\. Give native=true, or use method kv-cache"):
+        method_config("gguf", type_k="q8_0")
+
+
+@needs_llama_cpp
+def test_fewer_bits_in_llama_cpps_cache_move_the_model_more(folder: Path, loaded: LoadedModel, tmp_path: Path) -> None:
+    """In order of the rounding: a step of 1/254 of a block's largest number, and of 1/16, that of the demo's Q4_0."""
+    ids = token_rows(demo.MODEL_DIR, (demo.DATA_DIR / "corpus.txt").read_text(), rows=4, length=128)
+    plain, moved = loaded.model(input_ids=ids).logits, []
+    for kind in ("q8_0", "q4_0"):
+        config = method_config("gguf", bits=8, native="true", type_k=kind, type_v=kind)
+        compress_model(str(demo.MODEL_DIR), "gguf", config, [], tmp_path / kind)
+        assert weights_hash(tmp_path / kind) != weights_hash(folder)
+        moved.append(mean_kl(plain, load_model(LoadConfig(path=str(tmp_path / kind))).model(input_ids=ids).logits))
+    assert 0 < 20 * moved[0] < moved[1] < 0.1
+    only_keys = method_config("gguf", bits=8, native="true", type_k="q4_0")
+    compress_model(str(demo.MODEL_DIR), "gguf", only_keys, [], tmp_path / "keys")
+    keys = mean_kl(plain, load_model(LoadConfig(path=str(tmp_path / "keys"))).model(input_ids=ids).logits)
+    assert moved[0] < keys < moved[1]
 
 
 @needs_llama_cpp

@@ -64,7 +64,7 @@ class Checkpoint(Method[CheckpointConfig]):
     def label(self, config: CheckpointConfig) -> str:
         """Return ``checkpoint-NAME``, with the folder's, the hub id's or the file's last part."""
         name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.checkpoint).name.removesuffix(GGUF)) or "none"
-        return f"{self.name}-{name}{'-native' if config.native else ''}"
+        return f"{self.name}-{name}{config.native_label}"
 
     def packages(self, config: CheckpointConfig) -> tuple[tuple[str, ...], str | None]:
         return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)

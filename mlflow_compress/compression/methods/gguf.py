@@ -40,7 +40,7 @@ class Gguf(ForTensors[GgufConfig]):
 
     def label(self, config: GgufConfig) -> str:
         """Return ``gguf-q4_0``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
-        return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
+        return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{config.native_label}"
 
     def packages(self, config: GgufConfig) -> tuple[tuple[str, ...], str | None]:
         if not config.native:

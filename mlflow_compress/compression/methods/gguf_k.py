@@ -66,7 +66,7 @@ class KQuantMethod(ForTensors[K]):
         """Return ``gguf-q4_k_m``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
         kind = f"Q{config.bits}_K-{PURE}" if config.mix == PURE else config.type_name
         kind = f"{self.name.removesuffix('-k')}-{kind.lower()}"
-        return f"{kind}{'-all' if config.embeddings else ''}{'-native' if config.native else ''}"
+        return f"{kind}{'-all' if config.embeddings else ''}{config.native_label}"
 
     def tensor_type(self, config: K) -> str:
         if config.mix != PURE:

@@ -14,6 +14,9 @@ SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
 GGUF_NATIVE = "native_gguf"
 """Flag in the ``config.json`` of a GGUF checkpoint; true where llama.cpp computes the logits."""
 
+GGUF_NATIVE_CACHE = "native_gguf_cache"
+"""Types of the keys and of the values in llama.cpp's cache, in the same file; 16-bit floats where it is missing."""
+
 OWN_FORMATS = HQQ_PACKED, NOISY_LOGITS, QUANTIZED_CACHE = "hqq_packed", "noisy_logits", "quantized_cache"
 """Values of ``quant_method`` in our own checkpoints (module `own_formats`)."""
 

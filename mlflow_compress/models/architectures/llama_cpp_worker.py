@@ -1,4 +1,6 @@
-"""Worker process in which llama.cpp computes logits: ``python llama_cpp_worker.py FILE THREADS``.
+"""Worker process in which llama.cpp computes logits: ``python llama_cpp_worker.py FILE THREADS [KEYS VALUES]``.
+
+KEYS and VALUES are GGUF types of what is in the cache: ``q8_0``.
 
 It is a separate process because llama.cpp and torch have two OpenMP runtimes, and because llama.cpp aborts its process
 on unexpected errors. Nothing of this package is imported here.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
@@ -29,9 +32,9 @@ class LlamaCppError(Exception):
 
 
 class LlamaCppEngine:
-    """A GGUF file on the CPU, with llama.cpp's defaults: 16-bit caches, and the attention that it chooses."""
+    """A GGUF file on the CPU, with the attention that llama.cpp chooses; 16-bit caches unless types are given."""
 
-    def __init__(self, file: str, threads: int) -> None:
+    def __init__(self, file: str, threads: int, cache_types: Sequence[str] = ()) -> None:
         self.messages: list[str] = []
         self._log = llama_cpp.llama_log_callback(
             self._listen
@@ -45,6 +48,7 @@ class LlamaCppEngine:
             raise LlamaCppError(f"cannot load the file: {self._last_message()}")
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model)))
         self.threads, self.slots, self.cells = threads, 0, CELLS
+        self.cache_types = [getattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in cache_types]
         self.context: Any = None
         self.held: list[list[int]] = []
 
@@ -83,6 +87,8 @@ class LlamaCppEngine:
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max, settings.kv_unified = slots * self.cells, slots, False
         settings.n_batch = BATCH
+        if self.cache_types:
+            settings.type_k, settings.type_v = self.cache_types
         settings.n_threads = settings.n_threads_batch = self.threads
         self.context = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.context:
@@ -124,7 +130,7 @@ def main() -> int:
         out.flush()
 
     try:
-        engine = LlamaCppEngine(sys.argv[1], int(sys.argv[2]))
+        engine = LlamaCppEngine(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
         say(vocabulary=engine.vocabulary)
         for line in sys.stdin.buffer:
             logits = engine.logits(**json.loads(line))

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.modeling_outputs import CausalLMOutput
 
 from mlflow_compress.errors import CheckpointError, require_extra
-from mlflow_compress.models.architectures import GGUF_NATIVE
+from mlflow_compress.models.architectures import GGUF_NATIVE, GGUF_NATIVE_CACHE
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 
@@ -31,12 +31,14 @@ class NativeGgufConfig(PreTrainedConfig):  # type: ignore[misc]
     vocab_size: int = 0
     num_hidden_layers: int = 0
     max_position_embeddings: int = 0
+    native_gguf_cache: list[str] | None = None
 
 
 class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """Logits of llama.cpp on the CPU: activations rounded to 8 bits in quantized products, keys and values in 16 bits.
 
-    All settings are the defaults of llama.cpp's own programs, including flash attention where it is available. This
+    All settings but the cache's types are the defaults of llama.cpp's own programs, including flash attention where it
+    is available. This
     object holds no weights: llama.cpp maps the file into a separate process, which ends with this object. Every row of
     a batch is decoded as a sequence of its own, without its padding.
     """
@@ -46,7 +48,7 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
     def __init__(self, config: NativeGgufConfig, file: Path) -> None:
         super().__init__(config)
         self.place = nn.Embedding(1, 1)  # gives device and dtype
-        self.engine = _Engine(file)
+        self.engine = _Engine(file, config.native_gguf_cache or ())
         self._grows = False
         if self.engine.vocabulary != config.vocab_size:
             raise CheckpointError(
@@ -112,10 +114,10 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
 class _Engine:
     """Client of the worker process `llama_cpp_worker`."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, cache_types: Sequence[str]) -> None:
         self._file, self._busy = str(file), False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [sys.executable, "-P", str(WORKER), self._file, str(torch.get_num_threads())]
+        command = [sys.executable, "-P", str(WORKER), self._file, str(torch.get_num_threads()), *cache_types]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors)
         weakref.finalize(self, _end, self._process)
@@ -175,9 +177,14 @@ def loading_options(folder: Path) -> dict[str, Any]:
         "eos_token_id",
         "pad_token_id",
     )
-    return {"config": NativeGgufConfig(**{name: getattr(base, name) for name in names}, tie_word_embeddings=False)}
+    values = {name: getattr(base, name) for name in names}
+    cache = getattr(base, GGUF_NATIVE_CACHE, None)
+    return {"config": NativeGgufConfig(**values, native_gguf_cache=cache, tie_word_embeddings=False)}
 
 
-def open_native(folder: Path) -> Any:
-    """Open a checkpoint with transformers."""
-    return AutoModelForCausalLM.from_pretrained(folder, **loading_options(folder))
+def open_native(folder: Path, cache_types: Sequence[str] | None = None) -> Any:
+    """Open a checkpoint with transformers; `cache_types` go before those in its configuration."""
+    options = loading_options(folder)
+    if cache_types is not None:
+        options["config"].native_gguf_cache = list(cache_types)
+    return AutoModelForCausalLM.from_pretrained(folder, **options)

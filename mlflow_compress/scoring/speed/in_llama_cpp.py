@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import Any
+
+from mlflow_compress.models.architectures import GGUF_NATIVE_CACHE
 
 
 class InLlamaCpp:
@@ -25,6 +29,10 @@ class InLlamaCpp:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = self._n_tokens, self._n_tokens, 512
         params.n_seq_max, params.n_threads, params.n_threads_batch = n_batch, n_threads, n_threads
+        config = Path(file).with_name("config.json")  # which a given file does not need
+        settings = json.loads(config.read_text()) if config.is_file() else {}
+        if types := settings.get(GGUF_NATIVE_CACHE):
+            params.type_k, params.type_v = (getattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in types)
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("llama.cpp has no memory for this context")
