@@ -193,8 +193,7 @@ class InPlace:
         those first that are nearest to being chosen. The programme is solved again for a few groups, and what it
         chooses is measured. Where that misses, the pairs of groups that changed share what is missing, as a cost of
         both together. Costs that were not measured there are those around the choice before, or in the baseline times
-        what their sum has missed. It ends where the programme chooses the best choice again. One format for all is
-        measured beside them.
+        what their sum has missed. One format for all is measured beside them.
         """
         first = self.table.solved(limit)
         predicted = self.table.predicted(first.choice)
@@ -223,9 +222,8 @@ class InPlace:
                 break
             predicted = prices.predicted(allocation.choice)
             if allocation.choice == best.allocation.choice:
-                best = replace(best, predicted=predicted)
                 tried[allocation.choice] = replace(tried[allocation.choice], predicted=predicted)
-                break
+                continue
             kl = self.measure([allocation.choice])[0]
             miss = predicted / float(kl.mean()) - 1 if kl.any() else None
             mixture = Mixture(allocation=allocation, predicted=predicted, kl=kl, round=number, miss=miss)
@@ -239,6 +237,10 @@ class InPlace:
             kl, predicted = self.measure([plain.choice])[0], prices.predicted(plain.choice)
             tried[plain.choice] = Mixture(allocation=plain, predicted=predicted, kl=kl, round=0)
         return list(tried.values())
+
+
+FAR = 0.1
+"""Relative error of costs in place from which fewer groups may change."""
 
 
 class _Prices:
@@ -310,12 +312,12 @@ class _Prices:
         return self.best.measured + float(alone) + both
 
     def blame(self, mixture: Mixture) -> None:
-        """Give what the costs have missed to the pairs of groups that changed, and change fewer where it was more."""
+        """Give what the costs have missed to the pairs of groups that changed; where it was much, fewer change next."""
         together = list(itertools.combinations(self.changed(mixture.allocation.choice), 2))
         missing = mixture.measured - mixture.predicted
         for pair in together:
             self.pairs[pair] = self.pairs.get(pair, 0.0) + missing / len(together)
-        if mixture.measured > self.best.measured:
+        if mixture.measured > self.best.measured or abs(missing) > FAR * mixture.measured:
             self.most = max(1, self.most // 2)
 
 
