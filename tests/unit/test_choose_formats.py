@@ -81,7 +81,7 @@ def test_interactions_are_found_in_place_and_only_the_best_and_the_first_become_
     found = models.choose(limit)
     best = min((interacting(c), c) for c in itertools.product((0, 1), repeat=3) if sum(c) <= 1)
     assert (found.measured, found.allocation.choice) == (pytest.approx(1.05 * best[0]), best[1])
-    assert found.round == 1 and models.made == [best[1], (0, 0, 1)]
+    assert found.round == 1 and models.made == [(0, 0, 1), best[1]]
     assert found.allocation.gap == 0.0 and found.predicted == pytest.approx(best[0], rel=0.3)
 
 

@@ -346,9 +346,9 @@ def choose_formats(
     Of the mixtures that were tried, the best becomes a checkpoint, and so does the first one, which the costs of one
     group at a time have chosen. Where the KL is limited, the next one does until one keeps to the limit.
 
-    `uniform` returns the KL of the uniform variant of a format, window by window. Where one format for all keeps to
-    the budget too, it is chosen, unless the mixed one is surely closer: its difference, paired by window, has an
-    interval below 0. The best of several measurements on one text looks better than it is.
+    `uniform` returns the KL of the uniform variant of a format, window by window. The first one stays unless the best
+    is surely closer: their difference, paired by window, has an interval below 0. So does one format for all that keeps
+    to the budget. The best of several measurements on one text looks better than it is.
     """
 
     def made(mixture: Mixture) -> Choice:
@@ -364,13 +364,22 @@ def choose_formats(
             if choices[-1].is_inside(limit):
                 break
         return min(choices, key=lambda one: one.order(limit))
-    both = {one.allocation.choice: one for one in (ordered[0], mixtures[0])}
-    best = min(map(made, both.values()), key=lambda one: one.measured)
+    first = made(mixtures[0])
+    if any(one.round for one in mixtures):  # costs were measured around it
+        first = replace(first, predicted=mixtures[0].measured)
+    best = first if ordered[0] is mixtures[0] else made(ordered[0])
+    if not _is_surely_closer(best.kl, first.kl):
+        best = first
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == best.allocation.choice:
         return best
     kl = uniform(table.sizes.formats[plain.choice[0]])
-    difference = paired_mean(best.kl - kl)
-    if difference is None or difference.interval.high < 0:
+    if _is_surely_closer(best.kl, kl):
         return best
     return made(next(one for one in mixtures if one.allocation.choice == plain.choice))
+
+
+def _is_surely_closer(kl: Float, other: Float) -> bool:
+    """Return whether a KL is below another one, paired by window; by the mean alone where there is no interval."""
+    difference = paired_mean(kl - other)
+    return bool(kl.mean() < other.mean()) if difference is None else difference.interval.high < 0
