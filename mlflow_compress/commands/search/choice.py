@@ -368,14 +368,14 @@ def choose_formats(
     if any(one.round for one in mixtures):  # costs were measured around it
         first = replace(first, predicted=mixtures[0].measured)
     best = first if ordered[0] is mixtures[0] else made(ordered[0])
-    if not _is_surely_closer(best.kl, first.kl):
-        best = first
+    mixed = best if _is_surely_closer(best.kl, first.kl) else first
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
-    if plain is None or plain.choice == best.allocation.choice:
-        return best
+    if plain is None or plain.choice == mixed.allocation.choice:
+        return mixed
     kl = uniform(table.sizes.formats[plain.choice[0]])
-    if _is_surely_closer(best.kl, kl):
-        return best
+    for choice in (mixed, best):
+        if _is_surely_closer(choice.kl, kl):
+            return choice
     return made(next(one for one in mixtures if one.allocation.choice == plain.choice))
 
 
