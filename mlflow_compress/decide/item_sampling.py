@@ -25,7 +25,8 @@ PILOT_SHARE = 0.35  # of the items that are asked for
 PILOT_ITEMS = 100  # where a width is asked for
 PILOT_FEWEST = 4  # of each stratum
 ROUNDS = 1  # after the pilot, to a number of items: more of them follow the luck of their items
-GROWTH = (1.1, 2.0)  # least and most growth of a round towards a width
+GROWTH = (1.1, 4.0)  # least and most growth of a round towards a width
+NEARLY_ALL = 0.7  # A round that needs this share of the items takes all: another round would cost more than they do
 FLOOR = 0.1
 """Smallest deviation of a stratum, as a share of that of all: what the model holds for impossible is looked at too."""
 
@@ -130,7 +131,8 @@ class ItemSampler:
         width = half_width(inputs) / self.size.width
         if width <= 1:
             return n
-        return math.ceil(n * min(max(width**2, GROWTH[0]), GROWTH[1]))
+        target, every = n * min(max(width**2, GROWTH[0]), GROWTH[1]), len(self.strata)
+        return math.ceil(target) if target < NEARLY_ALL * every else every
 
 
 def half_width(inputs: MetricInputs) -> float:

@@ -171,7 +171,7 @@ def _luck(variants: Sequence[ScoredVariant]) -> tuple[dict[str, Luck], tuple[Clo
 
     Nothing is said of makes that were scored on drawn items.
     """
-    first = next((v.items for v in variants if v.items is not None), None)
+    first = next((v.items for v in variants if v.items is not None and v.items.design is None), None)
     makes: dict[str, tuple[Float, Float]] = {}  # KL and flips in percent, both of shape (makes, items)
     for v in variants:
         every = [v.items, *v.again.values()]

@@ -19,6 +19,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.stats.correlation import spearman_exact_p
+from mlflow_compress.metrics.stats.stratified import Design
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.page.variants_page import choice_sentence, render_page
 from mlflow_compress.reporting.scoreboard_text import (
@@ -69,6 +70,15 @@ def test_finished_variants_come_first_and_the_closest_on_top() -> None:
     )
     assert [row.name for row in found.rows] == ["near", "far", "unmeasured", "late", "never"]
     assert [row.name for row in found.finished] == ["near", "far", "unmeasured"]
+
+
+def test_a_variant_on_drawn_items_stands_beside_one_that_needed_all_of_them() -> None:
+    rng = np.random.default_rng(0)
+    every = [scores(rng.random(60) < 0.9, rng.exponential(0.01, 60)) for _ in range(2)]
+    some = replace(every[0][np.arange(20)], design=Design(*np.repeat([[0], [60], [20]], 20, axis=1)))
+    found = board(variant("drawn", kl=0.01, items=some), variant("whole", kl=0.02, items=every[1]))
+    [pair] = found.separations
+    assert pair.correctness is not None and pair.correctness.n == 20
 
 
 def test_the_front_is_what_nobody_beats_in_both() -> None:
