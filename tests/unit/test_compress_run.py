@@ -206,7 +206,9 @@ NOT_EXPERTS = [
 
 @pytest.mark.parametrize("method", NOT_EXPERTS)
 def test_experts_that_a_method_would_pass_over_are_refused(method: str, mixture: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"linear layers only, and 8\d% .*experts.gate_up_proj.*Use gptq, awq"):
+    with pytest.raises(
+        UnsupportedError, match=r"linear layers only, and 8\d% .*experts.gate_up_proj.*experts too: autoround, awq"
+    ):
         compress_model(str(mixture), method, None, TEXT, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

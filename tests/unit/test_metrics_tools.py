@@ -90,9 +90,9 @@ def test_the_variant_stands_out_and_a_second_run_does_not():
     results = compute_all(FULL)
     labels = _labels(FULL)
     assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
-    # Every distance has a label; how the KL is spread over the items, or over slices of them, is none.
+    # Every distance has a label; how the KL is spread over the items, over slices of them or below a bound, is none.
     spread = {"distance/kl_items", "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"}
-    spread |= {"distance/worst_slice_flips_pct", "distance/worst_slice_kl_clipped"}
+    spread |= {"distance/worst_slice_flips_pct", "distance/worst_slice_kl_clipped", "distance/certain_pct"}
     assert set(labels) == {name for name in headline(results) if name.startswith("distance/")} - spread
     again = MetricInputs(FULL.baseline, FULL.noise, FULL.noise)
     assert set(_labels(again).values()) == {"not distinguishable from the noise floor"}
