@@ -315,6 +315,7 @@ def test_alpaca_is_one_turn_with_its_input_from_a_file_and_by_name(tmp_path: Pat
         load_instructions(Path(write(tmp_path / "b.jsonl", [{"instruction": " "}])), SETTINGS)
 
 
+@pytest.mark.usefixtures("no_network")
 def test_prompts_that_are_refused_or_seem_to_be_come_from_public_sets_by_name(tmp_path: Path) -> None:
     """As `hf download` leaves them: a file per split, and of JailbreakBench a card that says which are."""
     settings, xstest = TaskSettings(data_dir=str(tmp_path)), tmp_path / "walledai" / "XSTest"
