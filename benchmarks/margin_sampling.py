@@ -41,7 +41,7 @@ from mlflow_compress.decide.item_checks import item_policy
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.stats.change_model import GUESS, expected_changes, forecast_changes, smallest_kl_to_change
+from mlflow_compress.metrics.stats.flip_model import GUESS, expected_flips, forecast_flips, smallest_kl_to_change
 from mlflow_compress.metrics.stats.intervals import DesignEffect, paired_difference, wilson
 from mlflow_compress.metrics.stats.sequential import p_values, verdicts
 from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, lead_strata
@@ -144,7 +144,7 @@ def drawn(one: Variant, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int6
         if not sampler.go_on(now):  # type: ignore[arg-type]
             break
     code = strata[some]
-    expected = expected_changes(lead[some], before[some] != after[some], np.ones(len(some), dtype=bool), code)
+    expected = expected_flips(lead[some], before[some] != after[some], np.ones(len(some), dtype=bool), code)
     design = Design(code, sizes[code], sampler.drawn[code], expected)
     return before[some], after[some], Units(groups[some], design)
 
@@ -398,7 +398,7 @@ def forecasts(variants: list[Variant]) -> None:
     errors: list[float] = []
     held: list[bool] = []
     for one, other in split_by_task(variants):
-        share, (low, high) = forecast_changes(one.lead, one.before != one.after, other.lead, draws=100)
+        share, (low, high) = forecast_flips(one.lead, one.before != one.after, other.lead, draws=100)
         seen = float((other.before != other.after).mean())
         errors.append(100 * abs(share - seen))
         held.append(low <= seen <= high)

@@ -16,7 +16,7 @@ from mlflow_compress.config.groups import SampleSize
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.change_model import GUESS, ChangeModel
+from mlflow_compress.metrics.stats.flip_model import GUESS, FlipModel
 from mlflow_compress.metrics.stats.sequential import random_order
 from mlflow_compress.metrics.stats.stratified import FEWEST, allocate, lead_strata
 from mlflow_compress.records import Draws, ItemKey
@@ -31,7 +31,7 @@ FLOOR = 0.1
 """Smallest deviation of a stratum, as a share of that of all: what the model holds for impossible is looked at too."""
 
 
-def deviations(model: ChangeModel, leads: Float, strata: Int) -> Float:
+def deviations(model: FlipModel, leads: Float, strata: Int) -> Float:
     """Return the standard deviation of an item's flip in each stratum, as a model has it; NaN without leads."""
     p = np.minimum(model.probability(leads), 0.5)
     mean = np.bincount(strata, weights=p) / np.bincount(strata)
@@ -112,12 +112,12 @@ class ItemSampler:
             return False
         rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
         before, after = inputs.baseline_predictions, inputs.variant_predictions
-        changed = before.correct[rows, 0] != after.correct[rows, 0]
+        flipped = before.correct[rows, 0] != after.correct[rows, 0]
         lead = before.lead[rows, 0]
         known = np.isfinite(lead)
-        found = deviations(ChangeModel.fit(lead[known], changed[known]), self.leads, self.strata)
-        # Items without a lead are a stratum of their own, whose share of changes is what was seen there.
-        share = (changed[~known].sum() + 1) / ((~known).sum() + 2)
+        found = deviations(FlipModel.fit(lead[known], flipped[known]), self.leads, self.strata)
+        # Items without a lead are a stratum of their own, whose share of flips is what was seen there.
+        share = (flipped[~known].sum() + 1) / ((~known).sum() + 2)
         found = np.where(np.isnan(found), math.sqrt(share * (1 - share)), found)
         found = np.maximum(found, FLOOR * math.sqrt(float(sizes @ found**2) / sizes.sum()))
         self._set(allocate(sizes, found, target, drawn=self.drawn[: len(sizes)]))

@@ -72,9 +72,9 @@ class ItemScores:
         a = second.design if first.design is None else first.design
         b = first.design if second.design is None else second.design
         assert a is not None and b is not None
-        known = [one.changes for one in (first.design, second.design) if one is not None and one.changes is not None]
-        changes = np.minimum(np.sum(known, axis=0), 0.5) if known else None
-        design = Design(a.stratum, a.size, np.minimum(a.drawn, b.drawn), changes)
+        known = [one.flips for one in (first.design, second.design) if one is not None and one.flips is not None]
+        flips = np.minimum(np.sum(known, axis=0), 0.5) if known else None
+        design = Design(a.stratum, a.size, np.minimum(a.drawn, b.drawn), flips)
         drawn = [Counter(one.design.stratum.tolist()) for one in (self, other) if one.design is not None]
         fewest = (drawn[0] & drawn[-1]).total()
         if len(pairs) != fewest or (a.stratum != b.stratum).any() or (a.size != b.size).any():

@@ -20,7 +20,7 @@ from mlflow_compress.metrics.core.requirements import (
 from mlflow_compress.metrics.perplexity import corpus_confidence
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
-from mlflow_compress.metrics.stats.change_model import smallest_kl_to_change
+from mlflow_compress.metrics.stats.flip_model import smallest_kl_to_change
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import MetricResult
 

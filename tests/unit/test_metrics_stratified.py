@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.estimates import Mean, PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.stats.change_model import ChangeModel, forecast_changes, smallest_kl_to_change
+from mlflow_compress.metrics.stats.flip_model import FlipModel, forecast_flips, smallest_kl_to_change
 from mlflow_compress.metrics.stats.stratified import (
     Design,
     Units,
@@ -158,10 +158,10 @@ def test_the_model_finds_the_shares_of_flips_and_exists_without_one() -> None:
     rng = np.random.default_rng(1)
     leads = rng.exponential(1.5, 4000)
     truth = 1 / (1 + np.exp(0.5 + 2.0 * leads))
-    model = ChangeModel.fit(leads, rng.random(4000) < truth)
+    model = FlipModel.fit(leads, rng.random(4000) < truth)
     assert model.level == pytest.approx(-0.5, abs=0.25) and model.slope == pytest.approx(2.0, abs=0.3)
     assert np.abs(model.probability(leads) - truth).max() < 0.05
-    none = ChangeModel.fit(leads[:100], np.zeros(100, dtype=bool)).probability([0.0, 1.0, 10.0])
+    none = FlipModel.fit(leads[:100], np.zeros(100, dtype=bool)).probability([0.0, 1.0, 10.0])
     assert np.isfinite(none).all() and none[0] < 0.3 and none[1] < 0.02 and none[2] < 1e-6
 
 
@@ -174,7 +174,7 @@ def test_a_forecast_has_the_share_of_flips_of_items_that_were_not_run() -> None:
 
     held = []
     for _ in range(100):
-        share, (low, high) = forecast_changes(leads, flips(leads), others)
+        share, (low, high) = forecast_flips(leads, flips(leads), others)
         assert low < share < high
         held.append(low <= flips(others).mean() <= high)
     assert np.mean(held) >= 0.9

@@ -21,7 +21,7 @@ from mlflow_compress.metrics.core.metric_registry import METRICS, compute
 from mlflow_compress.metrics.core.requirements import OF_ITEMS, PREDICTIONS, Requirement
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval
-from mlflow_compress.metrics.stats.change_model import expected_changes
+from mlflow_compress.metrics.stats.flip_model import expected_flips
 from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.metrics.stats.stratified import Design, Reading, Units
 from mlflow_compress.records import Draws, Generations, MetricResult, OptionScores, RunRecords, align
@@ -167,10 +167,10 @@ class MetricInputs:
             return design
         lead = self.baseline_predictions.lead[:, 0]
         known = np.isfinite(lead) & self.scored_by_both
-        changed = self.baseline_predictions.correct[:, 0] != self.variant_predictions.correct[:, 0]
+        flipped = self.baseline_predictions.correct[:, 0] != self.variant_predictions.correct[:, 0]
         if not known.any():
             return design
-        return replace(design, changes=expected_changes(lead, changed, known, design.stratum))
+        return replace(design, flips=expected_flips(lead, flipped, known, design.stratum))
 
     def units(self, rows: Int) -> Units:
         """Return what estimates of some items must know besides values: their groups, and how they were drawn."""

@@ -20,7 +20,7 @@ from scipy import special
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
-from mlflow_compress.metrics.stats.change_model import GUESS
+from mlflow_compress.metrics.stats.flip_model import GUESS
 from mlflow_compress.metrics.stats.intervals import DesignEffect, are_grouped, design_effect
 
 Reading = Literal["population", "benchmark"]
@@ -30,7 +30,7 @@ FEWEST = 2
 """Fewest items that are drawn from a stratum: from one item there is no variance."""
 
 PRIOR_ITEMS = 4.0
-"""As many items a stratum's expected share of changes counts as.
+"""As many items a stratum's expected share of flips counts as.
 
 At 8 bits, intervals of the benchmark's own accuracy change then hold the truth in 94 % of the draws, with 0 in 90 %
 (mean of 21 variants, 150 draws each, a fifth of the items).
@@ -102,8 +102,8 @@ class Design:
     stratum: Int  # Code of its stratum
     size: Int  # Items of the benchmark in the stratum
     drawn: Int  # Items of the sample in the stratum, in this part of the sample or not
-    # Probability that an answer of the stratum changes, by a model of all strata; None where there is no such model
-    changes: Float | None = None
+    # Probability that an item of the stratum flips, by a model of all strata; None where there is no such model
+    flips: Float | None = None
 
     def __post_init__(self) -> None:
         same_length(stratum=self.stratum, size=self.size, drawn=self.drawn)
@@ -126,8 +126,8 @@ class Design:
 
     def __getitem__(self, rows: npt.NDArray[np.bool_] | Int) -> Design:
         """Return the design of some of the items: of a task, or of those with a value."""
-        changes = None if self.changes is None else self.changes[rows]
-        return Design(self.stratum[rows], self.size[rows], self.drawn[rows], changes)
+        flips = None if self.flips is None else self.flips[rows]
+        return Design(self.stratum[rows], self.size[rows], self.drawn[rows], flips)
 
     @property
     def weight(self) -> Float:
@@ -200,7 +200,7 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
       benchmark is a sample itself, and which items of it were drawn is the second phase.
 
     A stratum without an event seems to have no variance. So where values are events (-1, 0 or 1) and the design says
-    how probable a change is in a stratum, that counts as much as `PRIOR_ITEMS` items, if it makes the variance larger.
+    how probable a flip is in a stratum, that counts as much as `PRIOR_ITEMS` items, if it makes the variance larger.
 
     Source: Cochran, "Sampling techniques", 1977, 5A.14 (domains) and 12.2 (double sampling); Hajek, 1971.
 
@@ -221,8 +221,8 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
     drawn, size = design.drawn[first].astype(np.float64), design.size[first].astype(np.float64)
     squares, sums = np.bincount(codes, weights=z * z), np.bincount(codes, weights=z)
     within = np.maximum(squares - sums**2 / drawn, 0.0) / np.maximum(drawn - 1, 1)
-    if design.changes is not None and np.isin(x, (-1, 0, 1)).all():
-        q, here = design.changes[first], np.bincount(codes) / drawn
+    if design.flips is not None and np.isin(x, (-1, 0, 1)).all():
+        q, here = design.flips[first], np.bincount(codes) / drawn
         expected = (size / drawn / total) ** 2 * q * (1 - q) * here
         shrunk = ((drawn - 1) * within + PRIOR_ITEMS * expected) / (drawn - 1 + PRIOR_ITEMS)
         within = np.maximum(within, shrunk)

@@ -21,14 +21,14 @@ _STEPS, _LONGEST = 50, 3.0  # Newton's: at most so many, and none longer
 
 
 @dataclass(frozen=True)
-class ChangeModel:
+class FlipModel:
     """``P(flip) = 1/(1 + exp(slope x - level))`` of an item with a lead of x nats."""
 
     level: float
     slope: float  # Per nat: the larger, the faster flips become rare with the lead
 
     @classmethod
-    def fit(cls, leads: npt.ArrayLike, flips: npt.ArrayLike) -> ChangeModel:
+    def fit(cls, leads: npt.ArrayLike, flips: npt.ArrayLike) -> FlipModel:
         """Return the model of some items, by maximum likelihood with a weak prior: it is there without a flip, too.
 
         - `leads`, `flips` (n,): The baseline's lead in nats, and whether the item flipped.
@@ -36,7 +36,7 @@ class ChangeModel:
         return cls._fit(finite("leads", leads), np.asarray(flips, dtype=np.float64), _PRIOR)
 
     @classmethod
-    def _fit(cls, x: Float, y: Float, begin: Float) -> ChangeModel:
+    def _fit(cls, x: Float, y: Float, begin: Float) -> FlipModel:
         """Return the model of items with leads `x`; Newton's method begins at a level and a slope."""
         same_length(leads=x, flips=y)
         at, precision = begin.copy(), np.diag(_DEVIATIONS**-2.0)
@@ -58,24 +58,24 @@ class ChangeModel:
         return np.asarray(expit(self.level - self.slope * np.asarray(leads)), dtype=np.float64)
 
 
-GUESS = ChangeModel(-1.0, 1.0)
+GUESS = FlipModel(-1.0, 1.0)
 """What is expected before a variant was looked at."""
 
 
-def expected_changes(leads: Float, changed: Bool, known: Bool, strata: Int) -> Float:
+def expected_flips(leads: Float, flipped: Bool, known: Bool, strata: Int) -> Float:
     """Return for each item the probability of a flip that a model of all of them gives its stratum, shape (n,).
 
-    - `leads`, `changed`, `known`, `strata` (n,): An item without a lead, or without an answer, is not `known`; a
+    - `leads`, `flipped`, `known`, `strata` (n,): An item without a lead, or without an answer, is not `known`; a
       stratum of such items has 0.
     """
-    expected = ChangeModel.fit(leads[known], changed[known]).probability(leads[known])
+    expected = FlipModel.fit(leads[known], flipped[known]).probability(leads[known])
     codes = np.unique(strata, return_inverse=True)[1]
     sums = np.bincount(codes[known], weights=expected, minlength=codes.max() + 1)
     counts = np.bincount(codes[known], minlength=codes.max() + 1)
     return np.asarray((sums / np.maximum(counts, 1))[codes], dtype=np.float64)
 
 
-def forecast_changes(
+def forecast_flips(
     leads: npt.ArrayLike,
     flips: npt.ArrayLike,
     others: npt.ArrayLike,
@@ -94,12 +94,12 @@ def forecast_changes(
     """
     check_level(level)
     x, y, other = finite("leads", leads), np.asarray(flips, dtype=np.float64), finite("others", others)
-    model = ChangeModel._fit(x, y, _PRIOR)
+    model = FlipModel._fit(x, y, _PRIOR)
     rng, begin = np.random.default_rng(seed), np.array([model.level, model.slope])
     shares = []
     for _ in range(draws):
         rows = rng.integers(0, len(x), len(x))
-        again = ChangeModel._fit(x[rows], y[rows], begin)  # near the model of all: fewer steps from there
+        again = FlipModel._fit(x[rows], y[rows], begin)  # near the model of all: fewer steps from there
         shares.append(float((rng.random(len(other)) < expit(again.level - again.slope * other)).mean()))
     low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
     return float(expit(model.level - model.slope * other).mean()), Interval(float(low), float(high))
