@@ -1,7 +1,5 @@
 """Makes a fixed set of token sequences from calibration text, with a seed and a hash."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class Calibration:
         samples, length = self.ids.shape
         return {"samples": samples, "length": length, "tokens": samples * length, "sha256": self.sha256}
 
-    def loader(self, batch_size: int = 8) -> DataLoader[Any]:
+    def loader(self, batch_size: int = 8) -> "DataLoader[Any]":
         """Return batches of {"input_ids", "attention_mask"}, in order."""
         import torch
         from torch.utils.data import DataLoader
@@ -40,7 +38,7 @@ class Calibration:
         rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in torch.from_numpy(self.ids)]
         return DataLoader(rows, batch_size=batch_size, shuffle=False)  # type: ignore[arg-type]
 
-    def run_through(self, model: Any, hooks: Sequence[RemovableHandle]) -> None:
+    def run_through(self, model: Any, hooks: "Sequence[RemovableHandle]") -> None:
         """Run the model on every sequence, so that its hooks collect their values; then remove the hooks."""
         import torch
 

@@ -1,7 +1,5 @@
 """The manifest of a compressed checkpoint, `compression.json`: method, base, sizes and hashes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

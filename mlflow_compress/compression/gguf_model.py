@@ -1,7 +1,5 @@
 """Converts a Llama-like model to the tensors of a GGUF file, and back."""
 
-from __future__ import annotations
-
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -167,7 +165,7 @@ class ForTensors(Method[G]):
     def file_type(self, config: G) -> str:
         """Return llama.cpp's name of a file with these settings: "MOSTLY_Q4_K_M"."""
 
-    def importance(self, job: CompressionJob[Any], model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+    def importance(self, job: CompressionJob[Any], model: Any) -> "dict[str, np.ndarray[Any, Any]] | None":
         """Return the importance of each input channel of each tensor, by GGUF name; None where all are equal."""
         return None
 
@@ -237,7 +235,7 @@ def plain_kind(dtype: str) -> Callable[[Any], Any]:
     return lambda parameter: stored if parameter.ndim > 1 else kinds.F32
 
 
-def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def interleave_heads(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[Any, Any]":
     """Return a Llama query or key weight in GGUF's row order.
 
     In GGUF, rotary positions rotate neighbouring rows; in transformers, the two halves of a head.
@@ -249,7 +247,7 @@ def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any
     return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def deinterleave_heads(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[Any, Any]":
     """Return the weight in transformers' row order: the inverse of `interleave_heads`."""
     rows = weight.shape[0]
     return weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
@@ -269,7 +267,7 @@ def gguf_name(name: str, config: Any) -> str:
     return gguf_file.to_gguf_name(name, architecture=architecture, n_layers=config.num_hidden_layers)
 
 
-def stored_parts(name: str, parameter: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def stored_parts(name: str, parameter: "torch.Tensor", config: Any) -> "Iterator[tuple[str, torch.Tensor]]":
     """Yield what GGUF stores of a parameter, by its names there: views of its data.
 
     All experts of a layer have three tensors of shape (experts, out_features, in_features) there, and two in
@@ -310,7 +308,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
     return tensors
 
 
-def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> torch.Tensor:
+def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> "torch.Tensor":
     """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`."""
     import gguf
     import torch
@@ -365,7 +363,7 @@ def save(
     gguf_file.write_gguf(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
 
 
-def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> torch.Tensor:
+def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> "torch.Tensor":
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
     model, path = load_llama_like(job), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)

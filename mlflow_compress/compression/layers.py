@@ -1,7 +1,5 @@
 """Methods that work layer by layer; saves a model of plain floats, and computes the logits of what is stored."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +29,7 @@ class ForLayers(Method[S]):
         )
 
     def modifiers(
-        self, config: S, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: S, source: "SourceModel", schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         """Return the modifiers of a recipe, by default the one that rounds to nearest; llm-compressor is imported.
 
@@ -45,7 +43,7 @@ class ForLayers(Method[S]):
         """Return what must be in force while a recipe runs; by default nothing."""
         return contextlib.nullcontext()
 
-    def compress(self, job: CompressionJob[S]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[S]) -> "torch.Tensor":
         def recipe() -> list[object]:
             schemes = {"group_0": self.scheme(job.config, ["Linear"])}
             return self.modifiers(job.config, job.source, schemes, job.source.ignored)
@@ -54,7 +52,9 @@ class ForLayers(Method[S]):
             return backend.run_oneshot(job, recipe, rescales=self.rescales)
 
 
-def save_and_measure(job: CompressionJob[MethodConfig], model: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+def save_and_measure(
+    job: CompressionJob[MethodConfig], model: Any, dtype: "torch.dtype | None" = None
+) -> "torch.Tensor":
     """Cast a model in place, save it with its tokenizer, and return its logits, computed in float32.
 
     `dtype` is the one to store, by default the base's own. The logits are those on the probe, shape (n_positions,
@@ -71,7 +71,7 @@ def save_and_measure(job: CompressionJob[MethodConfig], model: Any, dtype: torch
     return job.probe.logits(model)
 
 
-def cast_stored(model: Any, dtype: torch.dtype) -> None:
+def cast_stored(model: Any, dtype: "torch.dtype") -> None:
     """Cast the tensors that a checkpoint stores, and no others.
 
     ``model.to`` would also round the rotary frequencies, which are not stored but computed at loading.

@@ -1,7 +1,5 @@
 """Base class and registry of compression methods: typed settings, a check before any work, and `compress`."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re
@@ -72,13 +70,15 @@ JobSettings = TypeVar("JobSettings", bound=MethodConfig, covariant=True)
 class CompressionJob(Generic[JobSettings]):
     """Everything that `Method.compress` needs."""
 
-    source: SourceModel  # The model to compress, resolved to a local folder
+    source: "SourceModel"  # The model to compress, resolved to a local folder
     config: JobSettings  # The method's own settings, already checked
-    calibration: Calibration | None  # Token ids, if the method needs them
-    probe: Probe  # Input on which the logits of the compressed model in memory are computed
+    calibration: "Calibration | None"  # Token ids, if the method needs them
+    probe: "Probe"  # Input on which the logits of the compressed model in memory are computed
     device: str  # "cpu" or "cuda"
     folder: Path  # Existing empty folder to write the checkpoint and its tokenizer into
-    offload: Offload | None = None  # Where weights wait that do not fit into memory; None: the whole model is in memory
+    offload: "Offload | None" = (
+        None  # Where weights wait that do not fit into memory; None: the whole model is in memory
+    )
     # Filled by the method: experts to which the router sent no calibration token
     experts_without_tokens: list[str] = field(default_factory=list)
 
@@ -188,7 +188,7 @@ class Method(ABC, Generic[S]):
     def check_folder(self, folder: Path) -> None:
         """Raise an error, before torch is imported, if the model's files alone show that the method cannot help."""
 
-    def check(self, config: S, source: SourceModel) -> None:
+    def check(self, config: S, source: "SourceModel") -> None:
         """Raise an error, before any work, if the method does not support the model.
 
         By default that is a `group_size` that does not divide a layer.
@@ -197,7 +197,7 @@ class Method(ABC, Generic[S]):
             source.require_group_size(group_size)
 
     @abstractmethod
-    def compress(self, job: CompressionJob[S]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[S]) -> "torch.Tensor":
         """Write the compressed checkpoint to `job.folder`.
 
         Float32 logits of the compressed model in memory on `job.probe`, shape (n_positions, vocabulary). The saved

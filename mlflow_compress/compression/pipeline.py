@@ -1,7 +1,5 @@
 """The compression pipeline: check, compress, verify by reloading, publish."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import io
@@ -295,7 +293,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
     )
 
 
-def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> torch.Tensor:
+def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> "torch.Tensor":
     """Return what a method's `compress` returns; a plug-in's errors and wrong answers name the plug-in."""
     import torch
 
@@ -393,7 +391,7 @@ def _lines(file: IO[bytes]) -> list[str]:
     return file.read().decode(errors="replace").strip().splitlines()
 
 
-def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:
+def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts: Sequence[str]) -> "Calibration | None":
     if not method.needs_calibration:
         return None
     if settings.calibration_length > source.max_length:

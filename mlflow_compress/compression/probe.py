@@ -1,7 +1,5 @@
 """The reload probe: a fixed input, a model's logits on it, and the comparison of two such sets of logits."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +43,7 @@ class Probe:
     ids: np.ndarray[Any, np.dtype[np.int64]]  # int64, shape (sequences, length)
 
     @classmethod
-    def for_model(cls, source: SourceModel) -> Probe:
+    def for_model(cls, source: "SourceModel") -> "Probe":
         """Return the probe of a model: token ids drawn uniformly from its vocabulary, with a fixed seed."""
         length = min(LENGTH, source.max_length)
         return cls(np.random.default_rng(0).integers(0, source.vocabulary, size=(SEQUENCES, length), dtype=np.int64))
@@ -55,7 +53,7 @@ class Probe:
         """Number of positions at which `logits` gives a row."""
         return int(self.ids[:, STRIDE - 1 :: STRIDE].size)
 
-    def logits(self, model: Any) -> torch.Tensor:
+    def logits(self, model: Any) -> "torch.Tensor":
         """Return the model's logits at every sixth position, float32 on the CPU.
 
         Shape (n_positions, vocabulary).
@@ -71,7 +69,7 @@ class Probe:
         return logits
 
 
-def write_probe(folder: Path, probe: Probe, logits: torch.Tensor, *, rounded: bool = False) -> Path:
+def write_probe(folder: Path, probe: Probe, logits: "torch.Tensor", *, rounded: bool = False) -> Path:
     """Write the probe and the logits of the model in memory into the checkpoint's folder; return the file.
 
     `rounded`: the model rounds activations.
@@ -86,7 +84,7 @@ def write_probe(folder: Path, probe: Probe, logits: torch.Tensor, *, rounded: bo
     return path
 
 
-def read_probe(folder: Path) -> tuple[Probe, torch.Tensor, bool]:
+def read_probe(folder: Path) -> "tuple[Probe, torch.Tensor, bool]":
     """Return the probe, the logits and `rounded` that `write_probe` stored."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -132,7 +130,7 @@ class ReloadReport:
         return asdict(self)
 
 
-def compare_logits(saved: torch.Tensor, reloaded: torch.Tensor, *, rounded: bool = False) -> ReloadReport:
+def compare_logits(saved: "torch.Tensor", reloaded: "torch.Tensor", *, rounded: bool = False) -> ReloadReport:
     """Return the differences between two sets of logits of shape (n_positions, vocabulary).
 
     Different shapes raise `ReloadMismatchError`. Values that are not finite do not agree.

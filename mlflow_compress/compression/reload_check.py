@@ -5,8 +5,6 @@ them with those of the model that was compressed in memory. Writes one line of J
 Exit code 0: all agree; 1: at least one does not; 2: at least one does not load.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """Formats of compressed-tensors with activations: what a value, its scale and the group that shares it are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

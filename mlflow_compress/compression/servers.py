@@ -6,8 +6,6 @@ From the source of vLLM 0.32.0: `quantization/__init__.py` for formats; for pack
 CPUs, and Marlin (`marlin_utils.py`) on CUDA. benchmarks/vllm_formats.py loads every format in the CPU build.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -40,7 +38,7 @@ FORMATS = (
 _MARLIN_GROUPS = (32, 64, 128)
 
 
-def served_by(method: Method[Any], settings: MethodConfig, source: SourceModel) -> list[str] | None:
+def served_by(method: Method[Any], settings: MethodConfig, source: "SourceModel") -> list[str] | None:
     """Return the targets that take a checkpoint; none: only this package reads it. None where nobody knows."""
     if not method.runs_in and not method.own_format:
         return None
@@ -52,7 +50,7 @@ def served_by(method: Method[Any], settings: MethodConfig, source: SourceModel) 
     return targets
 
 
-def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel | None = None) -> None:
+def check_target(target: str, method: Method[Any], settings: MethodConfig, source: "SourceModel | None" = None) -> None:
     """Refuse a checkpoint that the target could not serve. Without `source`, nothing is said of the layers' shapes.
 
     `target` is "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), "llama.cpp" (where its own converter
@@ -91,7 +89,7 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
             raise UnsupportedError(f"vLLM has no kernel for {label}: {'; '.join(map(str, reasons))}", fix=fix)
 
 
-def _needs_our_loader(method: Method[Any], settings: Any, source: SourceModel) -> bool:
+def _needs_our_loader(method: Method[Any], settings: Any, source: "SourceModel") -> bool:
     """Return whether transformers fails at a mixture's experts, or computes them otherwise (`linear_experts`)."""
     if not (source.experts and method.takes_experts(settings)):
         return False

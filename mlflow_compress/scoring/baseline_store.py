@@ -7,8 +7,6 @@ float16 log-probabilities instead, and its manifest says why. A variant's plan f
 the baseline was not scored on are refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -308,7 +306,7 @@ class StateStore:
         self._open: dict[int, torch.Tensor] = {}  # rows by shard, those that were used last at the end
 
     @classmethod
-    def open(cls, folder: Path, *, baseline: IdentifiedModel | None = None) -> StateStore:
+    def open(cls, folder: Path, *, baseline: IdentifiedModel | None = None) -> "StateStore":
         """Open a store. With a `baseline`, it must belong to this model, tokenizer and dtype."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
@@ -473,7 +471,7 @@ class SentHead:
     file: bytes  # The weights in safetensors format; empty for log-probabilities
 
     @classmethod
-    def of(cls, store: StateStore) -> SentHead:
+    def of(cls, store: StateStore) -> "SentHead":
         """Return the head of a store."""
         return cls(store.manifest, save(store.head_weights()) if store.manifest.head is not None else b"")
 

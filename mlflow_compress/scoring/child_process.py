@@ -1,7 +1,5 @@
 """Processes that scoring starts: forks that share work, and what is known of a process that has ended."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

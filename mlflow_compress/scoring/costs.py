@@ -6,8 +6,6 @@ for each pair of tokens and each number of `ModelShape.attention_width`, in ever
 part runs at scored positions only.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -131,7 +129,7 @@ class Workload:
     rows: int = 0  # Positions at which the head runs, and whose states a baseline stores
     groups: tuple[GroupSize, ...] = ()  # In the order in which they run
 
-    def __add__(self, other: Workload) -> Workload:
+    def __add__(self, other: "Workload") -> "Workload":
         """Return the work of both, one after the other."""
         return Workload(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 

@@ -1,7 +1,5 @@
 """Scores requests and corpora with one model, and compares it with a baseline; returns records."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

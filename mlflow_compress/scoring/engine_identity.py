@@ -1,7 +1,5 @@
 """Identity of the scoring engine: the version of our scoring and of the libraries, which decide a model's numbers."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version

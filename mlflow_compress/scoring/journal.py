@@ -1,7 +1,5 @@
 """Results of an unfinished pass on disk, so that a killed run resumes where it stopped."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

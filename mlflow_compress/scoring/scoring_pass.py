@@ -1,7 +1,5 @@
 """Scores groups of a plan: the body runs unit by unit, the head group by group; results are per row and target."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator
@@ -47,7 +45,7 @@ class Targets:
     token: Ints
 
     @classmethod
-    def of(cls, row: Ints, token: Ints) -> tuple[Targets, Ints]:
+    def of(cls, row: Ints, token: Ints) -> "tuple[Targets, Ints]":
         """Return the distinct (row, token) pairs sorted by row, and the index of each given pair among them."""
         pairs, place = np.unique(np.stack([row, token]), axis=1, return_inverse=True)
         return cls(pairs[0], pairs[1]), place.reshape(-1).astype(np.int64)

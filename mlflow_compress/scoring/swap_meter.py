@@ -5,8 +5,6 @@ output is returned by the layer itself, whose `forward` is replaced for the time
 runs: masks, positions and whatever else its body does between the layers.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -296,12 +294,12 @@ class Swap:
     modules: Mapping[str, torch.nn.Module] = field(repr=False)
 
     @classmethod
-    def of(cls, group: WeightGroup, variant: Any, name: str | None = None) -> Swap:
+    def of(cls, group: WeightGroup, variant: Any, name: str | None = None) -> "Swap":
         """Return the swap of one group of weights; `name` is the group's where it is not given."""
         return cls(name or group.name, {module: variant.get_submodule(module) for module in group.modules})
 
     @classmethod
-    def together(cls, name: str, swaps: list[Swap]) -> Swap:
+    def together(cls, name: str, swaps: "list[Swap]") -> "Swap":
         """Return all swaps at once."""
         return cls(name, {path: module for swap in swaps for path, module in swap.modules.items()})
 

@@ -1,7 +1,5 @@
 """Runs gptqmodel: the second backend of `gptq` and `awq`, which writes the formats of AutoGPTQ and AutoAWQ."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile
@@ -108,7 +106,7 @@ class TwoBackendMethod(ForLayers[B]):
     def takes_experts(self, config: B) -> bool:
         return config.backend != NAME
 
-    def check(self, config: B, source: SourceModel) -> None:
+    def check(self, config: B, source: "SourceModel") -> None:
         """Raise an error for a group size that does not divide a layer, and for what the backend does not support."""
         super().check(config, source)
         if config.backend == NAME:
@@ -116,7 +114,7 @@ class TwoBackendMethod(ForLayers[B]):
         else:
             self.check_llmcompressor(source)
 
-    def compress(self, job: CompressionJob[B]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[B]) -> "torch.Tensor":
         if job.config.backend == NAME:
             return quantize_by_gptqmodel(job, self.quantize_config(job.config))
         return super().compress(job)
@@ -126,7 +124,7 @@ class TwoBackendMethod(ForLayers[B]):
         grouped = not isinstance(config.group_size, str)
         return {"bits": config.bits, "group_size": config.group_size if grouped else -1}
 
-    def check_llmcompressor(self, source: SourceModel) -> None:
+    def check_llmcompressor(self, source: "SourceModel") -> None:
         """Raise an error for what llm-compressor does not support with this model; the default accepts everything."""
 
 
@@ -139,7 +137,7 @@ def load_for_gptqmodel() -> None:
     import gptqmodel  # noqa: F401
 
 
-def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
+def check_supported(source: "SourceModel", method: str, settings: dict[str, Any]) -> None:
     """Raise `UnsupportedError` for architectures, group sizes and layers that gptqmodel does not support."""
     load_for_gptqmodel()
     from gptqmodel.models.auto import SUPPORTED_MODELS
@@ -180,7 +178,7 @@ def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) 
             )
 
 
-def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str, Any]) -> torch.Tensor:
+def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str, Any]) -> "torch.Tensor":
     """Quantize on the calibration set, save, and return the logits of the packed weights.
 
     The base is read in its own dtype, in which gptqmodel also runs the calibration text; layers are solved in float32.

@@ -1,7 +1,5 @@
 """Runs llm-compressor without network access or extra files, in float32, and stores in the base's dtype."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,15 +87,15 @@ def activation_scheme(kind: Literal["int", "float"], targets: Sequence[str]) -> 
     return {"targets": list(targets), "weights": weights, "input_activations": activations}
 
 
-def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, instead: str) -> None:
+def require_known(source: "SourceModel", known: Iterable[str], *, unknown: str, instead: str) -> None:
     """Raise `UnsupportedError` for an architecture without mappings: the method would silently do nothing."""
     if source.architecture not in (names := sorted(set(known))):
         raise UnsupportedError(unknown, allowed=names, got=source.architecture, fix=f"Use {instead}")
 
 
 def run_oneshot(
-    job: CompressionJob[MethodConfig], recipe: Callable[[], Sequence[Any]], *, rescales: bool = False
-) -> torch.Tensor:
+    job: "CompressionJob[MethodConfig]", recipe: Callable[[], Sequence[Any]], *, rescales: bool = False
+) -> "torch.Tensor":
     """Apply modifiers to the source model, save it, and return its logits on the probe.
 
     Everything is computed in float32 and stored in the base's dtype. What is stored with less precision than float32
@@ -122,12 +120,12 @@ def run_oneshot(
 
 
 def _run(
-    job: CompressionJob[MethodConfig],
+    job: "CompressionJob[MethodConfig]",
     recipe: Callable[[], Sequence[Any]],
     until_saved: contextlib.ExitStack,
     *,
     rescales: bool,
-) -> torch.Tensor:
+) -> "torch.Tensor":
     from compressed_tensors.offload import remove_dispatch
     from compressed_tensors.quantization import disable_quantization, enable_quantization
     from llmcompressor import oneshot
@@ -191,7 +189,7 @@ def _run(
     return logits
 
 
-def _require_same_function(job: CompressionJob[MethodConfig], model: Any, before: torch.Tensor, step: str) -> None:
+def _require_same_function(job: "CompressionJob[MethodConfig]", model: Any, before: "torch.Tensor", step: str) -> None:
     """Raise `UnsupportedError` where the model, which rounds nothing now, computes other logits than before a step."""
     report = probe.compare_logits(before, job.probe.logits(model))
     if not report.agrees:
@@ -203,7 +201,7 @@ def _require_same_function(job: CompressionJob[MethodConfig], model: Any, before
         )
 
 
-def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:
+def _round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
     """Round everything that will be stored as a float to `dtype`; tensors stay float32.
 
     The weights of quantized layers are not rounded: only their integers are stored.
@@ -214,7 +212,7 @@ def _round_floats(model: torch.nn.Module, dtype: torch.dtype) -> None:
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
 
 
-def _load(job: CompressionJob[MethodConfig], until_saved: contextlib.ExitStack) -> Any:
+def _load(job: "CompressionJob[MethodConfig]", until_saved: contextlib.ExitStack) -> Any:
     """Return the model in float32; with `job.offload`, most weights are read from the disk when a layer runs."""
     if job.offload is None:
         return job.source.load(job.device)
@@ -231,7 +229,7 @@ def _load(job: CompressionJob[MethodConfig], until_saved: contextlib.ExitStack) 
 
 
 @contextlib.contextmanager
-def _fetched_once(model: torch.nn.Module) -> Iterator[None]:
+def _fetched_once(model: "torch.nn.Module") -> Iterator[None]:
     """Within this block, a quantized layer reads its offloaded weights once a call.
 
     compressed-tensors 0.19 rounds the weights that it has read, and then lets the layer read them again: from the disk
@@ -258,7 +256,7 @@ def _fetched_once(model: torch.nn.Module) -> Iterator[None]:
             layer.forward = forward
 
 
-def _round_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
+def _round_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
     """Do what `_round_floats` does, module by module: an offloaded tensor is a new one whenever it is read."""
     from compressed_tensors.offload import update_offload_parameter
 
@@ -275,7 +273,7 @@ def _round_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
                 update_offload_parameter(module, name, rounded)
 
 
-def _cast_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
+def _cast_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
     """Store the floats of an offloaded model in `dtype`, module by module."""
     import torch
 
@@ -293,7 +291,7 @@ def _cast_offloaded(model: torch.nn.Module, dtype: torch.dtype) -> None:
                     tensors[name] = torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast
 
 
-def _save(model: Any, tokenizer: Any, job: CompressionJob[MethodConfig]) -> None:
+def _save(model: Any, tokenizer: Any, job: "CompressionJob[MethodConfig]") -> None:
     from compressed_tensors import ModelCompressor
 
     # Pack while the weights are float32, then cast: packing in bfloat16 would round weight / scale to 8 bits of

@@ -1,7 +1,5 @@
 """Base of methods that round weights and activations to 8 bits without calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """AutoRound: learns by signed gradients which weights to round up or down, and how far each group's range reaches."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random
@@ -45,7 +43,7 @@ class AutoRound(Method[AutoRoundConfig]):
     needs_calibration = True
     requires = ("llmcompressor", "auto_round")
 
-    def compress(self, job: CompressionJob[AutoRoundConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[AutoRoundConfig]) -> "torch.Tensor":
         """Optimize layer by layer on the calibration set, each on the outputs of the layers before it."""
 
         def recipe() -> list[object]:

@@ -1,7 +1,5 @@
 """AWQ: scales important input channels up before rounding, and scales the outputs of the layer before down."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self

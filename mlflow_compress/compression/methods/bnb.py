@@ -1,7 +1,5 @@
 """bitsandbytes: 4-bit codes in blocks of 64 (NF4, FP4), and LLM.int8(), through transformers."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -34,7 +32,7 @@ class FourBitMethod(Method[FourBitConfig]):
         """Return ``bnb-nf4`` or ``bnb-nf4-dq``."""
         return f"{self.name}-dq" if config.double_quant else self.name
 
-    def compress(self, job: CompressionJob[FourBitConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[FourBitConfig]) -> "torch.Tensor":
         codes = self.name.removeprefix("bnb-")
         return quantize_and_save(
             job, load_in_4bit=True, bnb_4bit_quant_type=codes, bnb_4bit_use_double_quant=job.config.double_quant
@@ -83,11 +81,11 @@ class BnbInt8(Method[BnbInt8Config]):
     requires = ("bitsandbytes", "accelerate")
     extra = "bitsandbytes"
 
-    def compress(self, job: CompressionJob[BnbInt8Config]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[BnbInt8Config]) -> "torch.Tensor":
         return quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)
 
 
-def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float | str) -> torch.Tensor:
+def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float | str) -> "torch.Tensor":
     """Quantize while loading with options of `transformers.BitsAndBytesConfig`, save, and return the logits.
 
     On a CPU the first forward pass in evaluation mode repacks 4-bit weights in place, and a checkpoint that is saved

@@ -1,7 +1,5 @@
 """Base of the casts to 16-bit floating types, which halve a float32 model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +33,7 @@ class Cast(Method[MethodConfig]):
                 fix="Use method=none for the control",
             )
 
-    def compress(self, job: CompressionJob[MethodConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[MethodConfig]) -> "torch.Tensor":
         import torch
 
         wanted = getattr(torch, self.stored)

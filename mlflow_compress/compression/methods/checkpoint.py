@@ -1,7 +1,5 @@
 """A checkpoint made by another tool: copied, checked by reloading, and recorded like any other."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -106,7 +104,7 @@ class Checkpoint(Method[CheckpointConfig]):
                 got=next(iter(tensors), "no tensors"),
             )
 
-    def compress(self, job: CompressionJob[CheckpointConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[CheckpointConfig]) -> "torch.Tensor":
         """Copy the files, and return the logits of the original."""
         folder = job.config.path
         if folder.suffix == GGUF:

@@ -1,7 +1,5 @@
 """Gaussian noise on the logits: a control whose errors are independent."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -51,7 +49,7 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
         if source.head is None:
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
-    def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> "torch.Tensor":
         from mlflow_compress.models.architectures.own_formats import OwnFormatConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()

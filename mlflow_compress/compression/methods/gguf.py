@@ -1,7 +1,5 @@
 """GGUF: llama.cpp's file format, with its plain block quantizations, in pure Python."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression import gguf_model
@@ -53,7 +51,7 @@ class Gguf(ForTensors[GgufConfig]):
     def file_type(self, config: GgufConfig) -> str:
         return f"MOSTLY_Q{config.bits}_0"
 
-    def compress(self, job: CompressionJob[GgufConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[GgufConfig]) -> "torch.Tensor":
         import gguf
 
         model, path = gguf_model.load_llama_like(job), job.folder / gguf_file.FILE

@@ -1,7 +1,5 @@
 """llama.cpp's K-quants, written by its own quantizer: 2 to 6 bits in blocks of 256, with types that differ by layer."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import tempfile
@@ -76,7 +74,7 @@ class KQuantMethod(ForTensors[K]):
     def file_type(self, config: K) -> str:
         return f"MOSTLY_{config.type_name}"
 
-    def compress(self, job: CompressionJob[K]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[K]) -> "torch.Tensor":
         model = gguf_model.load_llama_like(job)
         importance = self.importance(job, model)
         return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)
@@ -115,7 +113,9 @@ class GgufImatrix(KQuantMethod[GgufImatrixConfig]):
         return {names[name]: values.flatten().float().numpy() for name, values in means.items()}
 
 
-def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> tuple[dict[str, torch.Tensor], list[str]]:
+def mean_squares(
+    model: Any, layers: list[str], calibration: "Calibration"
+) -> "tuple[dict[str, torch.Tensor], list[str]]":
     """Return the mean over the calibration tokens of each input channel's square, by layer, and experts without tokens.
 
     Float64, shape (in_features,). All experts of a layer are one entry, shape (experts, in_features), each a mean over
@@ -128,7 +128,7 @@ def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> tup
     sums: dict[str, torch.Tensor] = {}
     tokens: dict[str, torch.Tensor] = {}  # how many each layer has seen, or each expert of it
 
-    def add(name: str, number: int, inputs: torch.Tensor, n_rows: int = 1) -> None:
+    def add(name: str, number: int, inputs: "torch.Tensor", n_rows: int = 1) -> None:
         rows = inputs.flatten(0, -2)
         if name not in sums:
             sums[name] = torch.zeros((n_rows, rows.shape[-1]), dtype=torch.float64)
@@ -140,7 +140,7 @@ def mean_squares(model: Any, layers: list[str], calibration: Calibration) -> tup
         return lambda _, args: add(name, 0, args[0])
 
     def of_experts(name: str) -> Any:
-        def hook(experts: Any, args: tuple[torch.Tensor, ...]) -> None:
+        def hook(experts: Any, args: "tuple[torch.Tensor, ...]") -> None:
             hidden, chosen = args[:2]
             for number in range(len(experts.down_proj)):
                 inputs = hidden[(chosen == number).any(-1)]
@@ -168,7 +168,7 @@ def quantized_logits(
     *,
     pure: bool,
     types: Mapping[str, str] | None = None,
-) -> torch.Tensor:
+) -> "torch.Tensor":
     """Write a model of `gguf_model.load_llama_like`, let llama.cpp quantize the file, and return the new file's logits.
 
     The other arguments are those of `quantize_file`.

@@ -1,7 +1,5 @@
 """GPTQ: quantizes column by column, and corrects each column's error in the columns that follow."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
@@ -68,7 +66,7 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
         }
 
     def modifiers(
-        self, config: GptqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: GptqConfig, source: "SourceModel", schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         from llmcompressor.modifiers.gptq import GPTQModifier
 

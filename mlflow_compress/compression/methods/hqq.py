@@ -1,7 +1,5 @@
 """HQQ: rounds to a grid whose zero points minimise a norm that tolerates outliers, without data."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -48,7 +46,7 @@ class Hqq(Method[HqqConfig]):
     Config = HqqConfig
     supported_bits = (8, 4, 3, 2, 1)
 
-    def compress(self, job: CompressionJob[HqqConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[HqqConfig]) -> "torch.Tensor":
         import torch
 
         from mlflow_compress.models.architectures import own_formats
@@ -81,8 +79,8 @@ class Hqq(Method[HqqConfig]):
 
 
 def half_quadratic(
-    weight: torch.Tensor, bits: int, group_size: int | str, norm: float = 0.7, iterations: int = 20
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    weight: "torch.Tensor", bits: int, group_size: int | str, norm: float = 0.7, iterations: int = 20
+) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
     r"""Choose the zero points that minimise :math:`\sum |W - s (W_q - z)|^p`, with :math:`W_q = round(W / s + z)`.
 
     The error is a separate variable :math:`E` with a quadratic penalty of weight :math:`\beta`. Two steps alternate:

@@ -1,7 +1,5 @@
 """Layer dropping: removes the last layers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +43,7 @@ class LayerRemovalMethod(Method[L]):
             )
 
 
-def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
+def decoder_layers(model: Any, source: SourceModel) -> "torch.nn.ModuleList":
     """Return the model's decoder layers: the only list of modules with the model's number of layers."""
     from torch import nn
 
@@ -58,7 +56,7 @@ def decoder_layers(model: Any, source: SourceModel) -> torch.nn.ModuleList:
     return candidates[0]
 
 
-def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> torch.Tensor:
+def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> "torch.Tensor":
     """Remove decoder layers and their entries in the configuration, save, and return the logits on the probe.
 
     The configuration records the numbers of the removed layers as ``dropped_layers``.
@@ -92,7 +90,7 @@ class LayerDrop(LayerRemovalMethod[LayerRemovalConfig]):
     reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141"
     Config = LayerRemovalConfig
 
-    def compress(self, job: CompressionJob[LayerRemovalConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[LayerRemovalConfig]) -> "torch.Tensor":
         depth = job.source.layers
         return drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))
 
@@ -111,7 +109,7 @@ class LayerDropAngular(LayerRemovalMethod[LayerDropAngularConfig]):
     Config = LayerDropAngularConfig
     needs_calibration = True
 
-    def compress(self, job: CompressionJob[LayerDropAngularConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[LayerDropAngularConfig]) -> "torch.Tensor":
         """Measure every block of ``layers`` layers on the calibration set, and remove the one that changes least."""
         assert job.calibration is not None
         model = job.source.load(job.device)
@@ -121,7 +119,7 @@ class LayerDropAngular(LayerRemovalMethod[LayerDropAngularConfig]):
         return drop_and_save(job, model, range(first, first + job.config.layers))
 
 
-def block_distances(states: torch.Tensor, length: int) -> torch.Tensor:
+def block_distances(states: "torch.Tensor", length: int) -> "torch.Tensor":
     """Return the mean angular distance between the input and the output of every block of `length` layers.
 
     ``d(l) = mean over samples of arccos(cos(x_l, x_{l + length})) / pi``, in [0, 1] (equation 7 of the paper).
@@ -135,7 +133,7 @@ def block_distances(states: torch.Tensor, length: int) -> torch.Tensor:
     return (cosine.clamp(-1, 1).arccos() / torch.pi).mean(dim=1)
 
 
-def last_token_states(model: Any, layers: torch.nn.ModuleList, calibration: Calibration) -> torch.Tensor:
+def last_token_states(model: Any, layers: "torch.nn.ModuleList", calibration: "Calibration") -> "torch.Tensor":
     """Return the residual stream at the last token of each sequence; shape as `block_distances` takes it."""
     import torch
 

@@ -1,7 +1,5 @@
 """The control: the base model itself, saved again."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
@@ -23,7 +21,7 @@ class Uncompressed(Method[MethodConfig]):
     compresses = False
     linear_only = False
 
-    def compress(self, job: CompressionJob[MethodConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[MethodConfig]) -> "torch.Tensor":
         """Load the model in its stored dtype, save it, and return its logits, computed in float32."""
         model = job.source.load(job.device, dtype=job.source.torch_dtype)
         model.save_pretrained(job.folder)

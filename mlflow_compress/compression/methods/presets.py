@@ -1,7 +1,5 @@
 """Round-to-nearest weights and activations in the formats of `schemes.SCHEMES`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,7 +71,7 @@ class PresetMethod(ForLayers[S]):
     ) -> list[tuple[int, int | str, Mapping[str, tuple[int, int]]]]:
         return [(config.bits, SCHEMES[self.name].group_size, layers)]
 
-    def check(self, config: Any, source: SourceModel) -> None:
+    def check(self, config: Any, source: "SourceModel") -> None:
         size = SCHEMES[self.name].group_size
         for layer, (_, inputs) in source.matrices.items():
             if inputs % size:
@@ -83,7 +81,7 @@ class PresetMethod(ForLayers[S]):
                     fix="Use rtn, whose group_size is free, or fp8",
                 )
 
-    def compress(self, job: CompressionJob[Any]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[Any]) -> "torch.Tensor":
         # Weights alone need no pass over the text.
         return super().compress(job if job.config.activations else replace(job, calibration=None))
 

@@ -1,7 +1,5 @@
 """Pruning: magnitude, Wanda and SparseGPT set weights of linear layers to zero, and store the zeros."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from unittest.mock import Mock, patch
 
@@ -70,7 +68,7 @@ class Magnitude(PruningMethod[PruningConfig]):
     reference = "Han et al. 2015, https://arxiv.org/abs/1506.02626"
     Config = PruningConfig
 
-    def compress(self, job: CompressionJob[PruningConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[PruningConfig]) -> "torch.Tensor":
         model = job.source.load(job.device)
         for name in job.source.linear:
             weight = model.get_submodule(name).weight.data
@@ -100,7 +98,7 @@ class Wanda(PruningMethod[WandaConfig]):
     experts = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: CompressionJob[WandaConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[WandaConfig]) -> "torch.Tensor":
         def recipe() -> list[object]:
             from llmcompressor.modifiers.pruning import WandaPruningModifier
 
@@ -130,7 +128,7 @@ class SparseGpt(PruningMethod[SparseGptConfig]):
     experts = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: CompressionJob[SparseGptConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[SparseGptConfig]) -> "torch.Tensor":
         def recipe() -> list[object]:
             from llmcompressor.modifiers.pruning import SparseGPTModifier
 

@@ -1,7 +1,5 @@
 """Round to nearest: every weight is rounded to the nearest point of its group's grid."""
 
-from __future__ import annotations
-
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import GroupSize, MethodConfig, register
 

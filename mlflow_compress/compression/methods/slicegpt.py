@@ -1,7 +1,5 @@
 """SliceGPT: rotates the residual stream to its principal components, block by block, and removes the smallest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +69,14 @@ class SliceGpt(Method[SliceGptConfig]):
                 fix="Lower slicing or round_to",
             )
 
-    def compress(self, job: CompressionJob[SliceGptConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[SliceGptConfig]) -> "torch.Tensor":
         assert job.calibration is not None
         model = llama_like.as_llama(job.source.load(job.device))
         batches = [batch["input_ids"].to(model.device) for batch in job.calibration.loader()]
         return save_and_measure(job, sliced(model, batches, job.config.width(model.config.hidden_size)))
 
 
-def sliced(model: Any, batches: Sequence[torch.Tensor], width: int) -> Any:
+def sliced(model: Any, batches: "Sequence[torch.Tensor]", width: int) -> Any:
     """Return a Llama model, rotated and sliced to `width` channels.
 
     When the scales of the norms are moved into the layers after them, a rotation ``Q`` of the residual stream commutes
@@ -116,12 +114,12 @@ def sliced(model: Any, batches: Sequence[torch.Tensor], width: int) -> Any:
 def _slice_layer(
     old: Any,
     new: Any,
-    states: list[torch.Tensor],
+    states: "list[torch.Tensor]",
     contexts: list[dict[str, Any]],
-    basis: torch.Tensor,
+    basis: "torch.Tensor",
     width: int,
     width_out: int,
-) -> tuple[list[torch.Tensor], torch.Tensor]:
+) -> "tuple[list[torch.Tensor], torch.Tensor]":
     """Fill one layer; return its outputs in the basis of the next layer, and that basis, shape (full, width_out)."""
     attention, mlp = new.self_attn, new.mlp
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -146,7 +144,7 @@ def _slice_layer(
     return [_project(x, after) for x in outputs], after
 
 
-def principal_directions(batches: Sequence[torch.Tensor]) -> torch.Tensor:
+def principal_directions(batches: "Sequence[torch.Tensor]") -> "torch.Tensor":
     """Return the eigenvectors of ``sum x x^T`` as columns, largest eigenvalue first; float64, shape (n, n)."""
     import torch
 
@@ -159,23 +157,23 @@ def principal_directions(batches: Sequence[torch.Tensor]) -> torch.Tensor:
     return vectors.flip(-1)
 
 
-def rotated(weight: torch.Tensor, *, into: torch.Tensor) -> torch.Tensor:
+def rotated(weight: "torch.Tensor", *, into: "torch.Tensor") -> "torch.Tensor":
     """Return ``weight @ into``, computed in float64, in the weight's dtype."""
     return (weight.double() @ into).to(weight.dtype)
 
 
-def _project(states: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+def _project(states: "torch.Tensor", basis: "torch.Tensor") -> "torch.Tensor":
     return (states.double() @ basis).to(states.dtype)
 
 
-def _fill_input_layer(new: Any, old: Any, scale: torch.Tensor, basis: torch.Tensor) -> None:
+def _fill_input_layer(new: Any, old: Any, scale: "torch.Tensor", basis: "torch.Tensor") -> None:
     """Fill a layer that reads the residual stream: multiply its columns by the norm's scale and the rotation."""
     new.weight.data = (old.weight.double() * scale.double() @ basis).to(old.weight.dtype)
     if old.bias is not None:
         new.bias.data = old.bias.data
 
 
-def _rotate_output_layer(layer: Any, basis: torch.Tensor) -> None:
+def _rotate_output_layer(layer: Any, basis: "torch.Tensor") -> None:
     """Rotate the rows of a layer that writes to the residual stream, in place."""
     layer.weight.data = (basis.T @ layer.weight.double()).to(layer.weight.dtype)
     layer.out_features = basis.shape[1]
@@ -183,7 +181,7 @@ def _rotate_output_layer(layer: Any, basis: torch.Tensor) -> None:
         layer.bias.data = (basis.T @ layer.bias.double()).to(layer.bias.dtype)
 
 
-def _context(model: Any, hidden: torch.Tensor) -> dict[str, Any]:
+def _context(model: Any, hidden: "torch.Tensor") -> dict[str, Any]:
     """Return the layers' inputs other than the hidden states of one batch: positions and the causal mask."""
     import torch
     from transformers.masking_utils import create_causal_mask

@@ -1,7 +1,5 @@
 """SmoothQuant: moves the outliers of activations into the weights, then quantizes both to 8 bits."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -67,7 +65,7 @@ class SmoothQuant(Method[SmoothQuantConfig]):
             instead="w8a8",
         )
 
-    def compress(self, job: CompressionJob[SmoothQuantConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[SmoothQuantConfig]) -> "torch.Tensor":
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 
@@ -93,7 +91,7 @@ def _paper_modifier() -> Any:
                 seen.min_channel_vals, seen.max_channel_vals = torch.zeros_like(largest), largest
             super()._apply_smoothing(model)
 
-        def _calculate_smoothing_scales(self, balance_layers: Any, activation_scales: torch.Tensor) -> torch.Tensor:
+        def _calculate_smoothing_scales(self, balance_layers: Any, activation_scales: "torch.Tensor") -> "torch.Tensor":
             # The parent doubles the largest weight, which fits its use of the range.
             factor: torch.Tensor = super()._calculate_smoothing_scales(balance_layers, activation_scales)
             factor *= 2 ** (1 - self.smoothing_strength)

@@ -1,7 +1,5 @@
 """torchao int8: one scale per row of weights and, optionally, one per token of activations."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
@@ -40,7 +38,7 @@ class TorchAoInt8(Method[TorchAoInt8Config]):
         """Return ``torchao-int8`` or ``torchao-int8-dynamic``."""
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
-    def compress(self, job: CompressionJob[TorchAoInt8Config]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[TorchAoInt8Config]) -> "torch.Tensor":
         """Quantize while loading in float32; everything that is not quantized is stored in the base's dtype."""
         import torch
         from torchao import quantization

@@ -1,7 +1,5 @@
 """Array types of the package, and checks that refuse NaN."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

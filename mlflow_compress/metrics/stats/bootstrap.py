@@ -5,8 +5,6 @@ paired difference is a column of differences; a ratio is a function of two colum
 row of sums per cluster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Literal

@@ -3,8 +3,6 @@
 Shapes: ``probabilities (n, n_options)``, ``gold (n,)``, ``sets (n, n_options)`` of bool.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

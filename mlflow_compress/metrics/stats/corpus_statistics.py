@@ -1,7 +1,5 @@
 """Corpus perplexity and token statistics, with llama.cpp's definitions and propagated uncertainties."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

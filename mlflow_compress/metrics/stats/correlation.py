@@ -1,7 +1,5 @@
 """Correlation with an interval: flips against KL over variants, similarity against ROUGE-L over instructions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

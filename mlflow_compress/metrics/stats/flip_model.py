@@ -4,8 +4,6 @@ The lead of an item is how many nats its right option is ahead of the best other
 (`item_table.gold_lead`). A variant flips the item where it moves the two by more than that.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +26,7 @@ class FlipModel:
     slope: float  # Per nat: the larger, the faster flips become rare with the lead
 
     @classmethod
-    def fit(cls, leads: npt.ArrayLike, flips: npt.ArrayLike) -> FlipModel:
+    def fit(cls, leads: npt.ArrayLike, flips: npt.ArrayLike) -> "FlipModel":
         """Return the model of some items, by maximum likelihood with a weak prior: it is there without a flip, too.
 
         - `leads`, `flips` (n,): The baseline's lead in nats, and whether the item flipped.
@@ -36,7 +34,7 @@ class FlipModel:
         return cls._fit(finite("leads", leads), np.asarray(flips, dtype=np.float64), _PRIOR)
 
     @classmethod
-    def _fit(cls, x: Float, y: Float, begin: Float) -> FlipModel:
+    def _fit(cls, x: Float, y: Float, begin: Float) -> "FlipModel":
         """Return the model of items with leads `x`; Newton's method begins at a level and a slope."""
         same_length(leads=x, flips=y)
         at, precision = begin.copy(), np.diag(_DEVIATIONS**-2.0)

@@ -3,8 +3,6 @@
 And what items share: how much less a sample says whose items come in groups, such as the questions of one passage.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ that it ever reaches 1/alpha with probability at most alpha (Ville). This holds 
 sorted by category passes or fails by its first category), so the order is drawn here, from the items' ids and a seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

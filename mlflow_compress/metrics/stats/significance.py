@@ -3,8 +3,6 @@
 Also what one end of an interval says at other levels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

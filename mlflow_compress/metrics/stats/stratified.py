@@ -9,8 +9,6 @@ uncertainty is left. "population" is that of what the N items are themselves a s
 this package is; with all items it is the plain interval.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,7 +122,7 @@ class Design:
         """Items of all these strata, drawn or not."""
         return int(self.size[np.unique(self.stratum, return_index=True)[1]].sum())
 
-    def __getitem__(self, rows: npt.NDArray[np.bool_] | Int) -> Design:
+    def __getitem__(self, rows: npt.NDArray[np.bool_] | Int) -> "Design":
         """Return the design of some of the items: of a task, or of those with a value."""
         flips = None if self.flips is None else self.flips[rows]
         return Design(self.stratum[rows], self.size[rows], self.drawn[rows], flips)
@@ -147,7 +145,7 @@ class Units:
     groups: Int  # Code of the group that an item is in; shape (n,)
     design: Design | None = None  # How they were drawn; None where all were scored
 
-    def __getitem__(self, rows: npt.NDArray[np.bool_] | Int) -> Units:
+    def __getitem__(self, rows: npt.NDArray[np.bool_] | Int) -> "Units":
         """Return the same of some of the items."""
         return Units(self.groups[rows], None if self.design is None else self.design[rows])
 

@@ -1,7 +1,5 @@
 """How much of a difference is the luck of one make: the variance between makes of a variant, beside that over items."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The model's body: final hidden states at the scored positions, from packed or from padded batches."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -4,8 +4,6 @@ The model's own `forward` is called with its body replaced by a module that retu
 soft-capping, logit scales, biases and special head modules (int8, compressed) need no code here.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,7 +91,7 @@ class Head:
         if upcast and self.is_linear and module.weight.dtype in (torch.float16, torch.bfloat16):
             self._float32_module = copy.deepcopy(module).float()
 
-    def to(self, device: torch.device) -> Head:
+    def to(self, device: torch.device) -> "Head":
         """Move the head's weights and return it."""
         for module in (self.module, self._float32_module):
             if module is not None:

@@ -4,8 +4,6 @@ Attention is computed only inside each branch and towards its ancestors. In the 
 positions only. Tokens of different branches do not see each other, so nothing else would be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class Branch:
     stop: int
     # The branches after the stem; they do not see each other. Empty where one call for all is as fast; `stem` is then
     # `stop`.
-    children: list[Branch]
+    children: "list[Branch]"
 
 
 def build_branches(ends: Ids, begin: int = 0, stop: int | None = None) -> Branch:

@@ -1,7 +1,5 @@
 """Formats conversations as prompts: with the tokenizer's chat template, or in a plain format where it has none."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

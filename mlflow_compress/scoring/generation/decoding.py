@@ -6,8 +6,6 @@ shard alone. So a run that is interrupted, and resumes with whole shards, makes 
 was not, and ends with the same texts.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import time

@@ -1,7 +1,5 @@
 """Draws tokens from logits. It needs torch alone: a worker in another environment reads it as a file."""
 
-from __future__ import annotations
-
 import torch
 
 _HEAD = 1024  # candidates that are sorted at first

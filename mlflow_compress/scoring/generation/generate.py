@@ -3,8 +3,6 @@
 Of a checkpoint's own generation settings (repetition penalty, temperature, ...) only the end tokens are applied.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

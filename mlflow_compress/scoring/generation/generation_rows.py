@@ -1,7 +1,5 @@
 """Settings of generation, the sequences that are generated, and how an answer ends."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -70,11 +68,11 @@ class GenerationRow:
         """Tokens of prompt and text."""
         return len(self.prompt) + len(self.tokens)
 
-    def restarted(self) -> GenerationRow:
+    def restarted(self) -> "GenerationRow":
         """Return the row without any text."""
         return GenerationRow(self.prompt, self.temperature, self.u, messages=self.messages)
 
-    def take(self, other: GenerationRow) -> None:
+    def take(self, other: "GenerationRow") -> None:
         """Take over what was generated for this row elsewhere."""
         self.tokens, self.end, self.text, self.done = other.tokens, other.end, other.text, other.done
 

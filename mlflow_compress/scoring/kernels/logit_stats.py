@@ -1,7 +1,5 @@
 """Statistics of rows of logits: normaliser, most probable token, entropy, and distances from a baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

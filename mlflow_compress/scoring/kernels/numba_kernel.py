@@ -6,8 +6,6 @@ tokens, and float64 over these partial sums. Formulas and limits are those of `r
 `row_stats` uses on other devices.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sums over the vocabulary, one per row of logits, and how they are computed in torch, on any device."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

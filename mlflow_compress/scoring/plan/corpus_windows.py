@@ -3,8 +3,6 @@
 Answers that a model wrote are one window each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

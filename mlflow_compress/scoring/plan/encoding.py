@@ -1,7 +1,5 @@
 """Encodes requests: token boundaries, prefix token and truncation as in lm-evaluation-harness 0.4.13."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class Shortened:
     too_long: frozenset[ItemKey] = frozenset()  # An option alone is longer than the context: it has no score
 
     @classmethod
-    def of(cls, requests: Sequence[Request], encoded: Sequence[Encoded]) -> Shortened:
+    def of(cls, requests: Sequence[Request], encoded: Sequence[Encoded]) -> "Shortened":
         """Return those of some requests."""
         pairs = [((r.task, r.item_id), e) for r, e in zip(requests, encoded, strict=True)]
         return cls(

@@ -5,8 +5,6 @@ order of the requests or on the machine. So a baseline and a variant have the sa
 bits.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Times a GGUF file in llama.cpp, by its low-level interface."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Times a model in transformers."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

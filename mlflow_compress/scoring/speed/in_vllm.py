@@ -1,7 +1,5 @@
 """A model in vLLM, step by step; it runs in vLLM's own environment, where this package is not installed."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -5,8 +5,6 @@ runtimes live in an environment of their own, where this package is not installe
 `import_libraries()`, and `open_model(command)`, which returns a `TimedModel`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

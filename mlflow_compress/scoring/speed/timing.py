@@ -1,7 +1,5 @@
 """Times models in the runtimes that they are meant for: one process per model, baseline and variant in turn."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
