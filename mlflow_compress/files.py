@@ -140,17 +140,19 @@ def read_typed(
     error: type[MlflowCompressError],
     fix: str | None = None,
     ignore: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> T:
     """Return the object of a JSON file as a dataclass, whose fields all have their declared types.
 
-    `ignore` has names that the file has and the dataclass has not. Any other difference is an `error`.
+    `ignore` has names that the file has and the dataclass has not, `optional` fields that the file may lack. Any other
+    difference is an `error`.
     """
     stored = {name: value for name, value in read_json_object(path, error=error).items() if name not in ignore}
     hints = get_type_hints(kind)
-    wrong = sorted(stored.keys() - hints) or sorted(hints.keys() - stored)
+    wrong = sorted(stored.keys() - hints) or sorted(hints.keys() - stored.keys() - set(optional))
     if wrong:
         raise error(f"{path.name} is broken: it lacks a field, or has an unknown one", got=wrong[0], fix=fix)
-    for name, hint in hints.items():
+    for name, hint in ((name, hint) for name, hint in hints.items() if name in stored):
         try:
             TypeAdapter(hint).validate_python(stored[name], strict=True)
         except ValidationError as invalid:

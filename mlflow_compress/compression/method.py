@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mlflow_compress.compression.calibration_tokens import Calibration
     from mlflow_compress.compression.probe import Probe
+    from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
     from mlflow_compress.models.placement import Offload
     from mlflow_compress.models.source_model import SourceModel
 
@@ -81,6 +82,25 @@ class CompressionJob(Generic[JobSettings]):
     )
     # Filled by the method: experts to which the router sent no calibration token
     experts_without_tokens: list[str] = field(default_factory=list)
+    caches: Mapping[int, QuantizedCache] = field(default_factory=dict)  # By layer, how keys and values are rounded
+
+    def round_cache(self, model: Any) -> None:
+        """Give a compressed model the job's caches; an `UnsupportedError` where they change no logit of the probe.
+
+        What the weights move would hide later that a cache is not applied.
+        """
+        from mlflow_compress.models.architectures.quantized_cache import quantize_cache
+
+        if not self.caches:
+            return
+        before = self.probe.logits(model)
+        quantize_cache(model, self.caches)
+        if before.equal(self.probe.logits(model)):
+            raise UnsupportedError(
+                "The cache is not applied: no logit of the reload probe differs from those without it",
+                got=f"caches in {len(self.caches)} of {self.source.layers} layers",
+                fix="Use a shorter residual and token_group",
+            )
 
 
 class Method(ABC, Generic[S]):

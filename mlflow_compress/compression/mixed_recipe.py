@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,14 @@ class MixedRecipe:
     formats: dict[str, dict[str, Any]]
     # The format of every linear layer but the head, by the layer's name; "none" for a layer that stays as it is
     layers: dict[str, str]
+    # Settings of `kv-cache` for the cache of each decoder layer, by its number: ``{"0": {"key_bits": 4}}``. A layer
+    # that is not named keeps its cache as it is
+    cache: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> MixedRecipe:
         """Return the recipe of a file. Broken files, and formats that are not described, are a `ConfigError`."""
-        recipe = read_typed(path, cls, error=ConfigError)
+        recipe = read_typed(path, cls, error=ConfigError, optional=("cache",))
         if unknown := sorted({f for f in recipe.layers.values() if f != KEPT} - recipe.formats.keys()):
             raise ConfigError(
                 f"{path.name} does not describe a format", allowed=[KEPT, *sorted(recipe.formats)], got=unknown[0]
@@ -53,7 +56,7 @@ class MixedRecipe:
     @property
     def text(self) -> str:
         """The recipe as JSON; equal recipes have equal texts."""
-        content = {"formats": self.formats, "layers": self.layers}
+        content = {"formats": self.formats, "layers": self.layers, **({"cache": self.cache} if self.cache else {})}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def parsed(self, shared: Mapping[str, Setting]) -> dict[str, LayerFormat]:

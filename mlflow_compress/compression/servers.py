@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from mlflow_compress.compression.method import METHODS, Method, MethodConfig
 from mlflow_compress.config.declarations import Target
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.architectures import QUANTIZED_CACHE
 
 if TYPE_CHECKING:
     from mlflow_compress.models.source_model import SourceModel
@@ -64,7 +65,8 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
     if target in ("llama.cpp", "transformers"):
         engines = [engine for engine in method.runs_in if engine.startswith("llama.cpp")]
         gguf_alone = any("gguf" in engine for engine in engines) and not written.startswith("gguf")
-        if (not engines or gguf_alone) if target == "llama.cpp" else method.own_format:
+        own = method.own_format or QUANTIZED_CACHE in written
+        if own or (target == "llama.cpp" and (not engines or gguf_alone)):
             raise UnsupportedError(f"{target} does not read the format of {label}", got=written, fix=fix)
         if target == "transformers" and source is not None and _needs_our_loader(method, settings, source):
             raise UnsupportedError(

@@ -128,8 +128,11 @@ def test_a_compressed_checkpoint_is_decompressed_layer_by_layer(base: Path, tmp_
 
 
 def test_a_format_that_cannot_be_offloaded_is_refused(base: Path, tmp_path: Path, no_fresh_process: None) -> None:
-    out = tmp_path / "kv"
-    compress_model(str(base), "kv-cache", None, [], out, device="cpu")
+    kv, out = tmp_path / "kv", tmp_path / "noisy"
+    compress_model(str(base), "kv-cache", None, [], kv, device="cpu")  # its weights are plain: it can
+    wanted, _ = scored(load_model(LoadConfig(path=str(kv), device="cpu")), tmp_path / "whole")
+    assert scored(on_disk(kv, tmp_path), tmp_path / "parted")[0].table.equals(wanted.table)
+    compress_model(str(base), "gaussian-noise", None, [], out, device="cpu")
     with pytest.raises(UnsupportedError, match="must fit into memory"):
         on_disk(out, tmp_path)
 

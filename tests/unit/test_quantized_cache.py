@@ -15,9 +15,20 @@ from transformers import AutoModelForCausalLM
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.run import require_cache_applied
 from mlflow_compress.compression import METHODS, compress_model, method_config
+from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, Rounding, quantize_cache
+from mlflow_compress.models.architectures.quantized_cache import (
+    QuantizedCache,
+    Rounding,
+    attention_modules,
+    quantize_cache,
+)
+from mlflow_compress.models.architectures.quantized_cache import with_cache as with_rounding
+from mlflow_compress.models.identity import weights_hash
 from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.source_model import resolve
+from mlflow_compress.models.stored_weights import hash_weights
+from mlflow_compress.scoring.forward.head import replaced_modules
 from mlflow_compress.scoring.generation.decoding import decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
 from tests.compress_models import TEXT, logits, mean_kl, token_rows
@@ -35,7 +46,7 @@ def by_token(bits: int | str, group: int = WIDTH) -> Rounding:
 
 def with_cache(base: Path, keys: Rounding, values: Rounding, residual: int = 0) -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-    quantize_cache(model, QuantizedCache(keys, values, residual))
+    quantize_cache(model, dict.fromkeys(range(model.config.num_hidden_layers), QuantizedCache(keys, values, residual)))
     return model
 
 
@@ -206,7 +217,7 @@ def test_what_cannot_be_done_is_refused(base: Path, tmp_path: Path) -> None:
         compress_model(str(base), "kv-cache", method_config("kv-cache", cache_group=32), [], tmp_path / "out")
     eager = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
     with pytest.raises(UnsupportedError, match=r"sdpa attention.*LlamaForCausalLM, eager"):
-        quantize_cache(eager, QuantizedCache(by_token(4), by_token(4)))
+        quantize_cache(eager, {0: QuantizedCache(by_token(4), by_token(4))})
 
 
 def test_labels_tell_caches_apart() -> None:
@@ -240,6 +251,59 @@ def test_a_cache_that_moves_nothing_is_refused_as_not_applied() -> None:
     with pytest.raises(UnsupportedError, match=r"cache of kv-cache-fp8 is not applied.*Got: .at most 1e-09 nats"):
         require_cache_applied(made, records(1e-9))
     require_cache_applied(cast(Any, SimpleNamespace(method="rtn", label="rtn")), records(0.0))
+
+
+def recipe(base: Path, folder: Path, method: str, cache: dict[str, dict[str, Any]]) -> Any:
+    """Write a recipe with 4-bit weights in every layer (none: as they are), and return the settings of `mixed`."""
+    described = {"method": method, "bits": 4, **({} if method == "gguf" else {"group_size": 32})}
+    layers = dict.fromkeys(resolve(str(base)).linear, "a" if method != "none" else "none")
+    MixedRecipe(formats={} if method == "none" else {"a": described}, layers=layers, cache=cache).write(
+        folder / "r.json"
+    )
+    return method_config("mixed", recipe=str(folder / "r.json"), calibration_samples=4, calibration_length=64)
+
+
+@pytest.mark.usefixtures("no_fresh_process")
+@pytest.mark.parametrize("method", ["gptq", "gguf", "none"])
+def test_a_layers_cache_is_rounded_beside_any_weights(method: str, base: Path, tmp_path: Path) -> None:
+    """The checkpoint of both scores, bit for bit, as the one of the same weights with the cache applied by hand."""
+    cache = {"1": {"key_bits": 4, "value_bits": 2}}
+    manifest = compress_model(str(base), "mixed", recipe(base, tmp_path, method, cache), TEXT, tmp_path / "both")
+    assert manifest.served_by == [] and manifest.format.endswith("quantized_cache")
+    weights = base
+    if method != "none":
+        weights = tmp_path / "weights"
+        compress_model(str(base), "mixed", recipe(base, tmp_path, method, {}), TEXT, weights)
+        assert hash_weights(weights) == hash_weights(tmp_path / "both")
+    assert weights_hash(weights) != weights_hash(tmp_path / "both")
+    both, alone = (load_model(LoadConfig(path=str(f), device="cpu")).model for f in (tmp_path / "both", weights))
+    ids = token_rows(base, TEXT[0], rows=4, length=64)
+    with torch.inference_mode():
+        plain, scored = alone(input_ids=ids).logits, both(input_ids=ids).logits
+        # As a search measures it: one layer's attention in the model that is not rounded.
+        name, attention = attention_modules(alone)[1]
+        layer = with_rounding(attention, QuantizedCache(by_token(4), by_token(2)))
+        with replaced_modules(alone, {name: layer}):
+            assert torch.equal(alone(input_ids=ids).logits, scored)
+        assert torch.equal(alone(input_ids=ids).logits, plain)
+        quantize_cache(alone, {1: QuantizedCache(by_token(4), by_token(2))})
+        by_hand = alone(input_ids=ids).logits
+    assert torch.equal(scored, by_hand) and not torch.equal(scored, plain)
+
+
+def test_a_cache_of_a_recipe_that_cannot_be_is_refused(base: Path, tmp_path: Path) -> None:
+    def refused(error: type[Exception], match: str, method: str, cache: dict[str, dict[str, Any]]) -> None:
+        settings = recipe(base, tmp_path, method, cache)
+        with pytest.raises(error, match=match):
+            compress_model(str(base), "mixed", settings, TEXT, tmp_path / "out")
+
+    refused(ConfigError, r"cache of an unknown layer. Allowed: 0 to 1. Got: 2", "rtn", {"2": {}})
+    refused(ConfigError, r"cache of an unknown layer. Allowed: numbers from 0. Got: 'first'", "rtn", {"first": {}})
+    refused(ConfigError, r"key_bits.*16, 8, 4, 3, 2", "rtn", {"0": {"key_bits": 5}})
+    refused(ConfigError, "leaves every layer as it is", "none", {})
+    # What the weights move would hide it later: at once it is refused that no number is rounded.
+    whole = {"0": {"keys_per": "channel", "token_group": 4096, "value_bits": 16}}
+    refused(UnsupportedError, r"The cache is not applied.*caches in 1 of 2 layers", "rtn", whole)
 
 
 @pytest.mark.slow

@@ -186,7 +186,14 @@ def find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, Any
 
 def _recipe_of(manifest: CheckpointManifest, folder: str, source: SourceModel) -> MixedRecipe:
     if manifest.method == MIXED:
-        return MixedRecipe.read(Path(folder) / RECIPE_FILE)
+        recipe = MixedRecipe.read(Path(folder) / RECIPE_FILE)
+        if recipe.cache:
+            raise UnsupportedError(
+                "A variant whose cache is rounded cannot be repaired",
+                got=manifest.label,
+                fix="Take the cache out of its recipe, and repair that; or search with cache_formats",
+            )
+        return recipe
     own = {name: value for name, value in manifest.settings.items() if name not in CalibratedConfig.model_fields}
     bits = dict.fromkeys(source.linear, own.get("bits"))
     if fixed := METHODS.get(manifest.method).for_single_layers:  # a K-quant's file has several types

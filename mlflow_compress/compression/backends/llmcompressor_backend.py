@@ -2,12 +2,16 @@
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import patch
 
+from mlflow_compress import files as atomic
 from mlflow_compress.compression import probe
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import CheckpointError, UnsupportedError
+from mlflow_compress.files import read_json_object
+from mlflow_compress.models.architectures import QUANTIZED_CACHE
 from mlflow_compress.models.placement import BALANCED, placement
 
 if TYPE_CHECKING:
@@ -182,6 +186,7 @@ def _run(
         model.apply(disable_quantization)
         _require_same_function(job, model, before, "scaling")
         model.apply(enable_quantization)
+    job.round_cache(model)
     (_round_floats if job.offload is None else _round_offloaded)(model, job.source.torch_dtype)
     with _fetched_once(model):
         logits = job.probe.logits(model)
@@ -307,6 +312,12 @@ def _save(model: Any, tokenizer: Any, job: "CompressionJob[MethodConfig]") -> No
     model.config.dtype = job.source.torch_dtype
     size = {} if job.offload is None else {"max_shard_size": SHARD}  # a shard is in memory when it is written
     model.save_pretrained(job.folder, save_compressed=True, **size)
+    if job.caches:  # the library writes the base's configuration again, with its own entry alone
+        path, text = job.folder / "config.json", model.config.get_text_config()
+        stored = read_json_object(path, error=CheckpointError)
+        part = stored if text is model.config else stored["text_config"]
+        part[QUANTIZED_CACHE] = getattr(text, QUANTIZED_CACHE)
+        atomic.write(path, json.dumps(stored, indent=2).encode())
     tokenizer.save_pretrained(job.folder)
 
 

@@ -10,11 +10,12 @@ from mlflow_compress.compression.backends import llmcompressor_backend as backen
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
-from mlflow_compress.models.architectures import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
+
+    from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
 
 Bits = Literal[16, 8, 4, 3, 2, "fp8"]
 
@@ -90,20 +91,24 @@ class KvCache(Method[KvCacheConfig]):
             )
 
     def compress(self, job: CompressionJob[KvCacheConfig]) -> torch.Tensor:
-        from mlflow_compress.models.architectures.own_formats import OwnFormatConfig
-        from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, Rounding, quantize_cache
+        from mlflow_compress.models.architectures.quantized_cache import quantize_cache
 
-        model, config = job.source.load(job.device), job.config
-        width = config.cache_group
-        width = head_dim(model.config.get_text_config()) if isinstance(width, str) else width
-        cache = QuantizedCache(
-            Rounding(config.key_bits, config.keys_per, width if config.keys_per == "token" else config.token_group),
-            Rounding(config.value_bits, "token", width),
-            config.residual,
-        )
-        model.config.quantization_config = OwnFormatConfig(QUANTIZED_CACHE, **cache.settings()).to_dict()
-        quantize_cache(model, cache)
+        model = job.source.load(job.device)
+        quantize_cache(model, dict.fromkeys(range(job.source.layers), quantized_cache(job.config, job.source)))
         return save_and_measure(job, model)
+
+
+def quantized_cache(config: KvCacheConfig, source: SourceModel) -> QuantizedCache:
+    """Return the cache of one layer that the settings of `kv-cache` describe."""
+    from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, Rounding
+
+    width = config.cache_group
+    width = head_dim(source.configuration().get_text_config()) if isinstance(width, str) else width
+    return QuantizedCache(
+        Rounding(config.key_bits, config.keys_per, width if config.keys_per == "token" else config.token_group),
+        Rounding(config.value_bits, "token", width),
+        config.residual,
+    )
 
 
 def head_dim(config: Any) -> int:

@@ -15,13 +15,22 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress.compression import gguf_model
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.gguf_model import ForTensors
-from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import METHODS, CalibratedConfig, CompressionJob, Method, register
+from mlflow_compress.compression.layers import ForLayers, save_and_measure
+from mlflow_compress.compression.method import (
+    METHODS,
+    CalibratedConfig,
+    CompressionJob,
+    Method,
+    method_config,
+    register,
+)
 from mlflow_compress.compression.methods.gguf import Gguf
 from mlflow_compress.compression.methods.gguf_k import quantized_logits
+from mlflow_compress.compression.methods.kv_cache import KvCache, KvCacheConfig, quantized_cache
 from mlflow_compress.compression.mixed_recipe import LayerFormat, MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
+from mlflow_compress.models.architectures import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -51,6 +60,14 @@ class MixedConfig(CalibratedConfig):
         shared = {name: getattr(self, name) for name in CalibratedConfig.model_fields}
         return self.content.parsed(shared)
 
+    @cached_property
+    def caches(self) -> dict[int, KvCacheConfig]:
+        """Settings of the cache of every layer that has one."""
+        configs = {layer: method_config(KvCache.name, **settings) for layer, settings in self.content.cache.items()}
+        if wrong := [layer for layer in configs if not layer.isdecimal()]:
+            raise ConfigError("The recipe has a cache of an unknown layer", allowed="numbers from 0", got=wrong[0])
+        return {int(layer): config for layer, config in configs.items() if isinstance(config, KvCacheConfig)}
+
     def settings(self) -> dict[str, Any]:
         """Return the settings, with the hash of the recipe's content in place of its path."""
         content = hashlib.sha256(self.content.text.encode()).hexdigest() if self.recipe else ""
@@ -64,6 +81,8 @@ class Mixed(Method[MixedConfig]):
     Methods of llm-compressor can be combined, but for `awq`, which rescales neighbouring layers together. The layers
     of one method are quantized in one pass: `gptq` sees what the layers before have become, whatever their format.
     Methods that write GGUF can be combined with each other; K-quants are written by llama.cpp's own quantizer.
+
+    The cache of a layer can be rounded beside that, as by `kv-cache`: only this package reads it then.
     """
 
     name = "mixed"
@@ -83,7 +102,8 @@ class Mixed(Method[MixedConfig]):
     def format_of(self, config: MixedConfig) -> str:
         """Return GGUF, or the format of compressed-tensors that all config groups have, or that of mixed formats."""
         stored_formats = {METHODS.get(one.method).format_of(one.config) for one in config.formats.values()}
-        return stored_formats.pop() if len(stored_formats) == 1 else self.format
+        stored = self.format if len(stored_formats) > 1 else stored_formats.pop() if stored_formats else "safetensors"
+        return f"{stored}, {QUANTIZED_CACHE}" if config.caches else stored
 
     def packed(
         self, config: MixedConfig, layers: Mapping[str, tuple[int, int]]
@@ -102,8 +122,16 @@ class Mixed(Method[MixedConfig]):
 
     def check(self, config: MixedConfig, source: SourceModel) -> None:
         config.content.require_layers(source.linear)
-        if not config.formats:
+        if not config.formats and not config.caches:
             raise ConfigError("The recipe leaves every layer as it is", allowed="one format or more")
+        if wrong := [layer for layer in config.caches if layer >= source.layers]:
+            raise ConfigError(
+                "The recipe has a cache of an unknown layer", allowed=f"0 to {source.layers - 1}", got=wrong[0]
+            )
+        for cache in config.caches.values():
+            METHODS.get(KvCache.name).check(cache, source)
+        if config.caches and any(getattr(one.config, "native", False) for one in config.formats.values()):
+            raise UnsupportedError("llama.cpp does not round the caches of a recipe", got="native=true")
         methods = {one.method: METHODS.get(one.method) for one in config.formats.values()}
         for name, one in config.formats.items():
             method = methods[one.method]
@@ -145,6 +173,12 @@ class Mixed(Method[MixedConfig]):
         """Quantize every layer in its format, and keep a copy of the recipe in the checkpoint."""
         content, formats = job.config.content, job.config.formats
         content.write(job.folder / RECIPE_FILE)
+        caches = {layer: quantized_cache(cache, job.source) for layer, cache in job.config.caches.items()}
+        job = replace(job, caches=caches)
+        if not formats:
+            model = job.source.load(job.device)
+            job.round_cache(model)
+            return save_and_measure(job, model)
         if any(isinstance(METHODS.get(one.method), ForTensors) for one in formats.values()):
             return _as_gguf(job, content, formats)
         methods = {one.method: METHODS.get(one.method) for one in formats.values()}
@@ -194,6 +228,7 @@ def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, 
             names = {gguf_model.gguf_name(parameter, model.config) for parameter in mine}
             importance |= {tensor: values for tensor, values in weighted.items() if tensor in names}
     file_type = file_types.most_common(1)[0][0]
+    job.round_cache(model)
 
     def kind_of(name: str, parameter: Any) -> Any:
         return gguf.GGMLQuantizationType[types[name]] if name in types else plain(parameter)

@@ -365,4 +365,9 @@ class InVllmEngine:
         """Return a model that the vLLM of this block loads."""
         assert self._vllm is not None, "engine=vllm is used outside of a block of `started`"
         on_cpu = self._vllm.described["device"] == "cpu"  # torch may see no GPU in this process
-        return VllmModel.of(open_request(request, computes_on="cpu" if on_cpu else "cuda"), vllm=self._vllm)
+        opened = open_request(request, computes_on="cpu" if on_cpu else "cuda")
+        if architectures.has_quantized_cache(opened.path):
+            raise UnsupportedError(
+                "vLLM does not round the cache of this checkpoint", got=str(opened.path), fix="Use engine=local"
+            )
+        return VllmModel.of(opened, vllm=self._vllm)

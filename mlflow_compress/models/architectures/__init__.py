@@ -17,8 +17,17 @@ GGUF_NATIVE = "native_gguf"
 GGUF_NATIVE_CACHE = "native_gguf_cache"
 """Types of the keys and of the values in llama.cpp's cache, in the same file; 16-bit floats where it is missing."""
 
-OWN_FORMATS = HQQ_PACKED, NOISY_LOGITS, QUANTIZED_CACHE = "hqq_packed", "noisy_logits", "quantized_cache"
+OWN_FORMATS = HQQ_PACKED, NOISY_LOGITS = "hqq_packed", "noisy_logits"
 """Values of ``quant_method`` in our own checkpoints (module `own_formats`)."""
+
+QUANTIZED_CACHE = "quantized_cache"
+"""Entry of ``config.json``: by the number of a layer, how its keys and values are rounded (module `quantized_cache`).
+
+It is beside the weights' ``quantization_config``, whatever that is. Only this package reads it.
+"""
+
+CACHE_ATTENTION = "sdpa_quantized_cache"
+"""Name in transformers of the attention that rounds keys and values as that entry says."""
 
 COMPRESSED_TENSORS = "compressed-tensors"
 """``quant_method`` of the checkpoints that llm-compressor writes."""
@@ -39,13 +48,23 @@ def weight_files(folder: Path) -> list[Path]:
 def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """Return the arguments of `AutoModelForCausalLM.from_pretrained` that a checkpoint's files ask for.
 
-    Where needed, this also registers our own model classes and formats with transformers. The configuration of a GGUF
-    file is the ``config.json`` next to it, which is more complete than the file. Its weights are expanded to floats; if
-    the configuration has the flag `GGUF_NATIVE`, llama.cpp computes instead (`native_gguf`). GPTQ and AWQ files use the
-    plain torch kernel, whose layers `packed_layers.expand` then replaces, as it does with those of bitsandbytes on a
-    CPU. Quantized experts stay linear layers (`linear_experts`).
+    Where needed, this also registers our own model classes, formats and attention with transformers. A rounded cache
+    of keys and values is an attention implementation, so that it goes with weights of any format. The configuration of
+    a GGUF file is the ``config.json`` next to it, which is more complete than the file. Its weights are expanded to
+    floats; if the configuration has the flag `GGUF_NATIVE`, llama.cpp computes instead (`native_gguf`). GPTQ and AWQ
+    files use the plain torch kernel, whose layers `packed_layers.expand` then replaces, as it does with those of
+    bitsandbytes on a CPU. Quantized experts stay linear layers (`linear_experts`).
     """
-    folder = Path(folder)
+    options = _weight_options(Path(folder), trust_remote_code=trust_remote_code)
+    if has_quantized_cache(folder):
+        from mlflow_compress.models.architectures.quantized_cache import register_attention  # imports torch
+
+        register_attention()
+        options["attn_implementation"] = CACHE_ATTENTION
+    return options
+
+
+def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
     settings = _settings(folder)
     if settings.get("model_type") == "sliced_llama":
         from mlflow_compress.models.architectures.sliced_llama import register_sliced_llama
@@ -84,9 +103,18 @@ def attention(folder: Path) -> str | None:
 
     sdpa silently ignores soft-capping (transformers 5.17), so soft-capped models run with "eager".
     """
+    return "eager" if _nested(folder, "attn_logit_softcapping") else None
+
+
+def has_quantized_cache(folder: Path) -> bool:
+    """Return whether this package rounds the keys and values of a checkpoint; other engines would not."""
+    return bool(_nested(folder, QUANTIZED_CACHE))
+
+
+def _nested(folder: Path, name: str) -> Any:
+    """Return an entry of a checkpoint's ``config.json``, or of the text model's part of it; None without one."""
     settings = _settings(Path(folder))
-    nested = [settings, settings.get("text_config") or {}]
-    return "eager" if any(part.get("attn_logit_softcapping") for part in nested) else None
+    return settings.get(name) or (settings.get("text_config") or {}).get(name)
 
 
 def quant_method(folder: Path) -> str | None:

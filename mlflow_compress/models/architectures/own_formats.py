@@ -1,8 +1,8 @@
-"""Our own formats, in transformers' table of quantization formats: packed HQQ weights, noisy logits, rounded caches.
+"""Our own formats, in transformers' table of quantization formats: packed HQQ weights, and noisy logits.
 
 The ``hqq`` package saves pickles, and transformers 5.17 can no longer read its safetensors. compressed-tensors has only
 integer zero points, and those of HQQ are not integers. So its format here is packed integers, with a float16 scale and
-zero point for each group of a row. The other two are the base model with an entry in its configuration.
+zero point for each group of a row. The other one is the base model with an entry in its configuration.
 """
 
 from typing import Any
@@ -15,8 +15,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from mlflow_compress.models.architectures import HQQ_PACKED, NOISY_LOGITS, QUANTIZED_CACHE
-from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, quantize_cache
+from mlflow_compress.models.architectures import HQQ_PACKED, NOISY_LOGITS
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero")
 KEY_ENTRIES = 8
@@ -124,16 +123,4 @@ class NoisyLogitsQuantizer(OwnFormat):
         return model
 
 
-class QuantizedCacheQuantizer(OwnFormat):
-    """Transformers' hook after loading, which makes attention round; the weights are not quantized."""
-
-    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        quantize_cache(model, QuantizedCache.of_settings(self.quantization_config))
-        return model
-
-
-QUANTIZERS = {
-    HQQ_PACKED: HqqPackedQuantizer,
-    NOISY_LOGITS: NoisyLogitsQuantizer,
-    QUANTIZED_CACHE: QuantizedCacheQuantizer,
-}
+QUANTIZERS = {HQQ_PACKED: HqqPackedQuantizer, NOISY_LOGITS: NoisyLogitsQuantizer}

@@ -1,5 +1,7 @@
 """Attention that reads keys and values as a quantized cache would return them, for every token of a text at once."""
 
+import copy
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -10,6 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.architectures import CACHE_ATTENTION, QUANTIZED_CACHE
 
 Tensor = torch.Tensor
 FP8_MAX = 448.0  # largest number of float8 e4m3
@@ -71,14 +74,10 @@ class QuantizedCache:
     values: Rounding
     residual: int = 0
 
-    def settings(self) -> dict[str, Any]:
-        """Return the entries of ``config.json``."""
-        return asdict(self)
-
     @classmethod
-    def of_settings(cls, settings: Any) -> "QuantizedCache":
-        """Return the cache that `settings` describes."""
-        return cls(Rounding(**settings.keys), Rounding(**settings.values), settings.residual)
+    def of_settings(cls, settings: Mapping[str, Any]) -> "QuantizedCache":
+        """Return the cache that an entry of ``config.json`` describes."""
+        return cls(Rounding(**settings["keys"]), Rounding(**settings["values"]), settings["residual"])
 
     @property
     def depends_on_query(self) -> bool:
@@ -125,17 +124,66 @@ class QuantizedCache:
         return [(rounded, ~plain), (vectors, plain)]
 
 
-def quantize_cache(model: Any, cache: QuantizedCache) -> None:
-    """Make every attention layer read rounded keys (after their rotation) and values."""
-    parts = (*asdict(cache.keys).values(), *asdict(cache.values).values(), cache.residual)
-    name = "_".join(map(str, ("sdpa_cache", *parts)))
-    before = model.config.get_text_config()._attn_implementation
+def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+    """Compute attention with the cache that the model's configuration gives to the module's layer, if it has one."""
+    settings = getattr(module.config, QUANTIZED_CACHE).get(str(module.layer_idx))
+    if settings is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    return QuantizedCache.of_settings(settings).attend(module, query, key, value, mask, **options)
+
+
+def register_attention() -> None:
+    """Register `attend` with transformers; a second call changes nothing."""
+    AttentionInterface.register(CACHE_ATTENTION, attend)
+    AttentionMaskInterface.register(CACHE_ATTENTION, sdpa_mask)
+
+
+def quantize_cache(model: Any, caches: Mapping[int, QuantizedCache]) -> None:
+    """Make attention layers, by their number, read rounded keys (after their rotation) and values.
+
+    The caches are in the model's configuration from now on, and so in the ``config.json`` that it is saved with.
+    """
+    register_attention()
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    setattr(config, QUANTIZED_CACHE, {str(layer): asdict(cache) for layer, cache in sorted(caches.items())})
     if before == "sdpa":
-        AttentionInterface.register(name, cache.attend)
-        AttentionMaskInterface.register(name, sdpa_mask)
-        model.set_attn_implementation(name)
-    if model.config.get_text_config()._attn_implementation != name:
+        model.set_attn_implementation(CACHE_ATTENTION)
+    if config._attn_implementation != CACHE_ATTENTION:
         raise UnsupportedError(
             "Keys and values can only be rounded in transformers' sdpa attention",
             got=f"{type(model).__name__}, {before}",
         )
+
+
+def attention_modules(model: Any) -> list[tuple[str, torch.nn.Module]]:
+    """Return name and module of every layer's attention, in order; an `UnsupportedError` where one is not found."""
+    n_layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    modules = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx") and hasattr(module, "config")
+    ]
+    if [module.layer_idx for _, module in modules] != list(range(n_layers)):
+        raise UnsupportedError(
+            "The attention of each layer was not found, so that caches cannot be rounded layer by layer",
+            allowed=f"{n_layers} attention modules with a layer_idx",
+            got=f"{len(modules)} in {type(model).__name__}",
+        )
+    return modules
+
+
+def with_cache(attention: Any, cache: QuantizedCache) -> torch.nn.Module:
+    """Return a layer's attention with a quantized cache; its submodules and parameters are the given module's.
+
+    So whoever replaces a submodule of one replaces it in both.
+    """
+    if "forward" in vars(attention):
+        raise UnsupportedError("Attention whose weights are offloaded cannot be rounded alone", fix="Use device=auto")
+    register_attention()
+    rounded: torch.nn.Module = copy.copy(attention)
+    config = copy.copy(attention.config)
+    config._attn_implementation_internal = CACHE_ATTENTION
+    setattr(config, QUANTIZED_CACHE, {str(attention.layer_idx): asdict(cache)})
+    rounded.config = config
+    return rounded

@@ -38,16 +38,17 @@ class RuntimeChoice:
 
 def runtime_of(folder: Path, device: str) -> RuntimeChoice:
     """Return the runtime whose kernels compute with what the checkpoint stores."""
+    simulated = architectures.has_quantized_cache(folder)
+    kind = architectures.QUANTIZED_CACHE if simulated else architectures.quant_method(folder)
+    if simulated or kind in architectures.OWN_FORMATS:
+        return RuntimeChoice(None, f"the format {kind} is only simulated: no kernel computes with it")
     files = architectures.weight_files(folder)
     if files and files[0].suffix == ".gguf":
         if importlib.util.find_spec("llama_cpp") is None:
             return RuntimeChoice(None, "llama.cpp is not installed here (extra llama-cpp)")
         return RuntimeChoice(LLAMA_CPP)
-    kind = architectures.quant_method(folder)
     if kind is None:
         return RuntimeChoice(TRANSFORMERS)
-    if kind in architectures.OWN_FORMATS:
-        return RuntimeChoice(None, f"the format {kind} is only simulated: no kernel computes with it")
     if kind in _OF_VLLM:
         return RuntimeChoice(VLLM)
     if kind == "bitsandbytes" and device == "cpu":
