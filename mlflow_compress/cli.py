@@ -276,7 +276,6 @@ def progress_table(variants: "tuple[VariantProgress, ...]") -> "RenderableType":
 
 
 def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
-    """Run the command, and return what to tell the user and the exit code."""
     command = COMMANDS.get(known.command)
     values: dict[str, Any] = _parameters(known, extra)
     as_json = values.pop("json", False)

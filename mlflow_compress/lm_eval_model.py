@@ -107,7 +107,6 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         return str(self.loaded.tokenizer.chat_template or "")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation with the tokenizer's chat template."""
         return render(self.loaded.tokenizer, chat_history, add_generation_prompt)
 
 

@@ -153,11 +153,9 @@ class Registry(Generic[T]):
         return self._objects[name]
 
     def names(self) -> list[str]:
-        """Return every registered name, sorted."""
         self._load()
         return sorted(self._objects)
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Iterate over (name, object), sorted by name."""
         for name in self.names():
             yield name, self._objects[name]

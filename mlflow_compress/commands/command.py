@@ -226,7 +226,6 @@ def _refuse_early(config: Parameters) -> None:
 
 
 def _run_ids(config: Parameters) -> list[str]:
-    """Return the ids of the runs that the parameters name, or the beginnings of ids."""
     values = config.values()
     named = [str(values[name]) for name in ("run", "runs", "resume", "repair") if values.get(name) is not None]
     run_ids = [run_id.strip() for text in named for run_id in text.split(",") if run_id.strip()]

@@ -50,7 +50,6 @@ class Probe:
 
     @property
     def n_positions(self) -> int:
-        """Number of positions at which `logits` gives a row."""
         return int(self.ids[:, STRIDE - 1 :: STRIDE].size)
 
     def logits(self, model: Any) -> "torch.Tensor":

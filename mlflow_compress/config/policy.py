@@ -79,7 +79,6 @@ class MetricGate(Group):
 
     @property
     def limit(self) -> float:
-        """The limit, whichever it is."""
         limit = self.at_most if self.at_most is not None else self.at_least
         assert limit is not None
         return limit

@@ -143,7 +143,6 @@ class DivergenceGate:
     max_outliers_pct: float
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
-        """Return the results of the gate, from the values that the evaluation has."""
         n_items = metrics.get(GATE_KL_ITEMS)
         if n_items is None:
             return (Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing"),)

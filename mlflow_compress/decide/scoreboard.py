@@ -397,7 +397,6 @@ class Scoreboard:
 
     @property
     def finished(self) -> tuple[ScoreRow, ...]:
-        """The rows of variants that have results."""
         return tuple(row for row in self.rows if row.status == "finished")
 
     def to_dict(self) -> dict[str, Any]:

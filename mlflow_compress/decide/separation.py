@@ -147,7 +147,6 @@ class Separation:
 
     @property
     def tied(self) -> bool:
-        """Whether they were tested, and neither KL nor correctness differs significantly."""
         return (self.kl is not None or self.correctness is not None) and not self.told_apart
 
 

@@ -33,7 +33,6 @@ class FileModel(LightModel):
 
     @property
     def identity(self) -> dict[str, object]:
-        """What its numbers depend on, besides the tasks."""
         generation = self.path / "generation_config.json"
         known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
         return {
@@ -48,7 +47,6 @@ class FileModel(LightModel):
 
     @property
     def answer_identity(self) -> dict[str, object]:
-        """Nothing more."""
         return {}
 
     def load(self) -> Any:
@@ -59,7 +57,6 @@ class FileModel(LightModel):
         """Do nothing: what was compressed was loaded again by transformers."""
 
     def listing(self, items: Collection[ItemKey]) -> "FileModel":
-        """Return itself: it has whole distributions."""
         return self
 
     def scorer(self, loaded: Any, *, after: StateStore | None = None) -> Scorer:
@@ -68,12 +65,10 @@ class FileModel(LightModel):
         return Scorer(loaded, ScoringConfig(batch_tokens=half, processes=processes_per_pass()))
 
     def capture(self, folder: Path, loaded: Any) -> StateWriter:
-        """Return what stores the head's inputs."""
         (folder / MANIFEST).unlink(missing_ok=True)
         return StateWriter(folder, loaded)
 
     def stored(self, folder: Path) -> StateStore:
-        """Return the stored states, checked to be this model's."""
         return StateStore.open(folder, baseline=self)
 
     def comparable_with(self, stored: object) -> StateStore | None:
@@ -81,7 +76,6 @@ class FileModel(LightModel):
         return stored if isinstance(stored, StateStore) else None
 
     def in_this_process(self) -> "FileModel":
-        """Return itself."""
         return self
 
     def facts(self) -> None:

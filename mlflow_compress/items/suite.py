@@ -90,7 +90,6 @@ class Suite:
         return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
 
     def rendered(self, *render: Any) -> "Suite":
-        """Return the suite with every task as `rendered` returns it."""
         return replace(self, tasks=tuple(rendered(task, *render) for task in self.tasks))
 
     def hashes(self) -> dict[str, str]:

@@ -248,7 +248,6 @@ def unscored_by_reason(judgments: Sequence[Judgment]) -> Counter[str]:
 
 
 def _row(reply: Reply, prompt: Prompt, config: AskingConfig) -> dict[str, Any]:
-    """Return a reply as it is kept."""
     return {
         "judgment": reply.text,
         "judge": f"{reply.model} {prompt.name}",

@@ -243,7 +243,6 @@ class EndpointEncoder:
 
     @property
     def name(self) -> str:
-        """The model and the address, without user and password."""
         return f"{self.model} at {self.endpoint.shown_url}"
 
     @property

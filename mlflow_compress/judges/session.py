@@ -130,7 +130,6 @@ class Session:
         return by_model
 
     def account(self) -> dict[str, Any]:
-        """Return the fields of `Judged` that tell which models were asked, and what has no value."""
         judgments = [one for part in self._judgments.values() for one in part]
         reasons = unscored_by_reason(judgments)
         n, unscored = len(judgments), reasons.total()

@@ -49,7 +49,6 @@ class Similarity:
         return 1.0 - c * (1.0 - self.cosine)
 
     def mean(self, weighting: Weighting = "equation4") -> float:
-        """Return the mean over instructions of `per_instruction`."""
         return float(self.per_instruction(weighting).mean())
 
 

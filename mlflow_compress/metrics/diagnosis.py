@@ -145,7 +145,6 @@ class GroupsFound:
 
     @property
     def largest(self) -> GroupMove:
-        """The group that moves most."""
         return max(self.groups, key=lambda group: group.kl.value)
 
 

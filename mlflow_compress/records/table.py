@@ -46,12 +46,10 @@ class Records:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Build records from one mapping per row."""
         return cls(pa.Table.from_pylist(list(rows), schema=cls.SCHEMA))
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """Stack tables of the same kind."""
         if not parts:
             return cls(cls.SCHEMA.empty_table())
         return cls(pa.concat_tables([p.table for p in parts]).combine_chunks())

@@ -193,7 +193,6 @@ def _change(pair: ComparedAnswer) -> str:
 
 
 def _grades(grades: Mapping[str, float]) -> str:
-    """Return the grades in words; empty without any."""
     each = [f"{grade:.3g} ({judge})" if judge else f"{grade:.3g} of 10" for judge, grade in sorted(grades.items())]
     return f"grade {', '.join(each)}" if each else ""
 
@@ -275,7 +274,6 @@ def rating_csv(pairs: Sequence[RatingPair]) -> str:
 
 
 def _conversation(texts: Sequence[str]) -> str:
-    """Return the texts of all turns in one cell."""
     if len(texts) == 1:
         return texts[0]
     return "\n\n".join(f"[turn {turn}]\n{text}" for turn, text in enumerate(texts, start=1))

@@ -121,7 +121,6 @@ def wrapped(text: str) -> list[str]:
 
 
 def _is_timed(board: Scoreboard) -> bool:
-    """Return whether any variant has a speed."""
     return any(row.runtime for row in board.rows)
 
 
@@ -191,7 +190,6 @@ def _luck(board: Scoreboard) -> list[str]:
 
 
 def _above(row: ScoreRow) -> str:
-    """Return the share of a variant's items above the clip."""
     cell = row.cells[ABOVE_CLIP.name]
     return result_text(MetricResult(ABOVE_CLIP.name, cell.value, cell.low, cell.high))
 

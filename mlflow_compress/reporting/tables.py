@@ -144,7 +144,6 @@ class Table:
         return "\n".join([head, f"|{sides}|", *rows])
 
     def html(self, class_: str = "wide") -> str:
-        """Return the table as HTML, every text escaped."""
         module: Any = TEMPLATES.get_template("tables.html.j2").module
         return str(module.show(self, class_))
 

@@ -334,7 +334,6 @@ class StateStore:
 
     @property
     def n_rows(self) -> int:
-        """Number of scored positions in the store."""
         return int(self._starts[-1])
 
     def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
@@ -477,7 +476,6 @@ class SentHead:
 
     @cached_property
     def rebuilt(self) -> Head:
-        """The head, as a `StateStore` rebuilds it."""
         return rebuild_head(self.manifest.model_config, load(self.file))
 
 

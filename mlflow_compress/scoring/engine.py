@@ -165,14 +165,12 @@ class InThisProcess:
         self._processes = processes
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
-        """Return why sequences of this length cannot share their prefixes; None where they can."""
         reason = reason_not_to_pack(self._body, max_length)
         if reason is None and isinstance(baseline, LoadedModel):
             reason = reason_not_to_pack(split_body_and_head(baseline.model)[0], max_length)
         return reason
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
-        """Run what an interrupted run has not finished; write the results down as they come."""
         base = work.baseline
         compared = ModelRunner(*split_body_and_head(base.model)[:2]) if isinstance(base, LoadedModel) else base
         return run_pass(work, ModelRunner(self._body, self._head), compared, self._processes)

@@ -111,7 +111,6 @@ class PassParts:
             logger.info("%s resumes: %d of %d groups are finished", label, n_groups - len(self._missing), n_groups)
 
     def missing(self) -> list[int]:
-        """Return the numbers of the groups that no part holds, in ascending order."""
         return sorted(self._missing)
 
     def add(self, first: int, stop: int, arrays: Arrays, captured: Mapping[str, Any] | None) -> None:

@@ -199,7 +199,6 @@ class KeptOutputs:
         return len(self._layers)
 
     def border(self, modules: Sequence[str]) -> Border:
-        """Return the last border before all of these modules."""
         return Border(0) if self.whole_model_reason is not None else self._order.border(modules)
 
     def compute(self, unit: PaddedBatch) -> Tensor:
@@ -234,7 +233,6 @@ class KeptOutputs:
             return self._body.run(unit)
 
     def forget(self) -> None:
-        """Free what is kept."""
         self._kept.clear()
 
     def _tail(self, module: torch.nn.Module, number: int, part: str, leaf: str) -> Any:

@@ -202,7 +202,6 @@ class ReplyCache:
             self._rows[row["key"]] = row["value"]
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return the answer with a key; None if there is none."""
         return self._rows.get(key)
 
     def put(self, key: str, value: dict[str, Any]) -> None:

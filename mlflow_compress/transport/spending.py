@@ -25,7 +25,6 @@ class Price(BaseModel):
     completion: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     def of(self, prompt: float, completion: float) -> float:
-        """Return the price of so many tokens."""
         return (self.prompt * prompt + self.completion * completion) / _MILLION
 
 
@@ -135,12 +134,10 @@ class Spending:
 
     @property
     def calls(self) -> int:
-        """Completions received."""
         return sum(tokens.calls for tokens in self.by_model.values())
 
     @property
     def cost(self) -> float | None:
-        """What the counted tokens cost; None without prices."""
         if not self.prices:
             return None
         return sum(self.prices[model].of(t.prompt, t.completion) for model, t in self.by_model.items())

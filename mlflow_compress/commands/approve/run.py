@@ -43,7 +43,6 @@ class Approval(Tabular):
         return [{name: value for name, value in asdict(self).items() if name not in ("verdict", "run")}]
 
     def as_text(self) -> str:
-        """Return who has the alias now."""
         return "\n\n".join([self.verdict, *lines_of_run(self.run)])
 
 

@@ -39,7 +39,6 @@ class Comparison(Tabular):
 
     @property
     def summary(self) -> str:
-        """Accuracy and flips, in one sentence."""
         found = self.found
         accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
         flips = f"{found['flips_pct']:.2f} % of {found['n']} answers flipped"
@@ -58,7 +57,6 @@ class Comparison(Tabular):
         return dict(self.found)
 
     def as_text(self) -> str:
-        """Return accuracy of both, the difference, flips, and McNemar's test."""
         found = self.found
         points, flips = found["accuracy_delta_interval"], found["flips_pct_interval"]
         change = "" if points is None else f" [{100 * points[0]:+.2f}, {100 * points[1]:+.2f}]"

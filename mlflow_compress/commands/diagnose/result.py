@@ -31,7 +31,6 @@ class Advice:
 
     @property
     def text(self) -> str:
-        """What to do, in one sentence or two."""
         if not self.keep:
             return "Its linear layers carry less than half of what moves, so that more bits for them would not help."
         groups = self.keep[0] if len(self.keep) == 1 else f"{', '.join(self.keep[:-1])} and {self.keep[-1]}"
@@ -79,7 +78,6 @@ class Diagnosis(Tabular):
 
     @property
     def summary(self) -> str:
-        """What moves most, in one sentence or two."""
         return diagnosis_sentence(self.name, self.found)
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
@@ -87,7 +85,6 @@ class Diagnosis(Tabular):
         return [group_row(group) for group in self.found.groups]
 
     def table(self) -> Table:
-        """Return the groups of weights, the one that moves most first."""
         return groups_table(self.found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +106,6 @@ class Diagnosis(Tabular):
         }
 
     def as_text(self) -> str:
-        """Return the groups that move most, the controls, and what to do."""
         lines = [self.summary, "", *self.table().only("group", "kl", "against_noise").lines()]
         if (more := len(self.found.groups) - _GROUPS_SHOWN) > 0:
             lines[-more:] = [f"({more} more in groups.csv)"]

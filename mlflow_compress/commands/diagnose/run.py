@@ -98,7 +98,6 @@ class TokenTexts:
         return np.asarray(tokens, dtype=np.int64), token_texts, before
 
     def shown(self, moved: MovedText) -> ShownText:
-        """Return a moved text with the words around its first change."""
         ids = self._ids(moved.task, moved.item_id)
         begins = self._text(ids[1 : _CONTEXT + 1].tolist())
         place = moved.first_change

@@ -110,7 +110,6 @@ class GateVerdict(Tabular):
         return [asdict(row) for row in self.rows]
 
     def as_text(self) -> str:
-        """Return the verdict, one line per check, and what else there is to say."""
         lines = [self.verdict, *self.remarks, ""]
         for row in self.rows:
             after = "" if row.decided_after is None else f", after {row.decided_after} items"

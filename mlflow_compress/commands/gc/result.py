@@ -26,7 +26,6 @@ class Retention(Tabular):
 
     @property
     def summary(self) -> str:
-        """How many runs, and how much they free."""
         n = len(self.runs)
         what = f"{n:,} {'run' if n == 1 else 'runs'} with {bytes_text(self.size_bytes)}"
         if self.deleted:
@@ -37,7 +36,6 @@ class Retention(Tabular):
         return [{**asdict(run), "models": len(run.models)} for run in self.runs]
 
     def as_text(self) -> str:
-        """Return the summary, the largest runs, and why the others stay."""
         rows = [
             {"run": run.run_id[:8], "stage": run.stage, "name": run.name}
             | {"ended": f"{datetime.fromtimestamp(run.ended / 1000, UTC):%Y-%m-%d}", "size": bytes_text(run.size_bytes)}

@@ -105,7 +105,6 @@ def _log_speed(run: OpenRun, speed: Speed) -> None:
 def _fingerprint(
     model: EngineModel, template: object, instructions: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
-    """Return everything that a model's answers depend on."""
     return {
         **model.identity,
         **model.answer_identity,
@@ -204,7 +203,6 @@ def _decoded(loaded: Any, instructions: list[Instruction], config: JudgeConfig, 
 def _greedy_fingerprint(
     model: EngineModel, template: object, asked: list[Instruction], config: JudgeConfig
 ) -> dict[str, object]:
-    """Return everything that greedy answers and their scores depend on."""
     return {
         **model.identity,
         "rounding": model.rounding,

@@ -54,17 +54,13 @@ class MainConfig(Parameters):
 
     @property
     def quantize_config(self) -> QuantizeConfig:
-        """The parameters of the first stage."""
         return self.of_stage(QuantizeConfig)
 
     def evaluate_config(self, checkpoint: str | None = None) -> EvaluateConfig:
-        """Return the parameters of the second stage, for what the first one has written, or a served model."""
         return self.of_stage(EvaluateConfig, checkpoint=checkpoint)
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
-        """Return the parameters of the third stage, for what the first one has written, or a served model."""
         return self.of_stage(JudgeConfig, checkpoint=checkpoint)
 
     def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
-        """Return the parameters of the last stage, for what the first one has written, or a served model."""
         return self.of_stage(SpeedConfig, checkpoint=checkpoint)

@@ -69,7 +69,6 @@ class VariantRun(Measurement):
         }
 
     def as_text(self) -> str:
-        """Return the verdict, the headline table, where to look, and the next command."""
         from mlflow_compress.reporting.headline import for_users, headline_table
         from mlflow_compress.reporting.scoreboard_text import wrapped
 
@@ -226,7 +225,6 @@ class Stages:
 
     @cached_property
     def evaluation(self) -> str:
-        """The evaluation id."""
         return str(self.tracker.client.get_run(self.evaluate).data.tags[run_names.EVALUATION])
 
     @cached_property
@@ -267,7 +265,6 @@ class Stages:
 
     @cached_property
     def pooled(self) -> dict[str, MetricResult]:
-        """The headline results by name."""
         return headline(self.results)
 
     @cached_property
@@ -277,7 +274,6 @@ class Stages:
 
     @cached_property
     def inputs(self) -> MetricInputs:
-        """The records of the evaluation."""
         seed = self.config.source.seed
         return MetricInputs(
             baseline=self.read(self.baseline_run),
@@ -301,7 +297,6 @@ class Stages:
         return not_computed(self.results, evaluated=evaluated, judged=reasons["judge"], timed=reasons["speed"])
 
     def found(self) -> VariantRun:
-        """Return what the finished stages have found."""
         return VariantRun(
             name=self.variant,
             results=tuple(self.results),
@@ -320,7 +315,6 @@ class Stages:
 
     @property
     def method(self) -> str:
-        """The method that has made the variant."""
         return self.manifest.method if self.manifest is not None else SERVED_METHOD
 
     @property
@@ -346,7 +340,6 @@ class Stages:
 
     @property
     def verdict(self) -> str:
-        """The verdict, as a sentence."""
         made = self.manifest
         ratio, sparsity = (None, None) if made is None else (made.size_ratio, made.sparsity)
         return verdict(

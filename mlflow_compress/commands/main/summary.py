@@ -156,7 +156,6 @@ def _values(stages: Stages) -> dict[str, float]:
 
 
 def _setup(stages: Stages) -> dict[str, Any]:
-    """Return the settings and versions with which the numbers can be reproduced."""
     speed = stages.children.get("speed")
     runtime = {} if speed is None else described_runtime(stages.tracker.client.get_run(speed))
     fields = ("method", "settings", "format", "base_weights_hash", "calibration", "library_versions", "reload")
@@ -177,7 +176,6 @@ def _setup(stages: Stages) -> dict[str, Any]:
 
 
 def _answers(stages: Stages) -> list[ComparedAnswer]:
-    """Return both models' answers side by side; none where no judge stage finished."""
     judge = stages.children.get("judge")
     if judge is None or not any(file.path == ANSWERS for file in stages.tracker.client.list_artifacts(judge)):
         return []

@@ -81,7 +81,6 @@ class CostPlan(Tabular):
 
     @property
     def summary(self) -> str:
-        """The model, and how it lies on the devices."""
         active = f", {self.active_parameters / 1e9:.3g} billion a token" if self.active_parameters else ""
         where = (
             f"{self.copies} {'copy' if self.copies == 1 else 'copies'} on {self.devices_per_copy} of {self.devices} "
@@ -92,14 +91,12 @@ class CostPlan(Tabular):
         return f"{self.model}: {self.parameters / 1e9:.3g} billion weights{active}; {where}"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per stage."""
         return [asdict(stage) for stage in self.stages]
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "seconds": self.seconds}
 
     def as_text(self) -> str:
-        """Return one line per stage, the sums, and what the figures assume."""
         from mlflow_compress.reporting.numbers import bytes_text, duration
 
         def sized(n: float) -> str:
@@ -143,7 +140,6 @@ class GeneratedWork:
 
     @classmethod
     def of(cls, prompts: list[int], new_tokens: int) -> "GeneratedWork":
-        """Return the work of answers to prompts of these lengths."""
         return cls(work=generation_workload(prompts, new_tokens), new_tokens=new_tokens, answers=len(prompts))
 
 

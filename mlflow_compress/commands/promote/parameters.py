@@ -62,7 +62,6 @@ class PromoteConfig(Parameters):
     dry_run: bool = option(False, "decide and say what would happen; nothing is registered, logged or moved")
 
     def read_policy(self) -> Policy:
-        """Return the policy that is named, with the bounds that are given beside it."""
         return read_policy(self.policy).overridden(
             max_kl=self.max_kl,
             max_kl_outliers_pct=self.max_kl_outliers_pct,

@@ -43,7 +43,6 @@ class Promotion(Tabular):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the decision as plain values, ready for JSON."""
         named = ("registered_model", "alias", "outcome", "champion", "verdict", "policy_sha256", "policy")
         return {
             **{name: getattr(self, name) for name in named},
@@ -53,7 +52,6 @@ class Promotion(Tabular):
         }
 
     def as_text(self) -> str:
-        """Return what happened to the alias, what competed, and every candidate with its reasons."""
         lines = [self.verdict, *self.remarks, ""]
         for outcome in self.decision.outcomes:
             sign = f"{outcome.rank}." if outcome.rank else " -"
@@ -82,7 +80,6 @@ class Rollback(Tabular):
         return [{name: getattr(self, name) for name in named}]
 
     def as_text(self) -> str:
-        """Return who has the alias again."""
         return "\n\n".join([self.verdict, *lines_of_run(self.run)])
 
 
@@ -119,7 +116,6 @@ class AliasHistory(Tabular):
 
     @property
     def summary(self) -> str:
-        """How often the alias moved, and who has it."""
         times = "once" if len(self.tenures) == 1 else f"{len(self.tenures)} times"
         has = "nobody has it now" if self.holder is None else f"version {self.holder} has it now"
         return f"'{self.alias}' of {self.registered_model} moved {times}; {has}"
@@ -129,7 +125,6 @@ class AliasHistory(Tabular):
         return [asdict(tenure) for tenure in self.tenures]
 
     def as_text(self) -> str:
-        """Return one line per move of the alias, newest first."""
         rows = [
             {"since (UTC)": t.since[:19], "version": t.version, "variant": t.variant, "by": t.by, "run": t.run_id[:8]}
             | {"policy": (t.policy_sha256 or "")[:8], "approved by": t.approved_by or "", "reason": t.reason or ""}

@@ -75,7 +75,6 @@ class Competition:
 
 
 def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
-    """Return the only evaluation whose id begins with `text`."""
     matching = [evaluation for evaluation in every if evaluation.id.startswith(text)]
     if len(matching) != 1:
         what = "No evaluation of this model has this id" if not matching else "Several evaluations have this id"
@@ -366,7 +365,6 @@ def _promote(
     passed = [reason for o in decision.outcomes if o.candidate is settlement.winner for reason in o.reasons]
 
     def words(version: str) -> str:
-        """Return the decision as the version's page tells it."""
         return "\n".join([verdict_with(version), "", *(f"- {line}" for line in [*remarks, *passed])])
 
     with tracker.run(f"promote {competition.label}", "promote", tags) as run:

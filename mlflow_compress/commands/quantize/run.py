@@ -53,7 +53,6 @@ class CompressedModel(Tabular):
 
     @property
     def summary(self) -> str:
-        """Size and cost, in plain words."""
         made = self.manifest
         zeros, before = 100 * (made.sparsity or 0.0), 100 * (made.base_sparsity or 0.0)
         pruned = f", {zeros:.1f} % of them zero ({before:.1f} % in the baseline)" if zeros - before >= 0.05 else ""
@@ -65,12 +64,10 @@ class CompressedModel(Tabular):
         )
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row: the sizes and the cost."""
         kept = ("method", "format", "size_ratio", "size_bytes", "bits_per_weight", "bits_per_weight_model", "seconds")
         return [{"name": self.name, **{field: getattr(self.manifest, field) for field in kept}}]
 
     def as_text(self) -> str:
-        """Return size and cost, and where the checkpoint lies."""
         return "\n".join([self.summary, f"Checkpoint: {self.folder}", *lines_of_run(self.run)])
 
 

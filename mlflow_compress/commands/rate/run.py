@@ -50,7 +50,6 @@ class BlindSheet(Tabular):
 
     @property
     def summary(self) -> str:
-        """How many pairs there are, in one sentence."""
         same = f", {self.n_identical} more are identical and count as ties" if self.n_identical else ""
         return f"{self.n_pairs} {'pair' if self.n_pairs == 1 else 'pairs'} to rate{same}."
 
@@ -61,7 +60,6 @@ class BlindSheet(Tabular):
         return [*rows, {"file": str(self.key), "for": "you alone"}]
 
     def as_text(self) -> str:
-        """Return how many pairs there are, and who gets which file."""
         return "\n".join(
             [self.summary, *aligned_lines([(f"For {row['for']}:", row["file"]) for row in self.to_rows()])]
         )
@@ -81,7 +79,6 @@ class HumanRatings(Tabular):
 
     @property
     def pooled(self) -> dict[str, MetricResult]:
-        """The results of all raters together, by metric."""
         return {result.name: result for result in self.results if result.task is None and result.category is None}
 
     def __getitem__(self, metric: str) -> MetricResult:
@@ -92,7 +89,6 @@ class HumanRatings(Tabular):
 
     @property
     def summary(self) -> str:
-        """The win rate, in one sentence."""
         rate = self["human/win_rate"]
         interval = "" if rate.low is None else f" [{rate.low:.3f}, {rate.high:.3f}]"
         return (
@@ -105,7 +101,6 @@ class HumanRatings(Tabular):
         return [asdict(result) for result in self.results]
 
     def as_text(self) -> str:
-        """Return the win rate, one line per result, and what is missing."""
         rows = [
             (
                 f"{result.name}{f' ({result.task})' if result.task else ''}",

@@ -30,18 +30,15 @@ class Receipt(Tabular):
 
     @property
     def stated(self) -> Any:
-        """The predicate of the statement: evaluation, environment, policy, gates, verdict and figures."""
         return self.statement["predicate"]
 
     @property
     def summary(self) -> str:
-        """The verdict of the evaluation, and what the policy says."""
         gates = self.stated["gates"]
         return f"{self.stated['verdict']} The policy's gates are {'kept' if gates['passed'] else 'not kept'}."
 
     @property
     def vouched(self) -> str:
-        """Who has signed it."""
         if self.signed_by is None:
             return "Unsigned: it shows damage, but anybody can have written it."
         return f"Signed with the key {self.signed_by}."
@@ -50,7 +47,6 @@ class Receipt(Tabular):
         return self.stated["figures"]  # type: ignore[no-any-return]
 
     def as_text(self) -> str:
-        """Return the summary, each gate, and what vouches for it."""
         digests = "" if self.with_records else " (their digests alone)"
         lines = [
             self.summary,
@@ -79,7 +75,6 @@ class ReceiptComparison(Tabular):
 
     @property
     def summary(self) -> str:
-        """What the paired tests show."""
         if self.paired is None:
             return "Not paired: a receipt holds no records of items. Compare the intervals."
         tests = {"KL": self.paired.kl, "accuracy": self.paired.correctness}
@@ -109,7 +104,6 @@ class ReceiptComparison(Tabular):
         )
 
     def as_text(self) -> str:
-        """Return both verdicts, the figures side by side, and the paired differences."""
         receipts = (("A", self.first), ("B", self.second))
         verdicts = [f"{side}: {one.summary}" for side, one in receipts]
         signed = [f"{side}: {one.path}. {one.vouched}" for side, one in receipts]

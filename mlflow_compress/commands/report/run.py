@@ -91,7 +91,6 @@ class VariantsReport(ScoredVariants):
         return {"path": str(self.path), "scoreboard": self.board.to_dict(), "decision": asdict(self.decision)}
 
     def as_text(self) -> str:
-        """Return the scoreboard, what the policy chooses, and where the page lies."""
         from mlflow_compress.reporting.scoreboard_text import scoreboard_text, wrapped
 
         chosen = [*wrapped(self.choice), f"Report: {self.path}"]

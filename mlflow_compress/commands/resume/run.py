@@ -42,7 +42,6 @@ class Resumed(Tabular):
 
     @property
     def summary(self) -> str:
-        """How many commands there were, and what became of them."""
         if not self.commands:
             return "Nothing is left to do: every command of this machine has ended"
         states = [one.state for one in self.commands]
@@ -53,7 +52,6 @@ class Resumed(Tabular):
         return [asdict(one) for one in self.commands]
 
     def as_text(self) -> str:
-        """Return the commands that had not ended, and what became of each."""
         lines = [f"{one.state}: {one.command}" + (f"\n  {one.outcome}" if one.outcome else "") for one in self.commands]
         return "\n".join([*lines, f"{self.summary}."])
 

@@ -175,7 +175,6 @@ def folder_or_hub(parameter: str, value: str) -> Iterator[None]:
 
 
 def _given(parameter: str, name: str | None) -> str:
-    """Return the name of a served model, which must be given."""
     if not name:
         raise ConfigError(f"Parameter {parameter!r} must be given", allowed="the model's name at that server")
     return name

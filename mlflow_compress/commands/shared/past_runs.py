@@ -249,12 +249,10 @@ class ServedFacts:
 
     @property
     def text(self) -> str:
-        """Who served what where, in a few words."""
         loaded = f" (loaded from {self.root})" if self.root else ""
         return f"{self.name}{loaded} at {self.address}, by {self.server}, over {self.route}"
 
     def settings(self) -> dict[str, str]:
-        """Return what a run and a model show of it as parameters."""
         return {
             "served_model": self.name,
             "endpoint": self.address,

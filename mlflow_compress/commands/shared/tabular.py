@@ -79,13 +79,11 @@ class Tabular(ABC):
         return found
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return the rows as a pandas data frame."""
         import pandas as pd
 
         return pd.DataFrame(list(self.frame_rows()))
 
     def to_arrow(self) -> "pa.Table":
-        """Return the rows as an Arrow table."""
         import pyarrow as pa
 
         return pa.Table.from_pylist([dict(row) for row in self.frame_rows()])

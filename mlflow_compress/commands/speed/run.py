@@ -106,7 +106,6 @@ class SpeedMeasurement(Measurement):
         return {**super().to_dict(), "values": dict(self.values), "described": dict(self.described)}
 
     def as_text(self) -> str:
-        """Return the ratios in one line, then every value, and where to look."""
         from mlflow_compress.reporting.html import value_table
 
         lines = [self.summary, *(value_table(self.pooled).lines() if self.pooled else [])]

@@ -89,7 +89,6 @@ class ShownLists:
 
     @property
     def most(self) -> int:
-        """Length of the longest list."""
         return max(map(len, self._ids), default=0)
 
     def lists(self, keys: Keys, k: int) -> list[TopList | None]:
@@ -487,7 +486,6 @@ class EndpointScorer:
         return found
 
     def _alone(self, prefix: Ids, token: int) -> TokenQuestion:
-        """Return the question for one token after a prefix."""
         if self.loaded.can.echo:
             return TokenQuestion(np.append(prefix, token).astype(np.int32), scored=1, top=1)
         return TokenQuestion(prefix, forced=token)

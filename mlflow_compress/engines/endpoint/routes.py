@@ -297,7 +297,6 @@ class CompletionsRoute:
         return "/completions", body
 
     def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
-        """Return the answers in a response's body."""
         completions = read_completions(body, model=self.model, root=self.can.root, n=len(questions))
         if isinstance(completions, NoReply):
             return completions
@@ -428,7 +427,6 @@ class LlamaCppRoute:
         return f"{self.root}/completion", body
 
     def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
-        """Return the answer in a response's body."""
         [question] = questions
 
         def read(reply: Any) -> Positions:

@@ -170,12 +170,10 @@ class ServedModel:
 
     @property
     def device(self) -> ServedDevice:
-        """Where it runs."""
         return ServedDevice()
 
     @property
     def rounding(self) -> dict[str, str]:
-        """What decides the last bits of its numbers is not known."""
         return {}
 
     @property
@@ -200,38 +198,30 @@ class ServedModel:
 
     @property
     def answer_identity(self) -> dict[str, object]:
-        """What its answers depend on besides: whether conversations are sent as such."""
         return {"chat_completions": self.can.chat}
 
     def load(self) -> "ServedModel":
-        """Return itself: its server has loaded it."""
         return self
 
     def listing(self, items: Collection[ItemKey]) -> "ServedModel":
-        """Return the model, asked for lists of these items alone."""
         return replace(self, listed=items)
 
     def scorer(self, loaded: "ServedModel", *, after: TopLists | None = None) -> EndpointScorer:
-        """Return what asks it; `after` a stored pass it is asked everything again."""
         return EndpointScorer(loaded, repeat=0 if after is None else 1, listed=self.listed)
 
     def capture(self, folder: Path, loaded: "ServedModel") -> ListWriter:
-        """Return what stores the lists that its server shows."""
         return ListWriter(folder)
 
     def stored(self, folder: Path) -> ShownLists:
         return ShownLists(folder)
 
     def comparable_with(self, stored: StateStore | ShownLists) -> TopLists:
-        """Return the baseline's most probable tokens, of its whole distributions where it has them."""
         return StoredStates(stored) if isinstance(stored, StateStore) else stored
 
     def in_this_process(self) -> "ServedModel":
-        """Return itself: nobody has its weights."""
         return self
 
     def facts(self) -> dict[str, object]:
-        """Return what the server can, and who it is: no address, no key."""
         return {"served_model": self.name, "weights": self.weights, **asdict(self.can)}
 
     def try_out(self) -> None:
@@ -249,7 +239,6 @@ class ServedModel:
         check_same_model({**self.facts(), "probe": now}, self.facts())
 
     def about(self) -> str:
-        """Return what the server can, in lines."""
         return "\n".join(self.can.lines(self.name))
 
     @property
@@ -258,7 +247,6 @@ class ServedModel:
         return self.can.server.startswith(("vLLM", "SGLang"))
 
     def answers(self, folder: Path | None) -> ServedAnswers:
-        """Return what asks it, and keeps the answers in a folder."""
         vocabulary = Vocabulary(Encoder(self.tokenizer, self.max_length), self.vocab_size)
         route = route_of(self.can, model=self.name, root=self.endpoint.root, vocabulary=vocabulary)
         known = json.dumps([self.identity, self.can.n_top], sort_keys=True, default=str)

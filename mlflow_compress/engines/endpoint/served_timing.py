@@ -93,7 +93,6 @@ class ServedStream:
 
 
 def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
-    """Iterate over the events of a stream."""
     for line in answer.iter_lines():
         if not line.startswith(_DATA) or line == _DATA + _END:
             continue

@@ -68,7 +68,6 @@ class ServerPages:
 
     @property
     def is_llama_cpp(self) -> bool:
-        """Whether it is llama.cpp's own server."""
         return "props" in self.pages
 
     @property
@@ -126,7 +125,6 @@ class ServerProbe:
 
     @cached_property
     def tokens(self) -> Ids:
-        """Tokens of the fixed text."""
         return self.vocabulary.encoder.ids([TEXT])[0]
 
     def run(self) -> Capabilities:

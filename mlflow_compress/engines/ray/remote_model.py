@@ -50,7 +50,6 @@ class RemoteModel(FileModel):
 
     @property
     def rounding(self) -> dict[str, str]:
-        """What decides the last bits of its numbers on the workers."""
         return {name: value for name, value in self.workers.described.items() if name not in self.workers.code}
 
     @property
@@ -59,7 +58,6 @@ class RemoteModel(FileModel):
 
     @cached_property
     def ref(self) -> ModelRef:
-        """With which workers load it."""
         return ModelRef(self.config, self.weights)
 
     @cached_property
@@ -119,16 +117,13 @@ class ShardedExecution:
 
     @property
     def whole_model_reason(self) -> str | None:
-        """Why the whole model runs instead of its body."""
         return self._model.loaded_facts.whole_model_reason
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
-        """Return why sequences of this length cannot share their prefixes; None where they can."""
         reason: str | None = self._workers.call("reason_not_to_pack", self._model.ref, max_length)
         return reason
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
-        """Let workers score what an interrupted run has not finished; write down every shard as it comes."""
         baseline = work.baseline
         if isinstance(baseline, LoadedModel):
             raise UnsupportedError("Workers compare with a stored baseline, not with a model in another process")
@@ -194,7 +189,6 @@ class RayEngine:
                 self._workers = None
 
     def open(self, request: ModelRequest) -> RemoteModel:
-        """Return a model that the workers of this block load."""
         assert self._workers is not None, "engine=ray is used outside of a block of `started`"
         device = self._workers.device
         return RemoteModel.of(open_request(request, device="cpu", computes_on=device), workers=self._workers)

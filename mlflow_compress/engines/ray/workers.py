@@ -74,7 +74,6 @@ def cores() -> int:
 
 
 def _join(ray: ModuleType, address: str) -> None:
-    """Connect to a cluster that runs."""
     try:
         known = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
         if known != "auto" and "://" not in known:
@@ -292,7 +291,6 @@ class Workers:
         raise AssertionError  # the loop returns or raises
 
     def release(self) -> None:
-        """Let the workers free their models."""
         for member in self._ready if not self._gone else []:
             member.handle.release.remote()
 

@@ -318,7 +318,6 @@ class VllmExecution:
 
     @property
     def whole_model_reason(self) -> str | None:
-        """Why the whole model runs instead of its body: it never does."""
         return None
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
@@ -326,7 +325,6 @@ class VllmExecution:
         return None
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
-        """Run what an interrupted run has not finished; write the results down as they come."""
         if isinstance(work.baseline, LoadedModel):
             raise UnsupportedError("engine=vllm compares with a stored baseline, not with a model in this process")
         if not work.plan.units:
@@ -362,7 +360,6 @@ class InVllmEngine:
                 self._vllm = outer
 
     def open(self, request: ModelRequest) -> VllmModel:
-        """Return a model that the vLLM of this block loads."""
         assert self._vllm is not None, "engine=vllm is used outside of a block of `started`"
         on_cpu = self._vllm.described["device"] == "cpu"  # torch may see no GPU in this process
         opened = open_request(request, computes_on="cpu" if on_cpu else "cuda")

@@ -89,7 +89,6 @@ class VllmProcess:
         return [list(tokens) for tokens in said["tokens"]]
 
     def forget(self) -> None:
-        """Let vLLM forget all cached prefixes."""
         self._ask({"do": "forget"})
 
     def end(self) -> None:

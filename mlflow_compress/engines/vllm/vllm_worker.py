@@ -54,7 +54,6 @@ class StatesExtension:
             self.kept_states.update({(number, row): state for row, state in zip(here, rows, strict=True)})
 
     def take_states(self) -> dict[tuple[int, int], torch.Tensor]:
-        """Return what was kept since the last call, by the request's number and position."""
         states, self.kept_states = self.kept_states, {}
         return states
 
@@ -138,7 +137,6 @@ class ModelInVllm:
         return max(every, key=len)
 
     def logprobs(self, sequences: list[list[int]]) -> tuple[dict[str, Any], bytes]:
-        """Return vLLM's own log-probability of every token but the first."""
         settings = SamplingParams(max_tokens=1, temperature=0, detokenize=False, prompt_logprobs=0)
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in sequences], settings, use_tqdm=False)
         values = [
@@ -166,7 +164,6 @@ class ModelInVllm:
         return {"tokens": [list(output.outputs[0].token_ids) for output in outputs]}, b""
 
     def forget(self) -> tuple[dict[str, Any], bytes]:
-        """Forget all cached prefixes."""
         return {"forgotten": self.llm.reset_prefix_cache()}, b""
 
 

@@ -37,7 +37,6 @@ class Answer:
 
     @property
     def is_correct(self) -> bool:
-        """Whether the answer is right."""
         return bool(self.pred == self.gold) if self.correct is None else self.correct
 
 

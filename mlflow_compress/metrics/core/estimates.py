@@ -137,7 +137,6 @@ class PairedDifference:
 
     @property
     def p_value(self) -> "Number":
-        """McNemar's mid-p value."""
         return Number(mcnemar_mid_p(int(self.lost), int(self.gained)) if self.p is None else self.p, self.n)
 
 
@@ -151,7 +150,6 @@ class Number:
     interval: Interval | None = None
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the value and its interval."""
         return self.value, self.interval
 
 
@@ -185,7 +183,6 @@ class Mean:
 
     @property
     def n(self) -> int:
-        """Number of values."""
         return len(self.values)
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
@@ -230,7 +227,6 @@ class Resampled:
 
     @property
     def n(self) -> int:
-        """Number of items."""
         return len(self.columns)
 
     @property
@@ -239,7 +235,6 @@ class Resampled:
         return float(self.statistic(self.columns.mean(axis=0)))
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the value and its interval."""
         if self.groups is None or not are_grouped(self.groups):
             return self.value, settings.interval(self.columns, self.statistic)
         sums = cluster_sums(self.columns, self.groups)
@@ -267,11 +262,9 @@ class Ratio:
 
     @property
     def n(self) -> int:
-        """Number of values."""
         return int(self.sizes.sum())
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        """Return the value and its interval."""
         value = self.transform(float(self.sums.sum() / self.sizes.sum()))
         interval = settings.skewed_interval(self.sums, self.sizes) if self.trusted else None
         if interval is None:

@@ -56,7 +56,6 @@ class ItemSubset:
         level: float,
         n_unscored: int = 0,
     ) -> MetricResult:
-        """Return a `MetricResult` about this subset."""
         low, high = (None, None) if interval is None else map(float, interval)
         return MetricResult(
             name, float(value), low, high, level, int(n), int(n_unscored), task=self.task, category=self.category
@@ -89,17 +88,14 @@ class ItemTable:
 
     @cached_property
     def task(self) -> Objects:
-        """Task names, shape (n_items,)."""
         return self.items.column("task")
 
     @cached_property
     def item_id(self) -> Objects:
-        """Item ids, shape (n_items,)."""
         return self.items.column("item_id")
 
     @cached_property
     def family(self) -> Objects:
-        """Families, shape (n_items,)."""
         return self.items.column("family")
 
     @cached_property
@@ -122,7 +118,6 @@ class ItemTable:
 
     @cached_property
     def rule(self) -> Objects:
-        """Prediction rules, shape (n_items,)."""
         return self.items.column("rule")
 
     @cached_property

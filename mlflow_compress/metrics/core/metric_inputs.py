@@ -183,7 +183,6 @@ class MetricInputs:
 
     @cached_property
     def view(self) -> ItemTable:
-        """The items as arrays."""
         if self.baseline.items is None:
             raise DataError("The baseline has no items records")
         return ItemTable(self.baseline.items)
@@ -249,12 +248,10 @@ class MetricInputs:
 
     @property
     def baseline_predictions(self) -> Predictions:
-        """The baseline's answers."""
         return self._baseline[0]
 
     @property
     def variant_predictions(self) -> Predictions:
-        """The variant's answers."""
         return self._variant[0]
 
     @property

@@ -103,17 +103,14 @@ class MetricKey:
 
     @classmethod
     def share(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> "MetricKey":
-        """Return the key of a share, at most 1."""
         return cls(name=name, direction=direction, low=low, high=1.0, unit="share", meaning=meaning, **more)
 
     @classmethod
     def percent(cls, name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> "MetricKey":
-        """Return the key of a share in percent, at most 100."""
         return cls(name=name, direction=direction, low=low, high=100.0, unit="percent", meaning=meaning, **more)
 
     @classmethod
     def probability(cls, name: str, direction: Direction, meaning: str, **more: Any) -> "MetricKey":
-        """Return the key of a probability."""
         return cls(name=name, direction=direction, low=0.0, high=1.0, unit="probability", meaning=meaning, **more)
 
 

@@ -84,11 +84,9 @@ class Body:
         return prefix == NO_PREFIX or prefix in self._prefixes
 
     def forget(self, prefix: int) -> None:
-        """Free a cached prefix that no later unit needs."""
         self._prefixes.pop(prefix, None)
 
     def clear(self) -> None:
-        """Free every cached prefix."""
         self._prefixes.clear()
 
     def check_last_layer(self) -> None:

@@ -38,7 +38,6 @@ class IdentityHead:
     """The head of a body that already returns log-probabilities (see `body.WholeModelBody`)."""
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the rows as float32."""
         return states.float()
 
 
@@ -100,7 +99,6 @@ class Head:
 
     @property
     def device(self) -> torch.device:
-        """Device that the head's weights are on."""
         return torch.device(next(self.module.parameters()).device)
 
     def logits(self, states: Tensor) -> Tensor:

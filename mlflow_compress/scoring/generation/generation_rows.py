@@ -115,7 +115,6 @@ class Ending:
         self._window = max((len(end.encode()) for end in until), default=0) + 8
 
     def add(self, row: GenerationRow, token: int) -> None:
-        """Add a token to a row that is not done."""
         ended = token in self.end_tokens
         if ended:
             row.end = [token]

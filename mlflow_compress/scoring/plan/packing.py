@@ -53,7 +53,6 @@ class PaddedBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens that the model computes, without padding."""
         return sum(len(s) for s in self.sequences)
 
 
@@ -70,7 +69,6 @@ class Plan:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens that the model computes."""
         return sum(u.n_tokens for u in self.units)
 
     @cached_property
@@ -193,7 +191,6 @@ class Node:
 
     @property
     def length(self) -> int:
-        """Number of its tokens."""
         return self.end - self.start
 
 

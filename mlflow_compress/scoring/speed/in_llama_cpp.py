@@ -42,7 +42,6 @@ class InLlamaCpp:
         }
 
     def generate(self, prompts: list[list[int]], n_new: int) -> list[float]:
-        """See `TimedModel`."""
         import numpy as np
 
         api = self._api

@@ -25,7 +25,6 @@ class InTransformers:
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], n_new: int) -> list[float]:
-        """See `TimedModel`."""
         model, cache = self._loaded.model, None
         tokens = torch.tensor(prompts, device=self._device)
         ends = []
@@ -38,7 +37,6 @@ class InTransformers:
         return ends
 
     def device_bytes(self) -> tuple[int, int]:
-        """See `TimedModel`."""
         if self._device.type != "cuda":
             return 0, 0
         return torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)

@@ -40,7 +40,6 @@ class InVllm:
         }
 
     def generate(self, prompts: list[list[int]], n_new: int) -> list[float]:
-        """See `TimedModel`."""
         from vllm import SamplingParams
 
         engine = self._llm.llm_engine
@@ -59,7 +58,6 @@ class InVllm:
         return ends
 
     def device_bytes(self) -> tuple[int, int]:
-        """See `TimedModel`."""
         import torch
 
         if not torch.cuda.is_available():

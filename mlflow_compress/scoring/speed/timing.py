@@ -108,7 +108,6 @@ class MeasuredModel:
         )
 
     def open(self) -> None:
-        """Load the model."""
         reply = self._ask(do="open", **asdict(self._call))
         self.load_seconds = float(reply.pop("load_seconds"))
         threads = {"threads": self._call.n_threads} if self._call.device == "cpu" else {}
@@ -120,7 +119,6 @@ class MeasuredModel:
         return [float(seconds) for seconds in reply["seconds"]]
 
     def memory(self) -> Memory:
-        """Return the memory that the model takes."""
         reply = self._ask(do="memory")
         return Memory(int(reply["resident_bytes"]), int(reply["peak_bytes"]))
 
