@@ -112,18 +112,8 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
 
 def _request(instance: Any) -> Request:
     context, continuation = instance.args[:2]
-    text = continuation.lstrip()
-    return Request(
-        task=str(instance.task_name),
-        item_id=str(instance.doc_id),
-        permutation=0,
-        option=instance.idx,
-        content=instance.idx,
-        context=context,
-        continuation=continuation,
-        n_chars=len(text),
-        n_bytes=len(text.encode()),
-    )
+    task, item = str(instance.task_name), str(instance.doc_id)
+    return Request.of(task, item, context, continuation, continuation.lstrip(), instance.idx)
 
 
 def main() -> None:

@@ -417,18 +417,9 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
     for instance in document.instances:
         conditional = instance.idx < len(choices)
         option = instance.idx if conditional else instance.idx - len(choices)
+        task = name if conditional else name + UNCONDITIONAL
         context, continuation = instance.args[:2]
-        request = Request(
-            task=name if conditional else name + UNCONDITIONAL,
-            item_id=document.item_id,
-            permutation=0,
-            option=option,
-            content=option,
-            context=context,
-            continuation=continuation,
-            n_chars=len(choices[option]),
-            n_bytes=len(choices[option].encode()),
-        )
+        request = Request.of(task, document.item_id, context, continuation, choices[option], option)
         (rows.requests if conditional else rows.extra).append(request)
     if len(document.instances) > len(choices):
         alone = {**item, "task": name + UNCONDITIONAL, "family": "ungraded", "rule": "loglik", "prompt": ""}

@@ -17,7 +17,7 @@ class NamedTask:
     source: str  # Where the data come from: a hub id, or "embedded"
     licence: str  # Licence of the data, as their source states it
     items: str  # Number of items, and their split
-    shots: str  # Number of few-shot examples
+    shots: str  # Number of few-shot examples; "" of a task that has none
     rule: str  # How an answer is chosen and graded
     # Everything except the data that decides prompts and choice of items. Its SHA-256 distinguishes two versions of a
     # task. (Each run also logs a hash of prompts and data.) A group is defined by its members.

@@ -117,6 +117,8 @@ def _named(part: str, settings: TaskSettings) -> Parts:
     if known.read is not None:
         raise ConfigError(f"The task {name!r} reads a file", allowed=f"{name}:FILE.jsonl", got=part)
     if known.build is not None:
+        if shots is not None and not known.shots:
+            raise ConfigError(f"The task {name!r} has no few-shot examples", got=part)
         with TASKS.blaming(name):
             parts = known.build(settings, shots)
         check_tasks(parts.tasks if isinstance(parts, Parts) else parts, TASKS.origin(name))

@@ -270,18 +270,6 @@ def item_row(task: str, family: str, rule: str, row: Row, **columns: Any) -> dic
     }
 
 
-def request(
-    task: str, row: Row, context: str, text: str, *, option: int = 0, content: int = 0, permutation: int = 0
-) -> Request:
+def request(task: str, row: Row, context: str, text: str, option: int = 0, **more: Any) -> Request:
     """Return the request that scores `text` as the continuation of `context`, after one space."""
-    return Request(
-        task=task,
-        item_id=row["id"],
-        permutation=permutation,
-        option=option,
-        content=content,
-        context=context,
-        continuation=f" {text}",
-        n_chars=len(text),
-        n_bytes=len(text.encode()),
-    )
+    return Request.of(task, row["id"], context, f" {text}", text, option, **more)

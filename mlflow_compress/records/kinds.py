@@ -35,6 +35,24 @@ class Request:
     n_chars: int
     n_bytes: int
 
+    @classmethod
+    def of(
+        cls,
+        task: str,
+        item_id: str,
+        context: str,
+        continuation: str,
+        text: str,
+        option: int = 0,
+        *,
+        content: int | None = None,
+        permutation: int = 0,
+    ) -> Self:
+        """Return the request for an option with this text; `content` is its number where that is not given."""
+        shown = option if content is None else content
+        length, size = len(text), len(text.encode())
+        return cls(task, item_id, permutation, option, shown, context, continuation, length, size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:

@@ -95,7 +95,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         if settings != self._defaults:
             raise _refusal(f"Scoring a continuation takes no parameters. Allowed: none. Got: {settings}")
         requests = [
-            Request("predict", str(row), 0, 0, 0, prompt, text, len(text), len(text.encode()))
+            Request.of("predict", str(row), prompt, text, text)
             for row, (prompt, text) in enumerate(zip(frame["prompt"], frame["continuation"], strict=True))
         ]
         scores, _ = Scorer(self._loaded, ScoringConfig()).score(requests)

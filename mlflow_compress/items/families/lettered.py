@@ -144,15 +144,7 @@ def _task(
             contents = order + list(range(len(order), len(shown)))
             context = header(row["category"], kind_of(row), permutation) + variation.style.question(row, shown)
             requests += [
-                request(
-                    variation.name,
-                    row,
-                    context,
-                    LETTERS[option],
-                    option=option,
-                    content=content,
-                    permutation=permutation,
-                )
+                request(variation.name, row, context, LETTERS[option], option, content=content, permutation=permutation)
                 for option, content in enumerate(contents)
             ]
             if permutation == 0:

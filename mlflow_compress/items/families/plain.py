@@ -44,7 +44,7 @@ def _build_cloze(name: str, rows: Sequence[Row], settings: TaskSettings) -> list
     rule = "loglik_per_char"
     items = [_item(name, "cloze", rule, r, "context", options=r["choices"], gold=r["answer"]) for r in sample]
     requests = [
-        request(name, row, row["context"], choice, option=index, content=index)
+        request(name, row, row["context"], choice, index)
         for row in sample
         for index, choice in enumerate(row["choices"])
     ]

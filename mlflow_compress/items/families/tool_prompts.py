@@ -54,20 +54,7 @@ def with_calls(task: Task, prompt: Callable[[Mapping[str, Any]], str], form: Cal
     rows = task.items.table.to_pylist()
     for row in rows:
         row.update(prompt=prompt(json.loads(row["prompt"])), options=[form.mark])
-    requests = tuple(
-        Request(
-            task=task.name,
-            item_id=row["item_id"],
-            permutation=0,
-            option=0,
-            content=0,
-            context=row["prompt"],
-            continuation=form.first,
-            n_chars=len(form.first),
-            n_bytes=len(form.first.encode()),
-        )
-        for row in rows
-    )
+    requests = tuple(Request.of(task.name, row["item_id"], row["prompt"], form.first, form.first) for row in rows)
     graded = ITEM_FAMILIES.get(task.family).graded
     known = {row["item_id"]: [json.loads(part) for part in row["answers"]] for row in rows}
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mlflow_compress.errors import ConfigError, require_extra
+from mlflow_compress.errors import require_extra
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.data_dir import folder_of, load_split, read_data_file, register_corpus
 from mlflow_compress.items.task import TRACES, Parts, TaskSettings, TraceCorpus
@@ -82,8 +82,6 @@ register_corpus(
 
 
 def _traces(settings: TaskSettings, shots: int | None) -> Parts:
-    if shots is not None:
-        raise ConfigError("A corpus has no few-shot examples", got=f"{TRACES}@{shots}")
     return Parts(corpora=(TraceCorpus(),))
 
 

@@ -43,8 +43,6 @@ TOOLS_FILE = demo.DATA_DIR / "tools.jsonl"
 
 
 def _build_tools(settings: TaskSettings, shots: int | None) -> Parts:
-    if shots is not None:
-        raise ConfigError("Prompts with tools have no few-shot examples", got=f"tools@{shots}")
     prompts = smallest_digests(tool_prompts_of(TOOLS_FILE, Redaction()), settings.limit)
     return Parts(tasks=(tools_task(TOOLS, "tools", prompts),))
 

@@ -98,30 +98,18 @@ def lettered_parts(name: str, rows: list[dict[str, Any]], settings: TaskSettings
 
 
 def register_lettered(
-    name: str,
-    rows: Callable[[str, str], list[dict[str, Any]]],
-    *,
-    source: str,
-    licence: str,
-    items: str,
-    definition: str,
+    name: str, rows: Callable[[str, str], list[dict[str, Any]]], *, definition: str, **described: Any
 ) -> None:
-    """Register a data set as a named task; `rows` takes the task's name and the folder of data sets."""
+    """Register a data set as a named task.
+
+    `rows` takes the task's name and the folder of data sets, `described` are the other fields of `NamedTask`.
+    """
 
     def build(settings: TaskSettings, shots: int | None) -> Parts:
         return lettered_parts(name, rows(name, settings.data_dir), settings, shots)
 
-    TASKS.register(name)(
-        NamedTask(
-            source=source,
-            licence=licence,
-            items=items,
-            shots=SHOTS,
-            rule=RULE,
-            definition=f"{definition} lettered".encode,
-            build=build,
-        )
-    )
+    encoded = f"{definition} lettered".encode
+    TASKS.register(name)(NamedTask(**described, shots=SHOTS, rule=RULE, definition=encoded, build=build))
 
 
 def register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:

@@ -285,17 +285,7 @@ def _task(texts: Sequence[_Text], length: Length, reader: _Reader) -> Task:
         for columns, context, options in _rows(number, one, length, reader):
             items.append({**columns, "prompt": context})
             requests += [
-                Request(
-                    task=name,
-                    item_id=columns["item_id"],
-                    permutation=0,
-                    option=place,
-                    content=place,
-                    context=context,
-                    continuation=option,
-                    n_chars=len(option.strip()),
-                    n_bytes=len(option.strip().encode()),
-                )
+                Request.of(name, columns["item_id"], context, option, option.strip(), place)
                 for place, option in enumerate(options)
             ]
     return Task(name=name, family="long_needle", items=Items.from_rows(items), requests=tuple(requests))
@@ -341,12 +331,6 @@ def _build(lengths: Sequence[Length], own: Sequence[str] | None, settings: TaskS
     return Parts(tasks=tuple(tasks))
 
 
-def _default(settings: TaskSettings, shots: int | None) -> Parts:
-    if shots is not None:
-        raise ConfigError("Long contexts have no few-shot examples", got=f"{LONG}@{shots}")
-    return _build([], None, settings)
-
-
 def _definition() -> bytes:
     numbers = [NEEDLES, BINS, CHAINS, HOPS, BEGUN, COPIED, READ, _LETTERS, _NAMES, _MOST_WORDS]
     return json.dumps(numbers).encode() + (demo.DATA_DIR / "corpus.txt").read_bytes()
@@ -361,7 +345,7 @@ TASKS.register(LONG)(
         shots="",
         rule="argmax of the letter's log-likelihood; every token of a copy is greedy",
         definition=_definition,
-        build=_default,
+        build=lambda settings, shots: _build([], None, settings),
         argument=_asked,
     )
 )

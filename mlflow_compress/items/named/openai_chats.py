@@ -40,19 +40,7 @@ def _answers_task(name: str, answers: Sequence[LoggedAnswer]) -> Task:
         row = {"id": one.answer_id, "category": one.category, "group_id": group}
         asked = next(message["content"] for message in reversed(one.messages) if message["role"] == "user")
         rows.append(item_row(name, "logged", "loglik", row, question=asked, prompt=prompt, options=[one.answer]))
-        requests.append(
-            Request(
-                task=name,
-                item_id=one.answer_id,
-                permutation=0,
-                option=0,
-                content=0,
-                context=prompt,
-                continuation=one.answer,
-                n_chars=len(one.answer),
-                n_bytes=len(one.answer.encode()),
-            )
-        )
+        requests.append(Request.of(name, one.answer_id, prompt, one.answer, one.answer))
     return Task(name=name, family="logged", items=Items.from_rows(rows), requests=tuple(requests), conversations=True)
 
 

@@ -1,6 +1,7 @@
 """The benchmarks of "Accuracy is Not All You Need", with the paper's few-shot numbers and rules, from the harness."""
 
 from functools import partial
+from typing import Any
 
 from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.harness_tasks import definition
@@ -11,7 +12,7 @@ ACC = "argmax of the log-likelihood"
 ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
 
 
-def _harness(name: str, *folders: str, source: str, licence: str, items: str, rule: str, shots: int = 0) -> None:
+def _harness(name: str, *folders: str, shots: int = 0, **described: Any) -> None:
     """Register a task of the harness. `folders` are its folders in the collection, so that the others are not read."""
 
     def make(settings: TaskSettings, n_shots: int | None) -> Parts:
@@ -19,11 +20,8 @@ def _harness(name: str, *folders: str, source: str, licence: str, items: str, ru
 
     TASKS.register(name)(
         NamedTask(
-            source=source,
-            licence=licence,
-            items=items,
+            **described,
             shots=str(shots),
-            rule=rule,
             definition=partial(definition, name, folders),
             build=make,
             requires=("lm_eval",),

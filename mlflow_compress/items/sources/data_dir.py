@@ -159,30 +159,25 @@ def register_corpus(
     name: str,
     read: Callable[[str], Sequence[str]],
     *,
-    source: str,
-    licence: str,
-    items: str,
     definition: str,
     between: str = "",
     max_tokens: int | None = None,
+    **described: Any,
 ) -> None:
     """Register a corpus under a name.
 
     `read` returns its documents, from a data folder; they are joined with `between`. `definition` is everything that
-    decides the text, see `NamedTask`. `max_tokens` are scored, from the beginning.
+    decides the text, see `NamedTask`. `max_tokens` are scored, from the beginning. `described` are the other
+    fields of `NamedTask`.
     """
 
     def build(settings: TaskSettings, shots: int | None) -> Parts:
-        if shots is not None:
-            raise ConfigError("A corpus has no few-shot examples", got=f"{name}@{shots}")
         documents = read(settings.data_dir)
         return Parts(corpora=(Corpus.of(name, documents, between=between, max_tokens=max_tokens),))
 
     TASKS.register(name)(
         NamedTask(
-            source=source,
-            licence=licence,
-            items=items,
+            **described,
             shots="",
             rule="perplexity and KL, windows of 512",
             definition=f"{definition}, llama.cpp windows of 512".encode,
