@@ -10,8 +10,6 @@ python benchmarks/eight_pipelines.py
 python benchmarks/eight_pipelines.py --store server --machines 2
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

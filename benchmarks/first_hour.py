@@ -10,8 +10,6 @@ With `--beside`, an evaluation of the demo alone and two at once, each in a fold
 thread per core, and as it was before, with as many threads as cores that spin while they wait.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -4,8 +4,6 @@ Most of a small command's processor time goes into imports. A fork has them behi
 signals and an exit of its own, as one from a shell has.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -34,7 +32,7 @@ _IMPORTED = (
 class Forks:
     """The process that commands are forked from; it ends with the block."""
 
-    def __enter__(self) -> Forks:
+    def __enter__(self) -> "Forks":
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -51,7 +49,7 @@ class Forks:
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
-    def start(self, arguments: list[str], folder: Path, environment: dict[str, str], log: Path) -> Forked:
+    def start(self, arguments: list[str], folder: Path, environment: dict[str, str], log: Path) -> "Forked":
         """Start a command in a folder, with this environment; what it says goes to `log`."""
         return Forked(self._ask("start", arguments, str(folder), environment, str(log)), self)
 

@@ -15,8 +15,6 @@ medians of tokens a second, the ratio, and the ratio by processor time, which ot
 The tokens of greedy answers are compared: a difference is an error.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

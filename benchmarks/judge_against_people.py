@@ -12,8 +12,6 @@ every reply in the folder --kept. Votes of people are those of judges named "exp
 Prints a line per turn, with and without ties: agreement with its interval, and that of people among themselves.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ A local server in a process of its own answers each call after 200 ms. Prints ca
 `judge_concurrency=16`, and their ratio, as one JSON line.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

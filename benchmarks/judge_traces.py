@@ -7,8 +7,6 @@ Answers and judgments of MT-Bench's usual length, one judgment each. Prints the 
 by which it grew, as one JSON line. Fails if a trace or an assessment is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

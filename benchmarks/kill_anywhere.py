@@ -23,8 +23,6 @@ python benchmarks/kill_anywhere.py --count 25 --seed 1 --commands evaluate --row
 python benchmarks/kill_anywhere.py --count 0 --rows kills.jsonl
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A store in which commands are killed: what it holds afterwards, and how that differs from an undisturbed one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

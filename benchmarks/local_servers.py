@@ -1,7 +1,5 @@
 """A tracking server and a PostgreSQL of this machine's own, which benchmarks and slow tests start and kill."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -72,7 +70,7 @@ class TrackingServer:
         if self._log is not None:
             self._log.close()
 
-    def __enter__(self) -> TrackingServer:
+    def __enter__(self) -> "TrackingServer":
         self.start()
         return self
 

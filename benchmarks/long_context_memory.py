@@ -8,8 +8,6 @@ token's KL from the plain computation: both models' logits at once, in float64.
     python -m benchmarks.long_context_memory 1024 4096 16384 32768
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import gc

@@ -7,8 +7,6 @@ An input is a valid one with one damage in its bytes or in one value, or one tha
 input valid (a letter of a text), so some are accepted. Ends non-zero if an exception is raw.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -7,8 +7,6 @@ Random lettered items with prompts of MMLU's length: 14,042 items x 8 variants, 
     python benchmarks/page.py --forms            # the changed answers as JSON and as Parquet, compressed
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import io

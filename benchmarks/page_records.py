@@ -1,7 +1,5 @@
 """Random records of a lettered evaluation with prompts of MMLU's length, for `page.py`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

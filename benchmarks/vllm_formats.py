@@ -10,8 +10,6 @@ The reference is transformers in float32. What vLLM's dtype alone explains is me
 dtype.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@
 Everything is kept in a temporary folder. No number of the table is a timing.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

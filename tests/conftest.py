@@ -1,7 +1,5 @@
 """Fixtures shared by all tests: a real MLflow store in a temporary folder."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
@@ -232,7 +230,7 @@ def no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded() -> "LoadedModel":
     """Return the demo in single precision on the CPU."""
     from mlflow_compress import demo
     from mlflow_compress.models.loading import LoadConfig, load_model

@@ -7,8 +7,6 @@ is everything that it needs, also what others need as well. Of extras, where the
 Seconds are processor seconds of `pip install` of the package itself, once it is in pip's cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Run it after a method is new or changed; a test compares.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Run it after a metric is new or changed; a test compares.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from pathlib import Path

@@ -3,8 +3,6 @@
 Run it after a change of a command or its parameters; a test fails while the files differ.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mlflow_compress.cli import CONFIG_HELP

@@ -3,8 +3,6 @@
 Needs the tables themselves (`../shared/data/papers`). Run it after a change in `tools/paper_tables/`; a test compares.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -3,8 +3,6 @@
 Run it after a change of a named task or of lm_eval's version; a test fails while the two differ.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mlflow_compress.items.named_tasks import COLUMNS, rows

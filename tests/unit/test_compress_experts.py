@@ -1,7 +1,5 @@
 """Mixtures of experts: every expert is compressed, and the saved model computes the same as the one in memory."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GGUF files: exact sizes, exact values, other element types, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """llama.cpp itself: its quantizer with importances, and our files opened in it. Needs the extra `llama-cpp`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

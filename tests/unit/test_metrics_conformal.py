@@ -1,7 +1,5 @@
 """Conformal sets and ConSCompF: by hand, against MAPIE's definitions, and by simulation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -278,7 +276,7 @@ class Given(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(self, n_options: int = 6) -> None:
         self.n_options = n_options
 
-    def fit(self, probabilities: Any, gold: Any) -> Given:
+    def fit(self, probabilities: Any, gold: Any) -> "Given":
         """Learn nothing."""
         self.classes_ = np.arange(self.n_options)
         return self

@@ -1,7 +1,5 @@
 """Commands that did not end: noted on disk while they run, listed, and done again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ "Changing Answer Order Can Decrease MMLU Accuracy" (Gupta et al. 2024): accuracy, metric and relative drop."""
 
-from __future__ import annotations
-
 from mlflow_compress.metrics.order import drop_pct
 from mlflow_compress.metrics.stats.correlation import spearman
 from paper_tables.source import Check, Claim, Row, agrees, broken, read

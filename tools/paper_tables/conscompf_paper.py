@@ -1,7 +1,5 @@
 """ConSCompF (Karev and Xu 2025): similarity of generative models."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlflow_compress.metrics.conscompf import Similarity, principal_components

@@ -3,8 +3,6 @@
 The paper cuts digits off in many cells and rounds in others, so a cell agrees within one unit of its last digit.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -3,8 +3,6 @@
 Tokens are made that have exactly the printed moments, and reduced by our corpus statistics.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

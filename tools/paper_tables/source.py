@@ -1,7 +1,5 @@
 """Reading the papers' tables, and the two kinds of rows that come out."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """LLM-Uncertainty-Bench's README (Ye et al. 2024): accuracy, set size and UAcc of 16 base models on five tasks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
