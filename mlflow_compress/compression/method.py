@@ -82,7 +82,7 @@ class CompressionJob(Generic[JobSettings]):
     )
     # Filled by the method: experts to which the router sent no calibration token
     experts_without_tokens: list[str] = field(default_factory=list)
-    caches: Mapping[int, QuantizedCache] = field(default_factory=dict)  # By layer, how keys and values are rounded
+    caches: "Mapping[int, QuantizedCache]" = field(default_factory=dict)  # By layer, how keys and values are rounded
 
     def round_cache(self, model: Any) -> None:
         """Give a compressed model the job's caches; an `UnsupportedError` where they change no logit of the probe.
