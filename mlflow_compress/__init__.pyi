@@ -501,8 +501,8 @@ def evaluate(
         all [200]
     items
         items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
-        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1
-        [all]
+        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default
+        policy is decided, 'auto:FILE' another policy [all]
     trace_instructions
         tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
         the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
@@ -1512,8 +1512,8 @@ def run(
         all [200]
     items
         items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
-        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1
-        [all]
+        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default
+        policy is decided, 'auto:FILE' another policy [all]
     trace_instructions
         tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
         the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
@@ -2126,8 +2126,8 @@ def sweep(
         all [200]
     items
         items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
-        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1
-        [all]
+        a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default
+        policy is decided, 'auto:FILE' another policy [all]
     trace_instructions
         tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
         the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated

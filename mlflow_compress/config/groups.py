@@ -2,13 +2,13 @@
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, Parameters, Target, option
-from mlflow_compress.config.policy import MARGIN
+from mlflow_compress.config.policy import Policy, read_policy
 from mlflow_compress.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -110,10 +110,12 @@ class EvaluationConfig(Group):
 
 @dataclass(frozen=True)
 class SampleSize:
-    """How many items are drawn: a number, or as many as give an interval of this width."""
+    """How many items are drawn: a number, or as many as give an interval of this width, or decide this policy."""
 
     count: int | None = None
     width: float | None = None  # From the value to the farther end of its interval, in points
+    policy: Policy | None = None
+    more: tuple[int, ...] = ()  # Then further rounds, up to these numbers of items
 
 
 class SamplingConfig(Group):
@@ -122,7 +124,8 @@ class SamplingConfig(Group):
     items: str = option(
         "all",
         "items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip: "
-        "a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto', which is width:1",
+        "a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default "
+        "policy is decided, 'auto:FILE' another policy",
     )
 
     def model_post_init(self, context: Any, /) -> None:
@@ -131,19 +134,31 @@ class SamplingConfig(Group):
 
     @property
     def logged(self) -> dict[str, str]:
-        """What a run logs of it, with "auto" resolved; nothing where all items are scored."""
-        if self.size is None:
+        """What a run logs of it; nothing where all items are scored. A policy counts by what it says."""
+        size = self.size
+        if size is None:
             return {}
-        return {"items": str(self.size.count) if self.size.count is not None else f"width:{self.size.width:g}"}
+        first = str(size.count) if size.width is None else f"width:{size.width:g}"
+        if size.policy is not None:
+            first = "auto" if size.policy == Policy() else f"auto:{size.policy.sha256[:8]}"
+        return {"items": "+".join([first, *map(str, size.more)])}
+
+    @property
+    def before_last(self) -> "SamplingConfig | None":
+        """The same without the last of its further rounds; None where there is none."""
+        first, plus, last = self.items.rpartition("+")
+        return SamplingConfig(items=first) if plus and last.isdigit() else None
 
     @property
     def size(self) -> SampleSize | None:
         """How many items are drawn; None where all are scored."""
         if self.items == "all":
             return None
-        if self.items == "auto":
-            return SampleSize(width=MARGIN)  # within which a policy calls a variant no worse
+        if (first := self.before_last) is not None and first.size is not None:
+            return replace(first.size, more=(*first.size.more, int(self.items.rpartition("+")[2])))
         name, colon, number = self.items.partition(":")
+        if name == "auto" and (number or not colon):
+            return SampleSize(policy=read_policy(number or None))
         try:
             if not colon and int(name) > 0:
                 return SampleSize(count=int(name))
@@ -151,7 +166,7 @@ class SamplingConfig(Group):
                 return SampleSize(width=float(number))
         except ValueError:
             pass
-        allowed = "all, auto, a number of items, or width:POINTS such as width:0.5"
+        allowed = "all, auto, auto:POLICY.yaml, a number of items, or width:POINTS such as width:0.5"
         raise ConfigError("Parameter 'items' cannot be read", allowed=allowed, got=self.items)
 
 

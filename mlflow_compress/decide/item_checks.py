@@ -16,7 +16,7 @@ from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.divergence import LN2
-from mlflow_compress.metrics.kl_tail import CLIP
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.sequential import BoundedCheck
 
@@ -55,13 +55,20 @@ def _from_right_to_wrong(inputs: MetricInputs) -> Float:
     return _answered(inputs, before & ~after)
 
 
+def _distance(inputs: MetricInputs, name: str) -> Float:
+    """Return a distance per item; NaN for all where every answer is generated."""
+    if inputs.variant is not None and inputs.variant.option_distances is None:
+        return np.full(len(inputs.view), np.nan)
+    return inputs.distance(name)
+
+
 def _kl(inputs: MetricInputs) -> Float:
-    return np.maximum(inputs.distance("kl"), 0.0)
+    return np.maximum(_distance(inputs, "kl"), 0.0)
 
 
 def _column(name: str, most: float = 1.0) -> Callable[[MetricInputs], Float]:
     # float32 sums leave their bounds by rounding; the metrics allow for it too.
-    return lambda inputs: np.clip(inputs.distance(name), 0.0, most)
+    return lambda inputs: np.clip(_distance(inputs, name), 0.0, most)
 
 
 VALUES: Mapping[str, ItemValue] = {
@@ -135,13 +142,6 @@ def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
             "anomalies.max_accuracy_gain is not decided item by item", fix="Leave it out, or use promote"
         )
     gates = gates_of(policy, file).gates
-    checks: list[ItemCheck] = []
-    if policy.kl is not None:
-        limits = {
-            "distance/kl_clipped_mean": policy.kl.max_kl,
-            "distance/kl_above_clip_pct": policy.kl.max_outliers_pct,
-        }
-        checks += [_check(metric, limit, False, 0) for metric, limit in limits.items()]
     at_once, of_answers = set(), set()
     for number, entry in enumerate(entries, start=int(policy.kl is not None)):
         if entry.metric.startswith(_WITHOUT_ITEMS):
@@ -150,10 +150,23 @@ def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
             raise UnsupportedError(f"The gate asks no judge model, and {entry.metric} needs one", fix="Use promote")
         elif entry.metric.startswith(_OF_ANSWERS):
             of_answers.add(number)
-        else:
+    return ItemPolicy(
+        gates=gates, checks=item_checks(policy), at_once=frozenset(at_once), of_answers=frozenset(of_answers)
+    )
+
+
+def item_checks(policy: Policy) -> tuple[ItemCheck, ...]:
+    """Return what a policy claims about items; an `UnsupportedError` names a claim that items cannot decide."""
+    checks: list[ItemCheck] = []
+    if policy.kl is not None:
+        limits = {CLIPPED.name: policy.kl.max_kl, ABOVE_CLIP.name: policy.kl.max_outliers_pct}
+        checks += [_check(metric, limit, False, 0) for metric, limit in limits.items()]
+    entries: list[MetricGate | MarginGate] = [*policy.gates, *policy.margins]
+    for number, entry in enumerate(entries, start=int(policy.kl is not None)):
+        if not entry.metric.startswith((*_WITHOUT_ITEMS, _OF_ANSWERS)):
             limit, at_least = _margin_limit(entry) if isinstance(entry, MarginGate) else _gate_limit(entry)
             checks.append(_check(entry.metric, limit, at_least, number, entry.task, entry.category))
-    return ItemPolicy(gates=gates, checks=tuple(checks), at_once=frozenset(at_once), of_answers=frozenset(of_answers))
+    return tuple(checks)
 
 
 def _gate_limit(gate: MetricGate) -> tuple[float, bool]:

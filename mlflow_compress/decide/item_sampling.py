@@ -8,13 +8,16 @@ items, or the estimate would be biased (strata without an event in the pilot wou
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mlflow_compress.config.groups import SampleSize
-from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
+from mlflow_compress.config.policy import MARGIN, Policy
+from mlflow_compress.decide.item_checks import VALUES, ItemCheck, item_checks
+from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.flip_model import GUESS, FlipModel
 from mlflow_compress.metrics.stats.sequential import random_order
@@ -25,7 +28,15 @@ PILOT_SHARE = 0.35  # of the items that are asked for
 PILOT_ITEMS = 100  # where a width is asked for
 PILOT_FEWEST = 4  # of each stratum
 ROUNDS = 1  # after the pilot, to a number of items: more of them follow the luck of their items
-GROWTH = (1.1, 4.0)  # least and most growth of a round towards a width
+GROWTH = (1.1, 4.0)  # least and most growth of a round towards a width, or a decision
+SECOND = 2.0  # most growth of the second round: the pilot's interval is wide where it has seen no flip by chance
+LOOKS = 4  # at most, before all items are scored, to see whether a policy is decided
+EARLY = 0.2
+"""Share of the error that each of these looks may make: of one end of an interval 2.5 % with all items, and at most
+4.5 % with all looks together.
+
+Source: Haybittle, British Journal of Radiology 1971; Peto et al., British Journal of Cancer 1976.
+"""
 NEARLY_ALL = 0.7  # A round that needs this share of the items takes all: another round would cost more than they do
 FLOOR = 0.1
 """Smallest deviation of a stratum, as a share of that of all: what the model holds for impossible is looked at too."""
@@ -48,6 +59,7 @@ class ItemSampler:
     orders: list[list[ItemKey]]  # By stratum, those of tasks that are not in the headline last: the order of drawing
     drawn: Int = field(init=False)  # Items drawn so far, by stratum
     rounds: int = 0  # Rounds that were looked at
+    more_rounds: int = 0  # Further rounds so far
 
     @classmethod
     def of_baseline(cls, size: SampleSize, inputs: MetricInputs, *, seed: int) -> ItemSampler:
@@ -103,11 +115,22 @@ class ItemSampler:
         ]
         return Draws.from_rows(rows)
 
+    def begin_after(self, draws: Draws) -> None:
+        """Begin where an earlier run has ended, whose rounds were all of this one's but the last further one."""
+        place = {key: code for code, order in enumerate(self.orders) for key in order}
+        codes = [place[(str(task), str(item))] for task, item, *_ in draws.key_rows()]
+        self.drawn = np.bincount(codes, minlength=len(self.orders))
+        self.more_rounds = len(self.size.more) - 1
+
     def go_on(self, inputs: MetricInputs) -> bool:
         """Draw more items, after what was found on those so far; return False where they are enough."""
         self.rounds += 1
-        target = self._next_size(inputs)
         sizes = self._sizes
+        target = self.n_drawn if self.more_rounds else self._next_size(inputs)
+        if target <= self.n_drawn:
+            further = self.size.more[self.more_rounds :]
+            target = next((count for count in further if count > self.n_drawn), 0)
+            self.more_rounds += 1
         if target <= self.n_drawn or self.n_drawn == sizes.sum():
             return False
         rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
@@ -127,12 +150,86 @@ class ItemSampler:
         count, n = self.size.count, self.n_drawn
         if count is not None:
             return n + math.ceil((count - n) / max(ROUNDS + 1 - self.rounds, 1)) if count > n else n
-        assert self.size.width is not None
-        width = half_width(inputs) / self.size.width
-        if width <= 1:
+        if self.size.policy is None or not item_checks(self.size.policy):
+            need = _needed_for_width(inputs, self.size.width or MARGIN)
+        elif self.rounds > LOOKS:
+            return len(self.strata)
+        else:
+            need = _needed_to_decide(self.size.policy, inputs)
+        if need <= 1:
             return n
-        target, every = n * min(max(width**2, GROWTH[0]), GROWTH[1]), len(self.strata)
+        most = SECOND if self.rounds == 1 else GROWTH[1]
+        target, every = n * min(max(need, GROWTH[0]), most), len(self.strata)
         return math.ceil(target) if target < NEARLY_ALL * every else every
+
+
+def _times(half: float, wanted: float, events: float) -> float:
+    """Return by how many times as many items an interval of half this width becomes the `wanted` one.
+
+    The score intervals of a share of `events` have half widths h with ``h² ~ (events + h)/n``: of few events it is
+    1/n, of many the root. `events` is infinite for means.
+    """
+    few = 1.0 if math.isinf(events) else (events + wanted) / (events + half)
+    return few * (half / wanted) ** 2 if wanted > 0 else math.inf
+
+
+def _needed_to_decide(policy: Policy, inputs: MetricInputs) -> float:
+    """Return how many times the items are needed until the policy is decided: at most 1 where it is.
+
+    It is decided once one check fails surely, or all pass surely: by intervals that leave an early look's error. A
+    check that is about no item with a value is not decided by items.
+    """
+    settings = replace(inputs.settings, level=1 - EARLY * (1 - inputs.settings.level))
+    passes: list[float] = []
+    fails: list[float] = []
+    for check in item_checks(policy):
+        rows, limit, at_least = (
+            check.rows(inputs.view, inputs.headline_families),
+            check.claim.limit,
+            check.claim.at_least,
+        )
+        estimate, events = _estimate(check, inputs, rows)
+        if not estimate.n:
+            continue
+        if policy.kl is not None and check.gate == 0:
+            mean = mean_kl(inputs.distance("kl")[rows], inputs.units(rows))
+            if mean.trusted:  # the gate reads it alone then
+                estimate, events, limit = mean, math.inf, policy.kl.max_kl
+        value, ends = estimate.at(settings, 1.0)
+        inside = value >= limit if at_least else value <= limit
+        # The end on the side of the limit
+        end = None if ends is None else ends[0] if inside == at_least else ends[1]
+        needed = math.inf if end is None else _times(abs(end - value), abs(limit - value), events)
+        (passes if inside else fails).append(needed)
+    return min(fails) if fails else max(passes, default=0.0)
+
+
+def _estimate(check: ItemCheck, inputs: MetricInputs, rows: Int) -> tuple[Estimate, float]:
+    """Return what a check is about, and the share of its events; infinite for a mean."""
+    x = VALUES[check.metric].of(inputs)[rows]
+    there = np.isfinite(x)
+    x, units = x[there], inputs.units(rows[there])
+    if not np.isin(x, (-1, 0, 1)).all():
+        return Mean.of(x, units, upper=check.claim.high), math.inf
+    if check.claim.low < 0:
+        changed = PairedDifference.of(x < 0, x > 0, units)
+        return changed, (changed.gained + changed.lost) / max(changed.n, 1)
+    share = Proportion.of(x > 0, units)
+    return share, share.count / max(share.n, 1)
+
+
+def _needed_for_width(inputs: MetricInputs, width: float) -> float:
+    """Return how many times the items are needed until flips and accuracy change have intervals of half this width.
+
+    - `width`: From the value to the farther end, in points.
+    """
+    rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
+    if not len(rows):
+        return math.inf
+    before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
+    flips = Proportion.of(before != after, inputs.units(rows))
+    half = half_width(inputs)
+    return math.inf if math.isinf(half) else _times(half / 100, width / 100, flips.count / flips.n)
 
 
 def half_width(inputs: MetricInputs) -> float:

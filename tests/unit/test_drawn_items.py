@@ -1,13 +1,15 @@
 """Items drawn by the baseline's lead: the sampler, and metrics that weight what was drawn or say why they do not."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mlflow_compress.config.groups import SampleSize, SamplingConfig
+from mlflow_compress.config.policy import KlBounds, MetricGate, Policy
 from mlflow_compress.decide.champion import head_to_head
-from mlflow_compress.decide.item_sampling import ItemSampler, half_width
+from mlflow_compress.decide.item_sampling import PILOT_ITEMS, ItemSampler, half_width
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.core.account import take_account
@@ -50,17 +52,45 @@ def by_place(results: list[MetricResult]) -> Results:
         ("all", None),
         ("300", SampleSize(count=300)),
         ("width:0.5", SampleSize(width=0.5)),
-        ("auto", SampleSize(width=1.0)),
+        ("auto", SampleSize(policy=Policy())),
+        ("auto+400+800", SampleSize(policy=Policy(), more=(400, 800))),
     ],
 )
 def test_the_parameter(text: str, size: SampleSize | None) -> None:
     found = SamplingConfig(items=text)
     assert found.size == size
-    assert found.logged == ({} if size is None else {"items": {"auto": "width:1"}.get(text, text)})
+    assert found.logged == ({} if size is None else {"items": text})
+
+
+def test_another_policy_is_logged_by_what_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("kl: none\n")
+    found = SamplingConfig(items=f"auto:{file}+500")
+    assert found.size == SampleSize(policy=Policy(kl=None), more=(500,))
+    assert found.logged == {"items": f"auto:{Policy(kl=None).sha256[:8]}+500"}
+    with pytest.raises(ConfigError, match="policy"):
+        SamplingConfig(items="auto:missing.yaml")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-3", "some", "width", "width:0", "width:nan", "width:inf", "1.5", "number:3"]
+    "text",
+    [
+        "",
+        "all+100",
+        "auto:",
+        "auto+",
+        "auto+x",
+        "+100",
+        "0",
+        "-3",
+        "some",
+        "width",
+        "width:0",
+        "width:nan",
+        "width:inf",
+        "1.5",
+        "number:3",
+    ],
 )
 def test_a_wrong_number_of_items_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="width:POINTS"):
@@ -130,6 +160,39 @@ def test_a_width_is_reached_or_all_items_are_drawn() -> None:
     assert half_width(found) <= 6.0 and drawn.n_drawn < 400
     every, _ = drawn_until_enough(SampleSize(width=0.01))
     assert every.n_drawn == 400
+
+
+def test_items_are_drawn_until_the_policy_is_decided_or_all_are() -> None:
+    flips = headline(compute_all(FULL))["distance/flips_pct"].value  # 13 % of 400 items
+
+    def most(limit: float) -> SampleSize:
+        gate = MetricGate(metric="distance/flips_pct", at_most=limit)
+        return SampleSize(policy=Policy(kl=None, gates=(gate,), margins=()))
+
+    far, _ = drawn_until_enough(most(60.0))
+    assert far.n_drawn == PILOT_ITEMS and far.rounds == 1  # surely fewer
+    surely_more, _ = drawn_until_enough(most(0.5))
+    assert surely_more.n_drawn == PILOT_ITEMS
+    at_the_limit, _ = drawn_until_enough(most(flips))
+    assert at_the_limit.n_drawn == 400
+    # One check that fails surely is enough, whatever the others say.
+    both = SampleSize(policy=Policy(kl=KlBounds(max_kl=1e-9), gates=most(flips).policy.gates))  # type: ignore[union-attr]
+    assert drawn_until_enough(both)[0].n_drawn < 400
+    # A policy that says nothing of items: a point of width.
+    nothing = drawn_until_enough(SampleSize(policy=Policy(kl=None, gates=(), margins=())))[0]
+    assert nothing.n_drawn == drawn_until_enough(SampleSize(width=1.0))[0].n_drawn
+
+
+def test_a_further_round_begins_where_an_earlier_run_has_ended() -> None:
+    first, _ = drawn_until_enough(SampleSize(count=120))
+    at_once, _ = drawn_until_enough(SampleSize(count=120, more=(200, 300)))
+    second, _ = drawn_until_enough(SampleSize(count=120, more=(200,)))
+    later = sampler(SampleSize(count=120, more=(200, 300)))
+    later.begin_after(second.draws())
+    assert (later.drawn == second.drawn).all() and set(first.keys) < set(second.keys) < set(at_once.keys)
+    while later.go_on(inputs(later)):
+        pass
+    assert later.keys == at_once.keys and later.n_drawn == 300
 
 
 def test_metrics_that_need_all_items_say_so_and_are_left_out() -> None:

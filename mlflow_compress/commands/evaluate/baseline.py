@@ -152,8 +152,16 @@ def evaluation_id(model: EngineModel, suite: Suite, config: EvaluateConfig) -> s
 
 
 def evaluation_of_sample(evaluation: str, sampling: SamplingConfig) -> str:
-    """Return the evaluation id of variants that are scored on drawn items: they are not compared with others."""
-    return digest({"evaluation": evaluation, **sampling.logged})[:16] if sampling.size is not None else evaluation
+    """Return the evaluation id of variants that are scored on drawn items: they are not compared with others.
+
+    Further rounds of some of them are no other evaluation: their first items are those of the others.
+    """
+    if sampling.size is None:
+        return evaluation
+    first = sampling
+    while (before := first.before_last) is not None:
+        first = before
+    return digest({"evaluation": evaluation, **first.logged})[:16]
 
 
 def find_or_evaluate(

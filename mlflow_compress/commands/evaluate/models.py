@@ -187,11 +187,15 @@ class BlockScorer:
 
 
 def run_sampled(
-    blocks: BlockScorer, sampler: ItemSampler, inputs: Callable[[RunRecords], MetricInputs]
+    blocks: BlockScorer,
+    sampler: ItemSampler,
+    inputs: Callable[[RunRecords], MetricInputs],
+    scored: RunRecords | None = None,
 ) -> ModelOutputs:
     """Score a model on drawn items, round after round until they are enough, and on all running text.
 
-    `inputs` returns what metrics read of the variant's records so far.
+    - `inputs`: Returns what metrics read of the variant's records so far.
+    - `scored`: Records of the rounds before the last further one, with their running text.
     """
     tasks = (
         replace(task, items=task.items.where(item_id=[]), requests=(), answering=None)
@@ -199,17 +203,24 @@ def run_sampled(
         if task.documents
     )
     texts = replace(blocks.suite, tasks=tuple(tasks), averages=())
-    parts, short, seen = [], Shortened(), set()
+    parts: list[RunRecords] = []
+    short, seen = Shortened(), set[ItemKey]()
+    if scored is not None:
+        assert scored.draws is not None
+        sampler.begin_after(scored.draws)
     while True:
         keys = [key for key in sampler.keys if key not in seen]
-        records, shortened = blocks.records(sampler.rounds, keys)
+        if scored is not None and not parts:
+            records, shortened = replace(scored, draws=None), Shortened()
+        else:
+            records, shortened = blocks.records(sampler.rounds, keys)
         parts.append(records)
         seen |= set(keys)
         short = Shortened(short.cut | shortened.cut, short.too_long | shortened.too_long)
         found = replace(joined_records(parts), draws=sampler.draws())
         if not sampler.go_on(inputs(found)):
             break
-    if texts.corpora or texts.tasks:
+    if scored is None and (texts.corpora or texts.tasks):
         text = run_model(
             blocks.scorer(), texts, baseline=blocks.states, generations=False, resume=blocks.folder / "text"
         )

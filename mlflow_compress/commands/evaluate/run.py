@@ -41,6 +41,7 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.probe import MAX_KL
 from mlflow_compress.config import EMBEDDED, SEED, as_text
+from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.engines.interface import EngineModel, ModelScorer
@@ -115,11 +116,15 @@ def evaluate_variant(
             raise ConfigError("The tasks have no items to draw from", got=f"items={config.sampling.items}", fix=_ALL)
     suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
-    # The id of the baseline's run identifies tasks, settings and states.
-    twice: dict[str, object] = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
-    if config.sampling.size is not None:
-        twice = {**config.sampling.logged, "seed": config.source.seed}
-    fingerprint = digest({"stage": "evaluate", **variant.identity, "baseline": baseline.run_id, **twice})
+
+    def fingerprint_with(sampling: SamplingConfig) -> str:
+        """Return the run's fingerprint. The id of the baseline's run identifies tasks, settings and states."""
+        twice: dict[str, object] = {"asked_twice": config.evaluation.noise_items} if asked_twice else {}
+        if sampling.size is not None:
+            twice = {**sampling.logged, "seed": config.source.seed}
+        return digest({"stage": "evaluate", **variant.identity, "baseline": baseline.run_id, **twice})
+
+    fingerprint = fingerprint_with(config.sampling)
     evaluation = evaluation_of_sample(baseline.evaluation, config.sampling)
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: evaluation})
     run.log_params({"device": variant.device.type, "dtype": str(variant.dtype).removeprefix("torch.")})
@@ -147,7 +152,9 @@ def evaluate_variant(
                 scorer = variant.listing(item_keys(sample)).scorer(loaded)
                 outputs = run_model(scorer, suite, capture=capture, baseline=states, resume=resume)
             else:
-                outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume)
+                first = config.sampling.before_last
+                scored = None if first is None else _scored_before(store, fingerprint_with(first))
+                outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume, scored)
         if capture is not None:
             stored = variant.stored(own)
             second, first = variant.scorer(loaded, after=stored), variant.comparable_with(stored)
@@ -186,17 +193,34 @@ def evaluate_variant(
     return EvaluatedVariant(inputs=inputs, baseline=baseline, account=account, found_in=found_in)
 
 
+def _scored_before(store: Store, fingerprint: str) -> RunRecords | None:
+    """Return the records of a finished run on fewer items; None where there is none, or it has shortened prompts.
+
+    Which items these are is not in the records.
+    """
+    for run in store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})[:1]:
+        if not (run.metrics[run_names.TRUNCATED] or read_account(store, run.run_id).unscored):
+            return RunRecords.read(store.fetch(run.run_id, RECORDS))
+    return None
+
+
 def _on_drawn_items(
-    config: EvaluateConfig, suite: Suite, baseline: Baseline, scorer: ModelScorer, states: Any, resume: Path
+    config: EvaluateConfig,
+    suite: Suite,
+    baseline: Baseline,
+    scorer: ModelScorer,
+    states: Any,
+    resume: Path,
+    scored: RunRecords | None,
 ) -> ModelOutputs:
-    """Score a variant on items that are drawn by the baseline's leads."""
+    """Score a variant on items that are drawn by the baseline's leads; `scored` are those of an earlier run."""
     assert config.sampling.size is not None
     seed = config.source.seed
     settings = MetricSettings(seed=seed, split_seed=seed)
     sampler = ItemSampler.of_baseline(config.sampling.size, MetricInputs(baseline=baseline.records), seed=seed)
     blocks = BlockScorer(suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True)
     return run_sampled(
-        blocks, sampler, lambda found: MetricInputs(baseline=baseline.records, variant=found, settings=settings)
+        blocks, sampler, lambda found: MetricInputs(baseline=baseline.records, variant=found, settings=settings), scored
     )
 
 

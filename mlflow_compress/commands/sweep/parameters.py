@@ -86,4 +86,6 @@ class SweepConfig(Parameters):
         - `**variant`: Parameters of the compression, or of a served model, which replace those that all variants share.
         """
         not_shared = {"bits": AUTO, "group_size": AUTO}  # a sweep has several
+        if self.sampling.items == AUTO and self.policy is not None:
+            variant = {"items": f"{AUTO}:{self.policy}", **variant}
         return self.of_stage(MainConfig, **{"experiment": self.experiment, **not_shared, **variant})
