@@ -41,7 +41,7 @@ with questions.open("w") as file:
         file.write(f"{row}\n".replace("'", '"'))
 
 # %% Your own metric: a formula under a decorator. It is computed for every evaluation after this cell.
-from mlflow_compress.metrics import METRICS, Mean, MetricInputs, MetricKey, by_subset, metric  # noqa: E402
+from mlflow_compress.metrics import Mean, MetricInputs, MetricKey, by_subset, metric  # noqa: E402
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT, rated_by  # noqa: E402
 
 CONFIDENCE = MetricKey(
@@ -55,8 +55,7 @@ CONFIDENCE = MetricKey(
 )
 
 
-@METRICS.register("confidence_change")
-@metric(keys=(CONFIDENCE,), requires=(ITEMS, VARIANT, PREDICTIONS), source="examples/your_own.py")
+@metric("confidence_change", keys=(CONFIDENCE,), requires=(ITEMS, VARIANT, PREDICTIONS), source="examples/your_own.py")
 def confidence_change(inputs: MetricInputs):
     """``mean(margin of the variant - margin of the baseline)``; bootstrap over items."""
     change = inputs.variant_predictions.margin[:, 0] - inputs.baseline_predictions.margin[:, 0]
@@ -109,8 +108,7 @@ VARIETY = MetricKey(
 )
 
 
-@METRICS.register("variety")
-@metric(keys=(VARIETY,), requires=(VARIANT, rated_by("variety")), source="examples/your_own.py")
+@metric("variety", keys=(VARIETY,), requires=(VARIANT, rated_by("variety")), source="examples/your_own.py")
 def variety(inputs: MetricInputs):
     """Mean points of the variant's answers; bootstrap over answers."""
     from mlflow_compress.metrics import pooled

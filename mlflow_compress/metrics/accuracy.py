@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, Proportion, by_subset
 from mlflow_compress.metrics.core.item_table import Predictions
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import TOO_LONG, GateValue, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
@@ -25,8 +25,8 @@ ACCURACY = MetricKey.share(
 BASELINE = MetricKey.share("quality/accuracy_baseline", "neither", "The baseline's accuracy on the same items.")
 
 
-@METRICS.register("accuracy")
 @metric(
+    "accuracy",
     keys=(ACCURACY, BASELINE),
     requires=(ITEMS, PREDICTIONS),
     source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong, and of two models "
@@ -69,8 +69,8 @@ P_VALUE = MetricKey.probability(
 )
 
 
-@METRICS.register("accuracy_delta")
 @metric(
+    "accuracy_delta",
     keys=(DELTA, P_VALUE),
     requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar's mid-p: Fagerland et al. 2013; Tango 1998",

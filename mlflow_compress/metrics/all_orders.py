@@ -18,7 +18,7 @@ from mlflow_compress.metrics.core.estimates import (
 )
 from mlflow_compress.metrics.core.item_table import ItemTable, predict
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import Direction, keys_of, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
@@ -71,10 +71,7 @@ def _measure(view: ItemTable, run: RunRecords) -> _Orders:
     )
 
 
-def _key(name: str, direction: Direction, meaning: str, low: float = 0.0) -> MetricKey:
-    return MetricKey(name=f"robustness/{name}", direction=direction, low=low, high=1.0, unit="share", meaning=meaning)
-
-
+_key = keys_of("robustness", unit="share", high=1.0)
 _MEANINGS: tuple[tuple[str, Direction, str], ...] = (
     ("orders_accuracy", "higher", "expected accuracy, the mean over all answer orders"),
     ("orders_robust_accuracy", "higher", "share of items that are right in every answer order"),
@@ -92,8 +89,8 @@ _KEYS = {
 }
 
 
-@METRICS.register("all_orders")
 @metric(
+    "all_orders",
     keys=tuple(_KEYS.values()),
     requires=(ITEMS, OPTION_SCORES, family(FAMILY)),
     source="Ours, after Changing Answer Order Can Decrease MMLU Accuracy, whose metric takes two orders of the 24",

@@ -8,7 +8,7 @@ import numpy as np
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.files import read_json
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, metric
 from mlflow_compress.metrics.core.requirements import BERTSCORE_MODEL, GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, same_length
 from mlflow_compress.metrics.text import answer_pairs
@@ -56,8 +56,8 @@ def authors_layer(name: str, folder: Path) -> int:
     return int(model2layers.get(name, last))
 
 
-@METRICS.register("bert_score")
 @metric(
+    "bert_score",
     keys=(
         MetricKey(
             name="judge/bert_score",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.estimates import Mean, pooled
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import EMBEDDINGS, GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, finite
 from mlflow_compress.metrics.stats.correlation import correlate
@@ -104,20 +104,7 @@ def principal_components(matrix: npt.ArrayLike, n_components: int = 2) -> Float:
     return np.asarray(scores * signs, dtype=np.float64)
 
 
-def _key(name: str, direction: Direction, meaning: str, **more: Any) -> MetricKey:
-    return MetricKey(
-        name=f"judge/{name}",
-        direction=direction,
-        low=-1.0,
-        high=1.0,
-        unit="cosine",
-        meaning=meaning,
-        unchanged=1.0,
-        counted="instructions",
-        **more,
-    )
-
-
+_key = keys_of("judge", low=-1.0, high=1.0, unit="cosine", unchanged=1.0, counted="instructions")
 SIMILARITY = _key(
     "similarity",
     "higher",
@@ -133,8 +120,8 @@ CONSISTENCY = _key("consistency", "neither", "Mean cosine among the model's own 
 CONSISTENCY_BASELINE = _key("consistency_baseline", "neither", "The baseline's consistency.")
 
 
-@METRICS.register("similarity")
 @metric(
+    "similarity",
     keys=(SIMILARITY, UNWEIGHTED, FLOOR, CONSISTENCY, CONSISTENCY_BASELINE),
     requires=(VARIANT, EMBEDDINGS),
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
@@ -166,19 +153,16 @@ def _rouge_differences(inputs: MetricInputs) -> dict[str, float]:
     return {str(i): 1.0 - float(scores[first & (pairs.item_id == i)].mean()) for i in np.unique(pairs.item_id[first])}
 
 
-def _rouge_key(name: str, what: str) -> MetricKey:
-    return MetricKey(
-        name=f"judge/similarity_rouge_{name}",
-        low=-1.0,
-        high=1.0,
-        unit="correlation",
-        meaning=f"{what} correlation of similarity (equation 4) and 1 - ROUGE-L over instructions.",
-    )
+_rouge_key = keys_of("judge", low=-1.0, high=1.0, unit="correlation")
+_ROUGE = "correlation of similarity (equation 4) and 1 - ROUGE-L over instructions."
 
 
-@METRICS.register("similarity_rouge")
 @metric(
-    keys=(_rouge_key("pearson", "Pearson"), _rouge_key("spearman", "Spearman")),
+    "similarity_rouge",
+    keys=tuple(
+        _rouge_key(f"similarity_rouge_{name.lower()}", "neither", f"{name} {_ROUGE}")
+        for name in ("Pearson", "Spearman")
+    ),
     requires=(VARIANT, EMBEDDINGS, GENERATIONS, package("rapidfuzz")),
     source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
 )

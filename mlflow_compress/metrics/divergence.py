@@ -1,14 +1,19 @@
 """Divergences between both models' distributions, averaged over items as in equation 1 of the flips paper."""
 
-from typing import Any
-
 import numpy as np
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, by_subset
 from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
+from mlflow_compress.metrics.core.metric_registry import (
+    TOO_LONG,
+    GateValue,
+    MetricKey,
+    keys_of,
+    metric,
+    upper_end,
+)
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_BOUNDS, OPTION_DISTANCES, VARIANT
 from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Int
@@ -17,16 +22,11 @@ from mlflow_compress.records import TOP_LADDER, MetricResult
 LN2 = float(np.log(2.0))
 
 
-def _nats(name: str, meaning: str, *, high: float = np.inf, **more: Any) -> MetricKey:
-    return MetricKey(name=name, direction="lower", low=0.0, high=high, unit="nats", meaning=meaning, **more)
-
-
-def _agreement(name: str, meaning: str, **more: Any) -> MetricKey:
-    return MetricKey.share(name, "higher", meaning, unchanged=1.0, by_category=False, **more)
-
-
+_nats = keys_of("distance", unit="nats")
+_agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, by_category=False)
 KL = _nats(
-    "distance/kl_mean",
+    "kl_mean",
+    "lower",
     "KL(baseline || variant), eq. 1: items, then options, then tokens.",
     label="KL, items (nats)",
     headline=30,
@@ -36,24 +36,25 @@ KL = _nats(
     unscored=TOO_LONG,
     gate=GateValue("gate/kl_upper", upper_end),
 )
-KL_REVERSE = _nats("distance/kl_reverse_mean", "KL(variant || baseline), weighted as eq. 1.", by_category=False)
-JS = _nats("distance/js_mean", "Jensen-Shannon divergence, weighted as eq. 1.", high=LN2, by_category=False)
-ACCEPTANCE = _agreement("distance/acceptance", "Expected acceptance rate 1 - TV, weighted as eq. 1.")
+KL_REVERSE = _nats("kl_reverse_mean", "lower", "KL(variant || baseline), weighted as eq. 1.", by_category=False)
+JS = _nats("js_mean", "lower", "Jensen-Shannon divergence, weighted as eq. 1.", high=LN2, by_category=False)
+ACCEPTANCE = _agreement("acceptance", "higher", "Expected acceptance rate 1 - TV, weighted as eq. 1.")
 TOP1 = _agreement(
-    "distance/top1_agreement",
+    "top1_agreement",
+    "higher",
     "Share of tokens with the same most probable token.",
     label="Same top token, items",
     headline=40,
     floor="noise/top1_agreement",
 )
-TOP10 = _agreement("distance/top10_agreement", "Share of the ten most probable tokens that both models have.")
-RBO10 = _agreement("distance/rbo10", "Rank-biased overlap (p = 0.9) of the ten most probable tokens.")
+TOP10 = _agreement("top10_agreement", "higher", "Share of the ten most probable tokens that both models have.")
+RBO10 = _agreement("rbo10", "higher", "Rank-biased overlap (p = 0.9) of the ten most probable tokens.")
 
 ITEM_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", TOP10: "top10", RBO10: "rbo10"}
 
 
-@METRICS.register("divergence")
 @metric(
+    "divergence",
     keys=(KL, KL_REVERSE, JS, ACCEPTANCE, TOP1, TOP10, RBO10),
     requires=(ITEMS, VARIANT, OPTION_DISTANCES),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
@@ -79,11 +80,10 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
 
 
 def _bound(k: int, place: int) -> MetricKey:
-    return MetricKey(
-        name=f"distance/kl_top{k}",
-        direction="lower",
-        unit="nats",
-        meaning=f"KL(baseline || variant) that both lists of {k} most probable tokens prove: at most the exact KL.",
+    return _nats(
+        f"kl_top{k}",
+        "lower",
+        f"KL(baseline || variant) that both lists of {k} most probable tokens prove: at most the exact KL.",
         label=f"KL, at least (top {k}, nats)",
         headline=place,
         floor=f"noise/kl_top{k}",
@@ -111,8 +111,8 @@ CLIPPED_RESTS = MetricKey(
 )
 
 
-@METRICS.register("kl_top_k")
 @metric(
+    "kl_top_k",
     keys=(*BOUNDS.values(), KEPT, CLIPPED_RESTS),
     requires=(ITEMS, VARIANT, OPTION_BOUNDS),
     source="ours, by the data-processing inequality; weighted as Accuracy is Not All You Need, eq. 1",

@@ -2,7 +2,7 @@
 
 from mlflow_compress.metrics.core.estimates import Estimates, Proportion, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, TOO_LONG, GateValue, MetricKey, metric, upper_end
+from mlflow_compress.metrics.core.metric_registry import TOO_LONG, GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
@@ -43,8 +43,8 @@ C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT = (
 )
 
 
-@METRICS.register("flips")
 @metric(
+    "flips",
     keys=(FLIPS, ALL_FLIPS, C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT),
     requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, sections 2 and 5, table 2",

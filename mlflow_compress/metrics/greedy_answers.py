@@ -13,7 +13,7 @@ import pyarrow as pa
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.estimates import Estimates, Number, Proportion, Ratio, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import (
     GREEDY_ANSWERS,
     GREEDY_DISTANCES,
@@ -180,8 +180,8 @@ FDT = MetricKey(
 )
 
 
-@METRICS.register("first_divergent_token")
 @metric(
+    "first_divergent_token",
     keys=(FDT,),
     requires=(VARIANT, GREEDY_ANSWERS),
     source=f"{SOURCE}; here tokens are counted from 1, both models decode freely, and answers that are "
@@ -212,8 +212,8 @@ IDENTICAL = MetricKey.percent(
 )
 
 
-@METRICS.register("identical_answers")
 @metric(
+    "identical_answers",
     keys=(IDENTICAL,),
     requires=(VARIANT, GREEDY_ANSWERS),
     source="ours; the answers without a first divergent token (arXiv 2311.01544)",
@@ -241,8 +241,12 @@ SDT = MetricKey.percent(
 )
 
 
-@METRICS.register("share_of_divergent_tokens")
-@metric(keys=(SDT, FLOOR), requires=REQUIRES, source=f"{SOURCE}; under teacher forcing on the baseline's answer")
+@metric(
+    "share_of_divergent_tokens",
+    keys=(SDT, FLOOR),
+    requires=REQUIRES,
+    source=f"{SOURCE}; under teacher forcing on the baseline's answer",
+)
 def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
     """``SDT = 100 #{t : argmax q(. | prompt, x_<t) != x_t} / T`` on the baseline's greedy answers x, T tokens in all.
 
@@ -257,30 +261,24 @@ def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
     )
 
 
-def _kl_key(name: str, meaning: str) -> MetricKey:
-    return MetricKey(
-        name=f"judge/{name}",
-        direction="lower",
-        unit="nats",
-        meaning=meaning,
-        counted="tokens",
-    )
-
-
+_kl_key = keys_of("judge", unit="nats", counted="tokens")
 ALL = _kl_key(
     "kl_greedy",
+    "lower",
     "Mean KL(baseline || variant) per token of the baseline's greedy answers, over the whole vocabulary.",
 )
 BEFORE = _kl_key(
-    "kl_to_fork", "Mean KL per token of the baseline's greedy answers, up to the first divergent token and with it."
+    "kl_to_fork",
+    "lower",
+    "Mean KL per token of the baseline's greedy answers, up to the first divergent token and with it.",
 )
 BEHIND = _kl_key(
-    "kl_behind_fork", "Mean KL per token of the baseline's greedy answers, behind the first divergent token."
+    "kl_behind_fork", "lower", "Mean KL per token of the baseline's greedy answers, behind the first divergent token."
 )
 
 
-@METRICS.register("kl_at_fork")
 @metric(
+    "kl_at_fork",
     keys=(ALL, BEFORE, BEHIND),
     requires=REQUIRES,
     source="ours; the divergence of eq. 1 of Accuracy is Not All You Need, on the text of arXiv 2311.01544",
@@ -318,8 +316,8 @@ PARTED = MetricKey.percent(
 )
 
 
-@METRICS.register("logged_answers")
 @metric(
+    "logged_answers",
     keys=(PARTED,),
     requires=(ITEMS, VARIANT, OPTION_DISTANCES, family("logged")),
     source="ours; the first divergent token of greedy decoding, on text that was logged",

@@ -4,14 +4,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, Proportion, Resampled, pooled
 from mlflow_compress.metrics.core.language import language, script
 from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import SAMPLES, VARIANT
 from mlflow_compress.metrics.core.slicing import SlicedDistance, by_slice, slice_key, slicings
 from mlflow_compress.metrics.stats.arrays import Bool, Float
@@ -134,32 +133,26 @@ CUT = ("cut at the token limit", lambda answer: answer.n_tokens >= answer.most_t
 SHARES: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {"cut": CUT, **DEFECTS}
 
 
-def _percent(name: str, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
-    direction: Direction = "neither" if name.endswith(("baseline", "floor_pct")) else "lower"
-    return MetricKey.percent(f"judge/{name}", direction, meaning, low=low, counted="answers", **more)
-
-
-LENGTH_FLOOR = MetricKey(
-    name="judge/length_ratio_floor",
-    unit="ratio",
-    meaning="Tokens of the baseline's second sample over those of its first: what an equal model has.",
-    unchanged=1.0,
-    counted="answers",
+_percent = keys_of("judge", unit="percent", high=100.0, counted="answers")
+_length = keys_of("judge", unit="ratio", unchanged=1.0, counted="answers")
+LENGTH_FLOOR = _length(
+    "length_ratio_floor",
+    "neither",
+    "Tokens of the baseline's second sample over those of its first: what an equal model has.",
 )
-LENGTH = MetricKey(
-    name="judge/length_ratio",
-    unit="ratio",
-    meaning="Tokens of the variant's sampled answers over those of the baseline's.",
+LENGTH = _length(
+    "length_ratio",
+    "neither",
+    "Tokens of the variant's sampled answers over those of the baseline's.",
     label="Length of answers",
     headline=156,
     on_main_run=False,
-    unchanged=1.0,
     floor=LENGTH_FLOOR.name,
-    counted="answers",
     noticed="length of answers",
 )
 DEFECTS_PCT = _percent(
     "defects_pct",
+    "lower",
     "Sampled answers with a defect: a loop, no text, another language, unclosed reasoning, or a broken format.",
     label="Answers with a defect",
     headline=155,
@@ -167,15 +160,16 @@ DEFECTS_PCT = _percent(
     difference="judge/defects_delta_pct",
     floor="judge/defects_floor_pct",
 )
-BASELINE = _percent("defects_pct_baseline", "The baseline's share of sampled answers with a defect.")
+BASELINE = _percent("defects_pct_baseline", "neither", "The baseline's share of sampled answers with a defect.")
 DELTA = _percent(
     "defects_delta_pct",
+    "lower",
     "Variant minus baseline; Tango's paired score interval.",
     low=-100.0,
     noticed="answers with a defect",
 )
 FLOOR = _percent(
-    "defects_floor_pct", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
+    "defects_floor_pct", "neither", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
 )
 WORST_SLICE = slice_key(
     "judge/worst_slice_defects_pct",
@@ -187,9 +181,10 @@ WORST_SLICE = slice_key(
 )
 KINDS = {
     kind: (
-        _percent(f"{kind}_pct", f"Sampled answers of the variant {what}."),
+        _percent(f"{kind}_pct", "lower", f"Sampled answers of the variant {what}."),
         _percent(
             f"{kind}_delta_pct",
+            "lower",
             f"Answers {what}: variant minus baseline.",
             low=-100.0,
             noticed=f"answers {what}" if kind == "cut" else "",
@@ -212,8 +207,8 @@ def _found(samples: AnswerSamples, of: Generations) -> tuple[dict[str, Bool], Fl
     return kinds, np.array([answer.n_tokens for answer in answers], dtype=np.float64)
 
 
-@METRICS.register("health")
 @metric(
+    "health",
     keys=(
         *(LENGTH, LENGTH_FLOOR, DEFECTS_PCT, BASELINE, DELTA, FLOOR, WORST_SLICE),
         *(key for keys in KINDS.values() for key in keys),

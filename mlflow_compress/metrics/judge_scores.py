@@ -2,14 +2,14 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 from scipy import special
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import JUDGE_REPEATS, SEVERAL_JUDGES, is_of, rated_by
 from mlflow_compress.metrics.raters import rater_agreement
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
@@ -90,28 +90,16 @@ def _pooled(means: Float) -> Float:
         return np.asarray((means[..., 0] + means[..., 2]) / (means[..., 1] + means[..., 3]), dtype=np.float64)
 
 
-def judge_key(name: str, direction: Direction, low: float, meaning: str, **more: Any) -> MetricKey:
-    """Return the key of a mean grade, or of a difference between two (`low` below 0)."""
-    high = 9.0 if low < 0 else 10.0
-    return MetricKey(
-        name=f"judge/{name}",
-        direction=direction,
-        low=low,
-        high=high,
-        unit="points",
-        meaning=meaning,
-        counted="answers",
-        **more,
-    )
+_grade = keys_of("judge", low=1.0, high=10.0, unit="points", counted="answers")
+_grade_difference = partial(_grade, low=-9.0, high=9.0)
 
 
-@METRICS.register("judge_scores")
 @metric(
+    "judge_scores",
     keys=(
-        judge_key(
+        _grade(
             "mt_bench",
             "higher",
-            1.0,
             "Mean score of the graded answers of both turns, each counting once.",
             label="MT-Bench",
             headline=130,
@@ -121,13 +109,12 @@ def judge_key(name: str, direction: Direction, low: float, meaning: str, **more:
             unscored="the judge gave no grade that can be read",
             by_task=True,
         ),
-        judge_key("mt_bench_turn1", "higher", 1.0, "Mean score of the first turn."),
-        judge_key("mt_bench_turn2", "higher", 1.0, "Mean score of the second turn."),
-        judge_key("mt_bench_baseline", "neither", 1.0, "The baseline's mean."),
-        judge_key(
+        _grade("mt_bench_turn1", "higher", "Mean score of the first turn."),
+        _grade("mt_bench_turn2", "higher", "Mean score of the second turn."),
+        _grade("mt_bench_baseline", "neither", "The baseline's mean."),
+        _grade_difference(
             "mt_bench_delta",
             "higher",
-            -9.0,
             "Variant minus baseline, on question turns that both have scores for.",
             by_task=True,
         ),
@@ -241,42 +228,35 @@ def score_interval(
 PANEL = "mt_bench_panel"
 
 
-def _agreement_key(name: str, meaning: str) -> MetricKey:
-    return MetricKey(
-        name=f"judge/{name}",
-        low=-1.0,
-        high=1.0,
-        unit="correlation",
-        meaning=meaning,
-        by_task=True,
-        by_category=False,
-        counted="answers",
-    )
-
-
-KAPPA = _agreement_key(
-    "agreement_kappa", "Cohen's kappa of two judge models' grades, quadratic weights; of several, the pairs' mean."
+_agreement = keys_of(
+    "judge", low=-1.0, high=1.0, unit="correlation", by_task=True, by_category=False, counted="answers"
 )
-ALPHA = _agreement_key(
-    "agreement_alpha", "Krippendorff's alpha of all judge models' grades, on the interval scale; by pair too."
+KAPPA = _agreement(
+    "agreement_kappa",
+    "neither",
+    "Cohen's kappa of two judge models' grades, quadratic weights; of several, the pairs' mean.",
+)
+ALPHA = _agreement(
+    "agreement_alpha",
+    "neither",
+    "Krippendorff's alpha of all judge models' grades, on the interval scale; by pair too.",
 )
 
 
-@METRICS.register("judge_panel")
 @metric(
+    "judge_panel",
     keys=(
-        judge_key(
+        _grade(
             PANEL,
             "higher",
-            1.0,
             "Mean over the judge models of the answers that all of them have graded.",
             label="MT-Bench, mean of judges",
             headline=131,
             on_request=True,
             difference=f"judge/{PANEL}_delta",
         ),
-        judge_key(f"{PANEL}_baseline", "neither", 1.0, "The baseline's mean over the judge models."),
-        judge_key(f"{PANEL}_delta", "higher", -9.0, "Variant minus baseline, by the mean of the judge models."),
+        _grade(f"{PANEL}_baseline", "neither", "The baseline's mean over the judge models."),
+        _grade_difference(f"{PANEL}_delta", "higher", "Variant minus baseline, by the mean of the judge models."),
         KAPPA,
         ALPHA,
     ),
@@ -324,26 +304,19 @@ def _question(rated: tuple[str, ...]) -> str:
     return rated[0]
 
 
-def _noise_key(name: str, meaning: str) -> MetricKey:
-    return MetricKey(
-        name=f"judge/{name}",
-        high=9.0,
-        unit="points",
-        meaning=meaning,
-        by_task=True,
-        by_category=False,
-        counted="answers",
-    )
-
-
-SPREAD = _noise_key("mt_bench_noise_sd", "Standard deviation of the judge's grades of one and the same answer.")
+_noise_key = keys_of("judge", high=9.0, unit="points", by_task=True, by_category=False, counted="answers")
+SPREAD = _noise_key(
+    "mt_bench_noise_sd", "neither", "Standard deviation of the judge's grades of one and the same answer."
+)
 FLOOR = _noise_key(
-    "mt_bench_noise", "Standard deviation of the difference between two gradings of the same answers: the noise floor."
+    "mt_bench_noise",
+    "neither",
+    "Standard deviation of the difference between two gradings of the same answers: the noise floor.",
 )
 
 
-@METRICS.register("judge_noise")
 @metric(
+    "judge_noise",
     keys=(SPREAD, FLOOR),
     requires=(rated_by("mt_bench"), JUDGE_REPEATS),
     source="Analysis of variance within answers, pooled over both models' answers",

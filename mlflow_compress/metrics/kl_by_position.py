@@ -7,7 +7,7 @@ import numpy as np
 from mlflow_compress.metrics.core.estimates import Ratio, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, TRACES, VARIANT
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.greedy_answers import AnswerPlaces, answer_places
@@ -49,8 +49,8 @@ def _parts(traces: Traces, places: AnswerPlaces) -> Iterator[tuple[str | None, B
         yield ANSWER, ~inside
 
 
-@METRICS.register("kl_by_position")
 @metric(
+    "kl_by_position",
     keys=(TRACES_KL,),
     requires=(VARIANT, TRACES, TOKEN_SCORES, TOKEN_DISTANCES),
     source="ours; the divergence of Accuracy is Not All You Need, eq. 1, on text that the baseline has sampled",

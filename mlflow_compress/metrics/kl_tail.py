@@ -8,7 +8,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, Pooled, metric, upper_end
+from mlflow_compress.metrics.core.metric_registry import GateValue, MetricKey, Pooled, metric, upper_end
 from mlflow_compress.metrics.core.requirements import (
     ITEM_DISTANCES,
     ITEMS,
@@ -135,8 +135,8 @@ def _by_subset(inputs: MetricInputs, formula: Callable[[Float, Units], Estimates
     )
 
 
-@METRICS.register("kl_concentration")
 @metric(
+    "kl_concentration",
     keys=(TOP_ITEM, TOP_PERCENT),
     requires=(ITEMS, VARIANT, OPTION_DISTANCES, POSITIVE_KL),
     source="ours; no interval of a mean can be trusted where one item holds much of it",
@@ -160,8 +160,8 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     return _by_subset(inputs, shares)
 
 
-@METRICS.register("kl_clipped")
 @metric(
+    "kl_clipped",
     keys=(CLIPPED, ABOVE_CLIP),
     requires=(ITEMS, VARIANT, OPTION_DISTANCES),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
@@ -178,8 +178,8 @@ def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     return _by_subset(inputs, bounded)
 
 
-@METRICS.register("kl_items")
 @metric(
+    "kl_items",
     keys=(KL_ITEMS,),
     requires=(ITEMS, VARIANT, PREDICTIONS, ITEM_DISTANCES),
     source="ours; a generated answer has no distribution that both models give to the same text",

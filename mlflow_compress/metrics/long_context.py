@@ -4,7 +4,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, of_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, GateValue, MetricKey, metric, upper_end
+from mlflow_compress.metrics.core.metric_registry import GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_DISTANCES, VARIANT, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
@@ -63,8 +63,8 @@ def tokens_before(item_id: str) -> int:
     return int(item_id.rpartition("@")[2])
 
 
-@METRICS.register("long_context")
 @metric(
+    "long_context",
     keys=(LONG_KL, SLOPE),
     requires=(ITEMS, VARIANT, OPTION_DISTANCES, family(TEXT)),
     source="ours; least squares with a mean per text (within estimator), intervals from a bootstrap over texts",

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Proportion, by_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import (
     ITEMS,
     OPTION_DISTANCES,
@@ -129,8 +129,8 @@ RIGHT_BASELINE = _margin("margin_correct_baseline", "neither", "baseline", "righ
 WRONG_BASELINE = _margin("margin_incorrect_baseline", "neither", "baseline", "wrong")
 
 
-@METRICS.register("margins")
 @metric(
+    "margins",
     keys=(RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE),
     requires=(ITEMS, OPTION_SCORES),
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
@@ -163,8 +163,8 @@ CERTAIN = MetricKey.percent(
 )
 
 
-@METRICS.register("certain")
 @metric(
+    "certain",
     keys=(CERTAIN,),
     requires=(ITEMS, OPTION_SCORES, OPTION_DISTANCES, family("lettered")),
     source="ours; the bound follows from the convexity of the KL, see `smallest_kl_to_change`",

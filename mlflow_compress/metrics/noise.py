@@ -65,8 +65,8 @@ def _renamed(prefix: str, keys: list[MetricKey], results: list[MetricResult]) ->
     return [replace(of_key[key.name], name=_name(prefix, key)) for key in keys if key.name in of_key]
 
 
-@METRICS.register("noise_floor")
 @metric(
+    "noise_floor",
     keys=lambda: _declare("noise/", floors(), "{} of the baseline's second run from its first.", on_request=False),
     requires=(NOISE,),
     source="llama.cpp's habit of running the base against itself; ours for flips",
@@ -87,8 +87,8 @@ def _of_both_engines() -> list[MetricKey]:
     return [key for key in floors() if key.name not in bounds]
 
 
-@METRICS.register("engine_distance")
 @metric(
+    "engine_distance",
     keys=lambda: _declare(
         "engine/",
         _of_both_engines(),
@@ -114,8 +114,8 @@ def _of_a_server() -> list[MetricKey]:
     return [key for key in floors() if key.name in shown]
 
 
-@METRICS.register("served_noise")
 @metric(
+    "served_noise",
     keys=lambda: _declare(
         "served/",
         _of_a_server(),

@@ -1,7 +1,6 @@
 """Robustness against the order of the answers: the two-shuffle metric, consistency over content, position bias."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.estimates import Estimates, Number, Resampled, by_subset
 from mlflow_compress.metrics.core.item_table import OptionGrid, Predictions
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, SHUFFLES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import first_column
@@ -87,51 +86,37 @@ def _columns(predictions: Predictions, rows: Int, used: int) -> Float:
     return np.column_stack([right[:, 0], (right[:, :1] & right[:, 1:]).mean(axis=1)])
 
 
-def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:
-    return MetricKey(
-        name=f"robustness/{name}", direction=direction, low=low, high=high, unit=unit, meaning=meaning, **more
-    )
-
-
+_drop_key = keys_of("robustness", unit="percent", high=100.0)
+_share_key = keys_of("robustness", unit="share", high=1.0)
 _KEYS = (
-    _key("shuffle_accuracy", "higher", 0.0, 1.0, "share", "Right on the original order and on a shuffle."),
-    _key(
+    _share_key("shuffle_accuracy", "higher", "Right on the original order and on a shuffle."),
+    _drop_key(
         "shuffle_drop_pct",
         "lower",
-        0.0,
-        100.0,
-        "percent",
         "Relative loss of accuracy under shuffled answers.",
         label="Lost under shuffled answers",
         headline=90,
         leaderboard=True,
         difference="robustness/shuffle_drop_delta_pct",
     ),
+    _drop_key("shuffle_drop_pct_baseline", "neither", "The baseline's loss.", by_category=False),
+    _drop_key("shuffle_drop_delta_pct", "lower", "Variant minus baseline drop, paired.", low=-100.0, by_category=False),
     *(
-        _key(*row, by_category=False)
-        for row in (
-            ("shuffle_drop_pct_baseline", "neither", 0.0, 100.0, "percent", "The baseline's loss."),
-            ("shuffle_drop_delta_pct", "lower", -100.0, 100.0, "percent", "Variant minus baseline drop, paired."),
-            ("content_consistency", "higher", 0.0, 1.0, "share", "Shuffles in which the same content is chosen."),
-            ("content_consistency_baseline", "neither", 0.0, 1.0, "share", "The baseline's consistency."),
-            (
-                "content_consistency_delta",
-                "higher",
-                -1.0,
-                1.0,
-                "share",
-                "Variant minus baseline consistency, paired.",
-            ),
-            ("position_bias", "lower", 0.0, 1.0, "share", "Distance of chosen from gold letters, over all orders."),
-            ("position_bias_baseline", "neither", 0.0, 1.0, "share", "The baseline's position bias."),
-            ("position_bias_delta", "lower", -1.0, 1.0, "share", "Variant minus baseline position bias, paired."),
+        _share_key(name, direction, meaning, low=-1.0 if name.endswith("_delta") else 0.0, by_category=False)
+        for name, direction, meaning in (
+            ("content_consistency", "higher", "Shuffles in which the same content is chosen."),
+            ("content_consistency_baseline", "neither", "The baseline's consistency."),
+            ("content_consistency_delta", "higher", "Variant minus baseline consistency, paired."),
+            ("position_bias", "lower", "Distance of chosen from gold letters, over all orders."),
+            ("position_bias_baseline", "neither", "The baseline's position bias."),
+            ("position_bias_delta", "lower", "Variant minus baseline position bias, paired."),
         )
     ),
 )
 
 
-@METRICS.register("answer_order")
 @metric(
+    "answer_order",
     keys=_KEYS,
     requires=(ITEMS, OPTION_SCORES, family("lettered"), SHUFFLES),
     source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",

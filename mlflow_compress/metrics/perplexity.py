@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, Number, Ratio, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.kl_tail import top_share_pct
@@ -78,8 +77,8 @@ BASELINE = MetricKey(
 )
 
 
-@METRICS.register("perplexity")
 @metric(
+    "perplexity",
     keys=(PERPLEXITY, BASELINE, RATIO),
     requires=(TOKEN_SCORES,),
     source="llama.cpp tools/perplexity; intervals from a bootstrap over documents, because tokens are not independent",
@@ -130,17 +129,11 @@ def corpus_confidence(inputs: MetricInputs) -> tuple[Float, Float]:
     return np.asarray(ours.column("p_target"), dtype=np.float64), kl
 
 
-def _nats(name: str, meaning: str, **more: Any) -> MetricKey:
-    name = f"distance/corpus_{name}"
-    return MetricKey(name=name, direction="lower", unit="nats", meaning=meaning, counted="tokens", **more)
-
-
-def _agreement(name: str, meaning: str, **more: Any) -> MetricKey:
-    return MetricKey.share(f"distance/corpus_{name}", "higher", meaning, unchanged=1.0, counted="tokens", **more)
-
-
+_nats = keys_of("distance", unit="nats", counted="tokens")
+_agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, counted="tokens")
 KL = _nats(
-    "kl_mean",
+    "corpus_kl_mean",
+    "lower",
     "Mean KL(baseline || variant) per corpus token; also by the number of tokens before it.",
     label="KL, corpus (nats)",
     headline=70,
@@ -154,18 +147,19 @@ TOP_DOCUMENT = MetricKey.percent(
     "Share of the mean KL that one document holds; a gate reads its upper end below 2.5 % of 200 or more.",
     counted="documents",
 )
-KL_P99 = _nats("kl_p99", "99th percentile of the KL over corpus tokens.")
-KL_MAX = _nats("kl_max", "Largest KL of any corpus token.")
-ACCEPTANCE = _agreement("acceptance", "Expected acceptance rate 1 - TV on corpus tokens.")
+KL_P99 = _nats("corpus_kl_p99", "lower", "99th percentile of the KL over corpus tokens.")
+KL_MAX = _nats("corpus_kl_max", "lower", "Largest KL of any corpus token.")
+ACCEPTANCE = _agreement("corpus_acceptance", "higher", "Expected acceptance rate 1 - TV on corpus tokens.")
 TOP1 = _agreement(
-    "top1_agreement",
+    "corpus_top1_agreement",
+    "higher",
     "Corpus tokens with the same most probable token.",
     label="Same top token, corpus",
     headline=80,
     floor="noise/corpus_top1_agreement",
 )
-TOP10 = _agreement("top10_agreement", "Ten most probable corpus tokens that both have.")
-RBO10 = _agreement("rbo10", "Rank-biased overlap of the ten most probable tokens.")
+TOP10 = _agreement("corpus_top10_agreement", "higher", "Ten most probable corpus tokens that both have.")
+RBO10 = _agreement("corpus_rbo10", "higher", "Rank-biased overlap of the ten most probable tokens.")
 DP_MEAN = MetricKey.percent(
     "distance/corpus_dp_mean_pct", "neither", "Mean change of the target's probability.", low=-100.0, counted="tokens"
 )
@@ -178,8 +172,8 @@ DP_RMS = MetricKey.percent(
 )
 
 
-@METRICS.register("corpus_distance")
 @metric(
+    "corpus_distance",
     keys=(KL, TOP_DOCUMENT, KL_P99, KL_MAX, ACCEPTANCE, TOP1, TOP10, RBO10, DP_MEAN, DP_RMS),
     requires=(VARIANT, TOKEN_SCORES, TOKEN_DISTANCES),
     source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over documents",

@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from mlflow_compress.metrics.core.estimates import Estimate, Estimates, PairedDifference, Proportion, of_subset, pooled
 from mlflow_compress.metrics.core.language import is_in_none_of, script
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, SAMPLES, VARIANT
 from mlflow_compress.metrics.stats.arrays import Bool
 from mlflow_compress.metrics.stats.significance import count_flips
@@ -74,32 +74,27 @@ def _read(answers: Iterable[str]) -> tuple[Bool, Bool]:
     return refused, ~refused & np.array(foreign, dtype=np.bool_)
 
 
-def _percent(name: str, meaning: str, **more: Any) -> MetricKey:
-    more = {"direction": "lower", "counted": "instructions", **more}
-    return MetricKey.percent(f"judge/{name}", meaning=meaning, **more)
-
-
+_percent = keys_of("judge", unit="percent", high=100.0, counted="instructions")
 REFUSALS = _percent(
     "refusals_pct",
+    "neither",
     "Instructions of which the variant refuses a turn, by the rules of the page on judges.",
-    direction="neither",
     label="Instructions refused",
     headline=150,
     difference="judge/refusals_delta_pct",
     unscored="an answer of either model is in a language that has no rules",
 )
-BASELINE = _percent("refusals_pct_baseline", "The baseline's share.", direction="neither")
-DELTA = _percent(
-    "refusals_delta_pct", "Variant minus baseline; Tango's paired score interval.", direction="neither", low=-100.0
-)
+BASELINE = _percent("refusals_pct_baseline", "neither", "The baseline's share.")
+DELTA = _percent("refusals_delta_pct", "neither", "Variant minus baseline; Tango's paired score interval.", low=-100.0)
 FLIPS = _percent(
     "refusal_flips_pct",
+    "lower",
     "Instructions that one model refuses and the other does not.",
     label="Refusals flipped",
     headline=151,
 )
-BEGUN = _percent("refusals_begun_pct", "Instructions that only the variant refuses.")
-ENDED = _percent("refusals_ended_pct", "Instructions that only the baseline refuses.")
+BEGUN = _percent("refusals_begun_pct", "lower", "Instructions that only the variant refuses.")
+ENDED = _percent("refusals_ended_pct", "lower", "Instructions that only the baseline refuses.")
 P_VALUE = MetricKey.probability(
     "judge/refusals_mcnemar_p",
     "neither",
@@ -110,29 +105,31 @@ P_VALUE = MetricKey.probability(
 
 
 SAMPLED = _percent(
-    "sampled_refusals_pct", "Sampled answers in which the variant refuses.", direction="neither", counted="answers"
+    "sampled_refusals_pct", "neither", "Sampled answers in which the variant refuses.", counted="answers"
 )
 SAMPLED_DELTA = _percent(
     "sampled_refusals_delta_pct",
+    "neither",
     "Variant minus baseline; Tango's paired score interval, over instructions.",
-    direction="neither",
     low=-100.0,
     counted="answers",
     noticed="refusals",
 )
 SAMPLED_FLOOR = _percent(
     "sampled_refusals_floor_pct",
+    "neither",
     "The baseline's second sample minus its first: what an equal model has.",
-    direction="neither",
     low=-100.0,
     counted="answers",
 )
-MIXED = _percent("mixed_refusals_pct", "Instructions that the variant refuses in some of its samples, not in all.")
-MIXED_BASELINE = _percent("mixed_refusals_pct_baseline", "The baseline's share.", direction="neither")
+MIXED = _percent(
+    "mixed_refusals_pct", "lower", "Instructions that the variant refuses in some of its samples, not in all."
+)
+MIXED_BASELINE = _percent("mixed_refusals_pct_baseline", "neither", "The baseline's share.")
 
 
-@METRICS.register("refusals")
 @metric(
+    "refusals",
     keys=(REFUSALS, BASELINE, DELTA, FLIPS, BEGUN, ENDED, P_VALUE),
     requires=(VARIANT, GENERATIONS),
     source="Matching phrases, as arXiv 2307.15043 (GCG) does with its list. Deviations: the list is our own; a phrase "
@@ -177,8 +174,8 @@ def refusals(inputs: MetricInputs) -> list[MetricResult]:
     return results
 
 
-@METRICS.register("sampled_refusals")
 @metric(
+    "sampled_refusals",
     keys=(SAMPLED, SAMPLED_DELTA, SAMPLED_FLOOR, MIXED, MIXED_BASELINE),
     requires=(VARIANT, SAMPLES),
     source="ours; the rules of `refusals`",

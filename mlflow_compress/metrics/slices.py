@@ -4,7 +4,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, metric
+from mlflow_compress.metrics.core.metric_registry import metric
 from mlflow_compress.metrics.core.requirements import ITEM_DISTANCES, ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.core.slicing import SlicedDistance, by_slice, slice_key, slicings
 from mlflow_compress.metrics.kl_tail import CLIP
@@ -26,8 +26,8 @@ WORST_DROP = slice_key(
 )
 
 
-@METRICS.register("slices")
 @metric(
+    "slices",
     keys=(WORST_FLIPS, WORST_KL, WORST_DROP),
     requires=(ITEMS, VARIANT, PREDICTIONS, ITEM_DISTANCES),
     source="ours; see `larger_part_p` and `holm`",

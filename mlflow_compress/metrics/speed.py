@@ -1,12 +1,12 @@
 """Speed: tokens a second of reading and writing, waits between tokens, and peak memory, beside the baseline's."""
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 from scipy import special
 
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import SERVING_MEMORY, TIMINGS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.records import MetricResult
@@ -16,17 +16,10 @@ _BATCHES = (1, 8)
 _PERCENTILES = (50, 95, 99)
 
 
-def _key(name: str, unit: str, direction: Direction, meaning: str, **more: Any) -> MetricKey:
-    return MetricKey(
-        name=f"speed/{name}",
-        direction=direction,
-        unit=unit,
-        meaning=meaning,
-        by_category=False,
-        counted="rounds",
-        on_request=True,
-        **more,
-    )
+_key = keys_of("speed", by_category=False, counted="rounds", on_request=True)
+_rate_key = partial(_key, unit="tokens a second")
+_time_key = partial(_key, unit="milliseconds")
+_memory_key = partial(_key, unit="MB", counted="processes")
 
 
 def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
@@ -39,21 +32,20 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
         # Two rows: a run shows few numbers. The others are on the run of the stage.
         shown = batch == 1
         found[what] = (
-            _key(
+            _rate_key(
                 name,
-                "tokens a second",
                 "higher",
                 meaning,
                 label=f"{title}, tokens/s (batch {batch})",
                 headline={"decode": 170, "prefill": 171}[what] if shown else None,
                 difference=f"speed/{ratio}",
             ),
-            _key(f"{name}_baseline", "tokens a second", "neither", "The baseline's."),
+            _rate_key(f"{name}_baseline", "neither", "The baseline's."),
             _key(
                 ratio,
-                "times",
                 "higher",
                 f"{title} speed over the baseline's in the same runtime, in turn with it, {batch} {many} at a time.",
+                unit="times",
                 unchanged=1.0,
                 label=f"{title} speedup (batch {batch})",
                 leaderboard=shown,
@@ -64,24 +56,23 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
 
 
 _RATES = {batch: _rates(batch) for batch in _BATCHES}
-FIRST = _key("first_token_ms", "milliseconds", "lower", "The variant's time to the first token of one prompt.")
-FIRST_BASELINE = _key("first_token_ms_baseline", "milliseconds", "neither", "The baseline's.")
+FIRST = _time_key("first_token_ms", "lower", "The variant's time to the first token of one prompt.")
+FIRST_BASELINE = _time_key("first_token_ms_baseline", "neither", "The baseline's.")
 _GAPS = {
     q: (
-        _key(
+        _time_key(
             f"token_gap_ms_p{q}",
-            "milliseconds",
             "lower",
             f"{q} % of the variant's waits between two tokens of one sequence are at most as long.",
         ),
-        _key(f"token_gap_ms_p{q}_baseline", "milliseconds", "neither", "The baseline's."),
+        _time_key(f"token_gap_ms_p{q}_baseline", "neither", "The baseline's."),
     )
     for q in _PERCENTILES
 }
 
 
-@METRICS.register("speed")
 @metric(
+    "speed",
     keys=(
         *(key for rates in _RATES.values() for keys in rates.values() for key in keys),
         FIRST,
@@ -166,43 +157,29 @@ def _mean(key: MetricKey, values: Float, inputs: MetricInputs) -> MetricResult:
 _MB = 2**20
 
 
-PEAK_RATIO = MetricKey(
-    name="speed/memory_peak_ratio",
-    direction="lower",
+PEAK_RATIO = _memory_key(
+    "memory_peak_ratio",
+    "lower",
+    "The variant's peak memory while serving over the baseline's in the same runtime.",
     unit="times",
-    meaning="The variant's peak memory while serving over the baseline's in the same runtime.",
     label="Peak memory (to baseline)",
     gate_label="peak memory to the baseline's",
     leaderboard=True,
-    by_category=False,
     unchanged=1.0,
-    counted="processes",
-    on_request=True,
 )
-PEAK = MetricKey(
-    name="speed/memory_peak_mb",
-    direction="lower",
-    unit="MB",
-    meaning="Memory that the variant takes at most, from loading to the last token, without the imported libraries.",
+PEAK = _memory_key(
+    "memory_peak_mb",
+    "lower",
+    "Memory that the variant takes at most, from loading to the last token, without the imported libraries.",
     label="Peak memory, MB",
     headline=172,
-    by_category=False,
     difference=PEAK_RATIO.name,
-    counted="processes",
-    on_request=True,
 )
-PEAK_BASELINE = MetricKey(
-    name="speed/memory_peak_mb_baseline",
-    unit="MB",
-    meaning="The baseline's.",
-    by_category=False,
-    counted="processes",
-    on_request=True,
-)
+PEAK_BASELINE = _memory_key("memory_peak_mb_baseline", "neither", "The baseline's.")
 
 
-@METRICS.register("serving_memory")
 @metric(
+    "serving_memory",
     keys=(PEAK, PEAK_BASELINE, PEAK_RATIO),
     requires=(VARIANT, SERVING_MEMORY),
     source="Peak resident set size (Linux's VmHWM), and on an accelerator the peak that torch's allocator reports",

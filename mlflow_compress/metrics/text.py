@@ -12,7 +12,7 @@ import pyarrow as pa
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.item_table import WRITTEN_RULES, ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, Int, same_length
 from mlflow_compress.metrics.stats.bootstrap import cluster_sums, ratio
@@ -135,8 +135,8 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
     )
 
 
-@METRICS.register("text_overlap")
 @metric(
+    "text_overlap",
     keys=(
         MetricKey(
             name="judge/rouge_l",

@@ -10,17 +10,13 @@ import numpy as np
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion, Resampled, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, ITEMS, OPTION_DISTANCES, VARIANT, calls_tools
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.records import Generations, MetricResult
 from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
 
-
-def _key(name: str, direction: Direction, meaning: str, *, low: float = 0.0, **more: Any) -> MetricKey:
-    return MetricKey.percent(f"tools/{name}", direction, meaning, low=low, counted="answers", on_request=True, **more)
-
-
+_key = keys_of("tools", unit="percent", high=100.0, counted="answers", on_request=True)
 _ROW = {"on_main_run": False}
 _EQUAL = "the baseline's second sampling against its first, which is what an equal model has."
 CALLED = _key(
@@ -112,28 +108,23 @@ GOLD_PRECISION = _key(
 GOLD_RECALL = _key("gold_recall_pct", "higher", "Of the variant's answers where a call is right, those with a call.")
 GOLD_F1 = _key("gold_f1_pct", "higher", "F1 of the variant's decisions to call against the right ones.")
 GOLD_F1_BASELINE = _key("gold_f1_pct_baseline", "higher", "The same of the baseline.")
-DECISION_KL = MetricKey(
-    name="tools/decision_kl",
-    direction="lower",
-    unit="nats",
-    meaning="Mean KL at the first token of the answer, where call or no call is decided.",
-    on_request=True,
-    floor="tools/decision_kl_floor",
+_decision = keys_of("tools", unit="nats", on_request=True)
+DECISION_KL_FLOOR = _decision(
+    "decision_kl_floor", "neither", "The same of the baseline's second run, under another batch composition."
 )
-DECISION_KL_FLOOR = MetricKey(
-    name="tools/decision_kl_floor",
-    unit="nats",
-    meaning="The same of the baseline's second run, under another batch composition.",
-    on_request=True,
+DECISION_KL = _decision(
+    "decision_kl",
+    "lower",
+    "Mean KL at the first token of the answer, where call or no call is decided.",
+    floor=DECISION_KL_FLOOR.name,
 )
-MARGIN_DELTA = MetricKey(
-    name="tools/decision_margin_delta",
-    direction="higher",
+MARGIN_DELTA = _decision(
+    "decision_margin_delta",
+    "higher",
+    "Probability of the baseline's decision minus that of the other one: mean of variant minus baseline.",
     low=-2.0,
     high=2.0,
     unit="probability",
-    meaning="Probability of the baseline's decision minus that of the other one: mean of variant minus baseline.",
-    on_request=True,
 )
 
 
@@ -192,8 +183,8 @@ def _decisions(made: Bool, wanted: Bool, groups: Int, keys: Sequence[MetricKey])
     }
 
 
-@METRICS.register("tools")
 @metric(
+    "tools",
     keys=(
         *(CALLED, CALLED_BASELINE, CALLED_DELTA, CALLED_FLOOR, PRECISION, RECALL, F1, F1_FLOOR),
         *(SAME_FUNCTIONS, SAME_CALLS, SAME_CALLS_FLOOR, JSON, JSON_BASELINE),

@@ -12,7 +12,7 @@ from scipy.special import softmax
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, resample_counts
@@ -140,8 +140,8 @@ _SHOWN: dict[str, dict[str, Any]] = {
 }
 
 
-@METRICS.register("uncertainty")
 @metric(
+    "uncertainty",
     keys=(
         *(_key(*row, **_SHOWN.get(row[0], {})) for row in _BASE),
         *(

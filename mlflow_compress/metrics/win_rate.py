@@ -5,7 +5,7 @@ from typing import Any
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, metric
+from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import COMPARISONS, DECIDED, VARIANT, is_of
 from mlflow_compress.metrics.raters import Preference, preference_shares, won_and_lost
 from mlflow_compress.records import Judgments, MetricResult
@@ -15,31 +15,32 @@ _PREFIX = "judge/"
 _FEWEST_PAIRS = 5  # that show a bias where all of them agree
 
 
-def _share(name: str, meaning: str, **more: Any) -> MetricKey:
-    return MetricKey.share(
-        f"{_PREFIX}{name}", more.pop("direction", "neither"), meaning, counted="answers", by_task=True, **more
-    )
-
-
+_share = keys_of("judge", unit="share", high=1.0, counted="answers", by_task=True)
 WIN_RATE = _share(
     "win_rate",
+    "higher",
     "Share of answers in which the judge prefers the variant's; a tie counts half.",
-    direction="higher",
     label="Win rate against baseline",
     headline=132,
     unchanged=0.5,
     on_request=True,
     unscored="the judge gave no verdict that can be read",
 )
-WINS = _share("wins", "Share of answers in which the variant's is better in both orders.")
-LOSSES = _share("losses", "Share of answers in which the baseline's is better in both orders.")
-CONSISTENCY = _share("pairwise_consistency", "Share of compared answers with the same verdict in both orders.")
-FIRST = _share("pairwise_first", "Share of compared answers in which the first place is preferred in both orders.")
-SECOND = _share("pairwise_second", "Share of compared answers in which the second place is preferred in both orders.")
+WINS = _share("wins", "neither", "Share of answers in which the variant's is better in both orders.")
+LOSSES = _share("losses", "neither", "Share of answers in which the baseline's is better in both orders.")
+CONSISTENCY = _share(
+    "pairwise_consistency", "neither", "Share of compared answers with the same verdict in both orders."
+)
+FIRST = _share(
+    "pairwise_first", "neither", "Share of compared answers in which the first place is preferred in both orders."
+)
+SECOND = _share(
+    "pairwise_second", "neither", "Share of compared answers in which the second place is preferred in both orders."
+)
 
 
-@METRICS.register("win_rate")
 @metric(
+    "win_rate",
     keys=(WIN_RATE, WINS, LOSSES, CONSISTENCY, FIRST, SECOND),
     requires=(VARIANT, COMPARISONS, DECIDED),
     source="FastChat llm_judge show_result, pairwise mode: win_rate is its win_rate_adjusted; a pair whose orders "

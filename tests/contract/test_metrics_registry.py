@@ -10,6 +10,7 @@ from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import (
     METRICS,
     AnswerEmbeddings,
+    Metric,
     MetricInputs,
     MetricKey,
     MetricSettings,
@@ -454,7 +455,7 @@ def test_a_wrong_key_is_refused_where_it_is_declared(wrong, named):
 @pytest.mark.parametrize("wrong", [{"requires": ("items",)}, {"keys": ["distance/mine"]}, {"requires": ITEMS}])
 def test_a_wrong_declaration_is_refused_before_anything_is_computed(wrong):
     with pytest.raises(ConfigError, match="A metric declares wrong"):
-        metric(**{"keys": (), "requires": (ITEMS,), "source": "test", **wrong})
+        metric("mine", **{"keys": (), "requires": (ITEMS,), "source": "test", **wrong})
 
 
 def _formula_that_raises(_):
@@ -472,7 +473,8 @@ def _formula_that_raises(_):
 )
 def test_what_goes_wrong_in_a_plug_ins_formula_names_the_plug_in_and_its_file(formula, error, said, monkeypatch):
     declared = MetricKey(name="distance/mine", unit="share", high=1.0, meaning="Mine.")
-    monkeypatch.setitem(METRICS._objects, "mine", metric(keys=(declared,), requires=(ITEMS,), source="test")(formula))
+    mine = Metric(declares=(declared,), requires=(ITEMS,), source="test", function=formula)
+    monkeypatch.setitem(METRICS._objects, "mine", mine)
     monkeypatch.setitem(METRICS._modules, "mine", __name__)
     with pytest.raises(error) as raised:
         compute_all(FULL)

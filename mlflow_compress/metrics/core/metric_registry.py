@@ -114,6 +114,15 @@ class MetricKey:
         return cls(name=name, direction=direction, low=0.0, high=1.0, unit="probability", meaning=meaning, **more)
 
 
+def keys_of(section: str, **shared: Any) -> Callable[..., MetricKey]:
+    """Return what makes a key of a section from name, direction and meaning; fields of its own override `shared`."""
+
+    def declare(name: str, direction: Direction, meaning: str, **own: Any) -> MetricKey:
+        return MetricKey(name=f"{section}/{name}", direction=direction, meaning=meaning, **{**shared, **own})
+
+    return declare
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A registered metric: what it returns, what it requires, where its definition comes from, and the function."""
@@ -162,6 +171,7 @@ METRICS: Registry[Metric] = Registry("metric", "mlflow_compress.metrics", group=
 
 
 def metric(
+    name: str,
     *,
     keys: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]],
     requires: tuple[Requirement, ...],
@@ -169,15 +179,16 @@ def metric(
     noise: bool = False,
     weighted: bool = False,
 ) -> "Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]":
-    """Return a decorator that turns a function of the inputs into a `Metric`; the parameters are its attributes."""
+    """Return a decorator that registers a function of the inputs as a `Metric` with these attributes."""
     for what, given, kind in (("keys", () if callable(keys) else keys, MetricKey), ("requires", requires, Requirement)):
         if not isinstance(given, tuple) or not all(isinstance(one, kind) for one in given):
             raise ConfigError(f"A metric declares wrong {what}", allowed=f"a tuple of {kind.__name__}", got=str(given))
 
     def decorate(function: "Callable[[MetricInputs], list[MetricResult]]") -> Metric:
-        return Metric(
+        made = Metric(
             declares=keys, requires=requires, source=source, function=function, noise=noise, weighted=weighted
         )
+        return METRICS.register(name)(made)
 
     return decorate
 
