@@ -22,6 +22,20 @@ from mlflow_compress.records import (
 # Few examples keep the suite quick.
 QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
+
+def item_of(item_id: object, **columns: Any) -> dict[str, Any]:
+    """A row of `Items`: a lettered question with two options, but for the given columns."""
+    row: dict[str, Any] = {"task": "t", "item_id": str(item_id), "family": "lettered", "rule": "loglik"}
+    row |= {"category": None, "question": "q", "prompt": "p", "options": ["x", "y"], "gold": 0, "answers": None}
+    return row | columns
+
+
+def score_of(item_id: object, option: int, loglik: float | None, **columns: Any) -> dict[str, Any]:
+    """A row of `OptionScores`: an option of one letter in the original order, but for the given columns."""
+    row = {"task": "t", "item_id": str(item_id), "permutation": 0, "option": option, "content": option}
+    return row | {"loglik": loglik, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False} | columns
+
+
 CATEGORIES = ("physics", "law", "history")
 SHUFFLES = ((0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0))
 ORDERS = {"lettered": SHUFFLES, "lettered_orders": tuple(itertools.permutations(range(4)))}
@@ -32,19 +46,11 @@ def items(n: int = 60, *, n_words: int = 20) -> Items:
     rows: list[dict[str, Any]] = []
 
     def add(task: str, i: int, family: str, rule: str, options: list[str], **more: Any) -> None:
-        row = {
-            "task": task,
-            "item_id": f"{i:05d}",
-            "family": family,
-            "rule": rule,
-            "category": CATEGORIES[i % 3] if family.startswith("lettered") else None,
-            "question": f"question {i}",
-            "prompt": f"{task} prompt {i}",
-            "options": options,
-            "gold": i % min(len(options), 4) if options else None,
-            "answers": [],
-        }
-        rows.append({**row, **more})
+        gold = i % min(len(options), 4) if options else None
+        category = CATEGORIES[i % 3] if family.startswith("lettered") else None
+        shown = {"question": f"question {i}", "prompt": f"{task} prompt {i}", "options": options, "answers": []}
+        named = {"task": task, "family": family, "rule": rule, "category": category, "gold": gold}
+        rows.append(item_of(f"{i:05d}", **{**named, **shown, **more}))
 
     for i in range(n):
         add("mmlu", i, "lettered", "loglik", [f"text {k}" for k in range(4)])
@@ -77,20 +83,9 @@ def scores(
                 text = item["options"][content]
                 lift = skill if content == item["gold"] else 0.0
                 value = -8.0 + shared + lift + jitter * float(rng.normal()) - 0.3 * option
-                rows.append(
-                    {
-                        "task": item["task"],
-                        "item_id": item["item_id"],
-                        "permutation": permutation,
-                        "option": option,
-                        "content": content,
-                        "loglik": min(value, -1e-3),
-                        "n_tokens": 1,
-                        "n_chars": len(text),
-                        "n_bytes": len(text),
-                        "greedy": value > -7.5,
-                    }
-                )
+                cell = {"task": item["task"], "permutation": permutation, "content": content, "greedy": value > -7.5}
+                length = {"n_chars": len(text), "n_bytes": len(text)}
+                rows.append(score_of(item["item_id"], option, min(value, -1e-3), **cell, **length))
     return OptionScores.from_rows(rows)
 
 

@@ -21,6 +21,7 @@ from mlflow_compress.records import (
 )
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.page.variants_page import gate_texts
+from tests.metric_records import score_of
 from tests.scored_variants import scores, variant
 
 HOSTILE = "</script><script>window.alarm=1</script><img src=x onerror=window.alarm=2>"
@@ -49,8 +50,7 @@ def items(text: str = "why") -> Items:
 def records(model: str, answer: str, text: str = "why") -> RunRecords:
     """Return what a model scored on `items`."""
     rows = [
-        {"task": "choice", "item_id": f"c{i}", "permutation": 0, "option": option, "content": option}
-        | {"loglik": math.log(odds), "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False}
+        score_of(f"c{i}", option, math.log(odds), task="choice")
         for i, pair in enumerate(ODDS[model])
         for option, odds in enumerate(pair)
     ]

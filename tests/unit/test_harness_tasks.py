@@ -25,6 +25,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
 from mlflow_compress.reporting.details import answers_by_margin, flips_table, kl_values
 from mlflow_compress.scoring.engine import Scorer
+from tests.metric_records import score_of
 from tests.unit.scoring_models import CONFIGS, build_model, build_tokenizer, load_random, rounding
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -203,18 +204,7 @@ def test_members_of_other_groups_are_tasks_of_their_own(place: Path, name: str, 
 
 def scores(task: Task, loglik: dict[str, list[float]], *, name: str | None = None) -> OptionScores:
     rows = [
-        {
-            "task": name or task.name,
-            "item_id": item,
-            "permutation": 0,
-            "option": option,
-            "content": option,
-            "loglik": value,
-            "n_tokens": 1,
-            "n_chars": 1,
-            "n_bytes": 1,
-            "greedy": False,
-        }
+        score_of(item, option, value, task=name or task.name)
         for item, values in loglik.items()
         for option, value in enumerate(values)
     ]

@@ -21,6 +21,7 @@ from mlflow_compress.metrics import (
 )
 from mlflow_compress.metrics.stats.intervals import paired_difference
 from mlflow_compress.records import Items, RunRecords
+from tests.metric_records import item_of
 
 SETTINGS = MetricSettings(resamples=200)
 SHARE = MetricKey.share("quality/even", "neither", "Items with an even number.")
@@ -31,18 +32,8 @@ def _items(*families: str, n: int = 4) -> Items:
     """Items of one task per family, named after it; the category of item i is "even" or "odd"."""
     return Items.from_rows(
         [
-            {
-                "task": f"t_{family}",
-                "item_id": str(i),
-                "family": family,
-                "rule": "exact_match" if family == "exact" else "loglik",
-                "category": ("even", "odd")[i % 2],
-                "question": "q",
-                "prompt": "p",
-                "options": None if family == "exact" else ["a", "b"],
-                "gold": None if family == "exact" else 0,
-                "answers": ["x"],
-            }
+            item_of(i, task=f"t_{family}", family=family, category=("even", "odd")[i % 2], answers=["x"])
+            | ({"rule": "exact_match", "options": None, "gold": None} if family == "exact" else {})
             for family in families
             for i in range(n)
         ]

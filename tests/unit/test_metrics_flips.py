@@ -28,7 +28,7 @@ from mlflow_compress.reporting.details import (
     token_kl_values,
 )
 from tests import metric_records
-from tests.metric_records import QUICK
+from tests.metric_records import QUICK, item_of, score_of
 
 ANSWERS = st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40)
 
@@ -121,40 +121,12 @@ def test_share_by_bin_by_hand():
 def _two_option_runs() -> tuple[RunRecords, RunRecords]:
     """Four two-option items; ties and an unscored item on purpose."""
     items = Items.from_rows(
-        [
-            {
-                "task": "t",
-                "item_id": str(i),
-                "family": "lettered",
-                "rule": "loglik",
-                "category": "c",
-                "question": f"q{i}",
-                "prompt": f"p{i}",
-                "options": ["yes", "no"],
-                "gold": 0,
-                "answers": [],
-            }
-            for i in range(4)
-        ]
+        [item_of(i, category="c", question=f"q{i}", options=["yes", "no"], answers=[]) for i in range(4)]
     )
 
     def run(values: list[tuple[float, float] | None]) -> RunRecords:
         rows = [
-            {
-                "task": "t",
-                "item_id": str(i),
-                "permutation": 0,
-                "option": option,
-                "content": option,
-                "loglik": pair[option],
-                "n_tokens": 1,
-                "n_chars": 3,
-                "n_bytes": 3,
-                "greedy": False,
-            }
-            for i, pair in enumerate(values)
-            if pair is not None
-            for option in (0, 1)
+            score_of(i, option, pair[option]) for i, pair in enumerate(values) if pair is not None for option in (0, 1)
         ]
         return RunRecords(items=items, option_scores=OptionScores.from_rows(rows))
 
@@ -255,14 +227,11 @@ def test_the_shuffle_metric_by_hand():
     orders = [(0, 1), (1, 0), (1, 0)]
     items, rows = [], []
     for i, row in enumerate(right):
-        key = {"task": "t", "item_id": str(i)}
-        shown = {"family": "lettered", "rule": "loglik", "category": None, "question": "q", "prompt": "p"}
-        items.append({**key, **shown, "options": ["x", "y"], "gold": 0, "answers": None})
+        items.append(item_of(i))
         for permutation, order in enumerate(orders):
             for option, content in enumerate(order):
                 best = (content == 0) == bool(row[permutation])
-                cell = {"permutation": permutation, "option": option, "content": content, "loglik": -1.0 - (not best)}
-                rows.append({**key, **cell, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False})
+                rows.append(score_of(i, option, -1.0 - (not best), permutation=permutation, content=content))
     run = RunRecords(items=Items.from_rows(items), option_scores=OptionScores.from_rows(rows))
     found = headline(compute_all(MetricInputs(run)))
     assert found["robustness/shuffle_accuracy"].value == 0.5
@@ -274,18 +243,15 @@ def _orders_run(choose, n_options=(4, 4, 3), *, task="t_orders", family="lettere
     items, rows = [], []
     for i, k in enumerate(n_options):
         texts = [f"text {c}" for c in range(k)]
-        key = {"task": task, "item_id": str(i)}
-        shown = {"family": family, "rule": "loglik", "category": "c", "question": f"q{i}", "prompt": f"p{i}"}
-        shown |= {"options": texts, "gold": i % k, "answers": None, "group_id": group(i)}
-        items.append({**key, **shown})
+        shown = {"category": "c", "question": f"q{i}", "prompt": f"p{i}", "options": texts, "gold": i % k}
+        items.append(item_of(i, task=task, family=family, group_id=group(i), **shown))
         for permutation, order in enumerate(itertools.permutations(range(k))):
             if (i, permutation) in left_out:
                 continue
             best = choose(order, i % k)
             for option, content in enumerate(order):
                 value = -1.0 if option == best else -2.0
-                cell = {"permutation": permutation, "option": option, "content": content, "loglik": value}
-                rows.append({**key, **cell, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False})
+                rows.append(score_of(i, option, value, task=task, permutation=permutation, content=content))
     return RunRecords(items=Items.from_rows(items), option_scores=OptionScores.from_rows(rows))
 
 

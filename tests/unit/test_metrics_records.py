@@ -5,7 +5,6 @@ The sample that the noise run scores, and the metrics that read it.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ from mlflow_compress.records import Items, OptionDistances, OptionScores, Reques
 from mlflow_compress.registry import Registry
 from mlflow_compress.reporting.details import details
 from tests import metric_records
-from tests.metric_records import QUICK
+from tests.metric_records import QUICK, score_of
 
 FULL = metric_records.inputs(12)
 
@@ -79,18 +78,7 @@ def test_length_normalisation_changes_the_answer():
     items = FULL.baseline.items.where(task="piqa").table.slice(0, 1)
     item = items.to_pylist()[0]
     rows = [
-        {
-            "task": "piqa",
-            "item_id": item["item_id"],
-            "permutation": 0,
-            "option": o,
-            "content": o,
-            "loglik": value,
-            "n_tokens": 3,
-            "n_chars": (5, 15)[o],
-            "n_bytes": (5, 6)[o],
-            "greedy": False,
-        }
+        score_of(item["item_id"], o, value, task="piqa", n_tokens=3, n_chars=(5, 15)[o], n_bytes=(5, 6)[o])
         for o, value in enumerate((-10.0, -12.0))
     ]
     shorter = [{**rows[0], "n_bytes": 4}, rows[1]]
@@ -329,9 +317,7 @@ def test_metrics_compare_and_count_what_the_noise_run_covers() -> None:
 
 
 def scores(ids: list[str]) -> OptionScores:
-    base: dict[str, Any] = {"task": "t", "permutation": 0, "option": 0, "content": 0, "loglik": -1.5}
-    rest = {"n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": True}
-    return OptionScores.from_rows([{**base, **rest, "item_id": i} for i in ids])
+    return OptionScores.from_rows([score_of(i, 0, -1.5, greedy=True) for i in ids])
 
 
 def test_parquet_round_trip(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mlflow_compress.metrics.stats.significance import holm, larger_part_p
 from mlflow_compress.records import Draws, Generations, Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.reporting.verdict import slice_findings, verdict, worst_slice
+from tests.metric_records import item_of, score_of
 
 TEXT = {"greek": "Ποιο είναι το αποτέλεσμα;", "other": "Which one is it?"}
 
@@ -26,15 +27,12 @@ def records(flipped: dict[str, tuple[int, int]], *, question: dict[str, str] | N
     items, ours, theirs = [], [], []
     for category, (wrong, n) in flipped.items():
         for i in range(n):
-            key = {"task": "quiz", "item_id": f"{category}{i}"}
-            text = (question or {}).get(category, TEXT["other"])
-            rest = {"family": "cloze", "rule": "loglik", "category": category, "question": text, "prompt": text}
-            items.append({**key, **rest, "options": ["a", "b"], "gold": 0, "answers": None, "group_id": None})
+            name, text = f"{category}{i}", (question or {}).get(category, TEXT["other"])
+            shown = {"category": category, "question": text, "prompt": text}
+            items.append(item_of(name, task="quiz", family="cloze", **shown))
             for option in (0, 1):
-                row = {**key, "permutation": 0, "option": option, "content": option, "n_tokens": 1}
-                row |= {"n_chars": 1, "n_bytes": 1, "greedy": False}
-                ours.append({**row, "loglik": -1.0 - option})
-                theirs.append({**row, "loglik": -1.0 - (option if i >= wrong else 1 - option)})
+                ours.append(score_of(name, option, -1.0 - option, task="quiz"))
+                theirs.append(score_of(name, option, -1.0 - (option if i >= wrong else 1 - option), task="quiz"))
     table = Items.from_rows(items)
     baseline = RunRecords(items=table, option_scores=OptionScores.from_rows(ours))
     return MetricInputs(baseline, RunRecords(items=table, option_scores=OptionScores.from_rows(theirs)))
