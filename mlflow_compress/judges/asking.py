@@ -154,7 +154,6 @@ class Asker:
         self._cache = ReplyCache(None) if cache is None else cache
 
     def key(self, question: Question, attempt: int = 0) -> str:
-        """Return the key of a reply: everything that decides it."""
         return content_key(
             base_url=self.config.endpoint.shown_url,
             model=self.config.model,

@@ -23,7 +23,7 @@ from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError, Mis
 from mlflow_compress.files import alone_with, read_json, read_json_object
 from mlflow_compress.models.stored_weights import sha256_file
 from mlflow_compress.transport.client import Transport
-from mlflow_compress.transport.endpoint import EndpointConfig, whole_address
+from mlflow_compress.transport.endpoint import EndpointConfig, call_limits, whole_address
 from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 from mlflow_compress.transport.spending import Spending
 
@@ -339,11 +339,7 @@ def open_endpoint_encoder(settings: EncoderSettings, folder: Path) -> EndpointEn
     endpoint = EndpointConfig(
         base_url=whole_address("encoder_base_url", settings.encoder_base_url),
         key=key,
-        timeout=settings.judge_timeout,
-        max_retries=settings.judge_max_retries,
-        concurrency=settings.judge_concurrency,
-        requests_per_minute=settings.judge_requests_per_minute,
-        tokens_per_minute=settings.judge_tokens_per_minute,
+        **call_limits(settings),
         what="encoder",
         url_parameter="encoder_base_url",
         model_parameter="encoder",

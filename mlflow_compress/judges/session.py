@@ -22,7 +22,7 @@ from mlflow_compress.judges.asking import (
 )
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
 from mlflow_compress.kept import kept
-from mlflow_compress.transport.endpoint import OPENAI_URL, VARIABLES, EndpointConfig, shown_url
+from mlflow_compress.transport.endpoint import OPENAI_URL, VARIABLES, EndpointConfig, call_limits, shown_url
 from mlflow_compress.transport.replies import BUDGET, ReplyCache
 from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
 
@@ -81,15 +81,8 @@ def endpoint_from(environment: Mapping[str, str], settings: JudgeModelConfig) ->
         return f"No grades by a judge model: {KEY_VARIABLE} is not set"
     there = environment.get(URL_VARIABLE, "").strip()
     same = settings.judge_base_url == "auto" or (there and settings.judge_base_url == shown_url(there))
-    return EndpointConfig(
-        base_url=(there or OPENAI_URL) if same else settings.judge_base_url,
-        key=key,
-        timeout=settings.judge_timeout,
-        max_retries=settings.judge_max_retries,
-        concurrency=settings.judge_concurrency,
-        requests_per_minute=settings.judge_requests_per_minute,
-        tokens_per_minute=settings.judge_tokens_per_minute,
-    )
+    url = (there or OPENAI_URL) if same else settings.judge_base_url
+    return EndpointConfig(base_url=url, key=key, **call_limits(settings))
 
 
 def skipping(reason: str) -> Callable[[JudgeInputs], Judged]:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from mlflow_compress.config import JudgeSettings
@@ -86,6 +87,12 @@ class EndpointConfig:
     def clean(self, text: str) -> str:
         """Return a server's message without secrets, on one line of at most 300 characters."""
         return " ".join(self.without_secrets(text).split())[:_LONGEST_MESSAGE]
+
+
+def call_limits(settings: object) -> dict[str, Any]:
+    """Return the limits of calls from the parameters of judges, by the names that `EndpointConfig` has for them."""
+    names = ("timeout", "max_retries", "concurrency", "requests_per_minute", "tokens_per_minute")
+    return {name: getattr(settings, f"judge_{name}") for name in names}
 
 
 def shown_url(url: str) -> str:

@@ -220,7 +220,6 @@ class ReplyCache:
             self._rows.update(values)
 
     def values(self) -> list[dict[str, Any]]:
-        """Return every answer."""
         return list(self._rows.values())
 
     def __len__(self) -> int:

@@ -96,12 +96,12 @@ def _read(source: str, store: Store | None) -> Path | list[Answer]:
         harness = "filtered_resps" in rows[0]
         return answers_from_harness(rows) if harness else answers_from_rows(rows)
     if is_run_id(source):
-        store = _store_with(source, store)
+        store = store_with(source, store)
         return store.fetch(run_of_stage(store, source, "evaluate").run_id, RECORDS)
     raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
 
 
-def _store_with(run_id: str, store: Store | None) -> Store:
+def store_with(run_id: str, store: Store | None) -> Store:
     """Return the given store, or MLflow's, unless that is known not to have the run."""
     if store is not None:
         return store
@@ -144,7 +144,7 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
     """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
     if not is_run_id(run_id):
         raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
-    store = _store_with(run_id, store)
+    store = store_with(run_id, store)
     run = run_of_stage(store, run_id, "evaluate")
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):

@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from mlflow_compress import files as atomic
+from mlflow_compress.commands.compare.run import store_with
 from mlflow_compress.commands.receipt.cards import card_body, card_metadata
 from mlflow_compress.commands.receipt.result import Receipt
 from mlflow_compress.commands.receipt.run import export_receipt
@@ -25,7 +26,7 @@ from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.reporting.tables import Table, escape_markdown
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import Store, require_runs
+from mlflow_compress.tracking.store import Store
 from mlflow_compress.version import __version__
 
 _LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*", "USE_POLICY*")
@@ -37,11 +38,7 @@ def write_hub_folder(
     run_id: str, output: Path, base_model: str | None, policy: Path | None, key: Path | None, store: Store | None
 ) -> Receipt:
     """Write the folder, and return its receipt."""
-    if store is None:
-        require_runs([run_id])
-        from mlflow_compress.tracking.tracker import Tracker
-
-        store = Tracker()
+    store = store_with(run_id, store)
     checkpoint = store.look_up(run_id).tags.get(run_names.CHECKPOINT)
     if checkpoint is None:
         raise ConfigError("This run has no checkpoint", allowed="a main run or an evaluate run", got=run_id)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from mlflow_compress import files as atomic
-from mlflow_compress.commands.compare.run import from_run
+from mlflow_compress.commands.compare.run import from_run, store_with
 from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest
 from mlflow_compress.commands.shared.stored import read_account, results_from_json, results_json
@@ -37,7 +37,7 @@ from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECEIPT, RECORDS
-from mlflow_compress.tracking.store import Store, require_runs
+from mlflow_compress.tracking.store import Store
 from mlflow_compress.version import __version__
 
 KEY_VARIABLE = "MLFLOW_COMPRESS_SIGNING_KEY"
@@ -57,11 +57,7 @@ def export_receipt(
         key = Path(named)
     private = None if key is None else _key(key, private=True)
     meant = read_policy(None if policy is None else str(policy))
-    if store is None:
-        require_runs([run_id])
-        from mlflow_compress.tracking.tracker import Tracker
-
-        store = Tracker()
+    store = store_with(run_id, store)
     found = from_run(run_id, store)
     baseline = found.baseline_run_id
     if baseline is None or found.run is None:
@@ -228,7 +224,6 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def _key(path: Path, *, private: bool) -> Any:
-    """Return the Ed25519 key of a PEM file."""
     try:
         content = path.read_bytes()
         key = pem.load_pem_private_key(content, password=None) if private else pem.load_pem_public_key(content)

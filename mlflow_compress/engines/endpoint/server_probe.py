@@ -143,19 +143,9 @@ class ServerProbe:
             server=server,
             root=pages.root,
             route=COMPLETIONS,
-            echo=False,
-            shifted=False,
-            steps=True,
             n_top=1,
-            ids_in=True,
-            ids_out=True,
-            forces=False,
-            drops_first=False,
             echo_alone=server.startswith("vLLM"),
-            lists=False,
-            by_position=False,
             max_length=pages.max_length,
-            probe=(),
         )
         if pages.is_llama_cpp:
             can = replace(can, route=LLAMA_CPP, n_top=TOPS[0])
