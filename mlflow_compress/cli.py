@@ -242,7 +242,6 @@ def _no_bars() -> Iterator[None]:
 
 
 def _section(line: str) -> str:
-    """Return the line that begins a section as a terminal shows it: in bold, below an empty line."""
     width = shutil.get_terminal_size().columns
     text = textwrap.fill(line, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"

@@ -56,7 +56,6 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         self.option_scores: OptionScores | None = None
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Return (summed log-likelihood in nats, is greedy) of every request, computed in one pass."""
         asked = [_request(instance) for instance in requests]
         self.option_scores, _ = self.scorer.score(asked)
         loglik, greedy = (self.option_scores.table.column(name).to_pylist() for name in ("loglik", "greedy"))
@@ -73,7 +72,6 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Return the log-likelihood in nats of every text, scored in windows of the model's context length."""
         scores, _ = self.scorer.score_corpus("rolling", [instance.args[0] for instance in requests])
         number = np.asarray([int(name.split(".")[0]) for name in scores.column("item_id")])
         sums = -np.bincount(number, weights=scores.column("nll"), minlength=len(requests))
@@ -82,7 +80,6 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         return [float(total) for total in sums]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Return the greedy continuation of every request."""
         groups: dict[tuple[tuple[str, ...], int], list[int]] = {}
         for number, instance in enumerate(requests):
             groups.setdefault(generation_settings(instance.args[1], instance.task_name), []).append(number)
@@ -97,11 +94,9 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
 
     @property
     def tokenizer_name(self) -> str:
-        """Name of the tokenizer, for the harness's cache of prompts."""
         return str(self.loaded.tokenizer.name_or_path).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the tokenizer's chat template, for the harness's log."""
         if isinstance(chat_template, str):
             raise UnsupportedError("Only the tokenizer's own chat template is supported", got=chat_template)
         return str(self.loaded.tokenizer.chat_template or "")

@@ -118,7 +118,6 @@ def _plain_lists(frame: Any) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return numpy's numbers and arrays as Python's."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise ConfigError("A row of 'tasks' holds what JSON has no form for", got=type(value).__name__)

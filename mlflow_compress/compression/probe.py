@@ -109,7 +109,6 @@ class ReloadReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether the differences are within the tolerances."""
         if self.rounded:
             return self.kl_mean <= MAX_MEAN_KL_ROUNDED
         return self.max_abs_diff <= MAX_RELATIVE_DIFF * self.logit_rms and self.kl_max <= MAX_KL

@@ -167,11 +167,9 @@ class StoredSizes:
     weights: int  # Number of weights in the groups
 
     def bits(self, n_bytes: float) -> float:
-        """Return stored bits per weight of the layers."""
         return 8 * n_bytes / self.weights
 
     def uniform(self, name: str) -> int:
-        """Return the bytes of all groups in one format."""
         return int(self.layers[:, self.formats.index(name)].sum())
 
 

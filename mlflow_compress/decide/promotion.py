@@ -564,7 +564,6 @@ def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
 
 
 def _sign(metric: str, prefer: str) -> float:
-    """Return 1 where lower is better, and -1 where higher is."""
     way = prefer if prefer != "auto" else _better(metric)
     if way == "neither":
         raise ConfigError(f"The utility does not know which way {metric} is better", allowed="prefer: lower or higher")

@@ -142,7 +142,6 @@ class Separation:
 
     @property
     def told_apart(self) -> bool:
-        """Whether KL or correctness differs significantly."""
         return any(test is not None and test.significant for test in (self.kl, self.correctness))
 
     @property

@@ -148,7 +148,6 @@ class VariantEntry:
 
     @property
     def storage(self) -> str:
-        """Where the weights are: see `run_names.WEIGHTS`."""
         if self.checkpoint is None:
             return "served"
         return "logged" if self.keeps_weights else "reference"

@@ -152,7 +152,6 @@ class TrackedRun(OpenRun):
         self._client.update_run(self.run_id, name=name)
 
     def end(self, status: str, message: str) -> None:
-        """End the run with a status, and say why in a tag and in its note."""
         self.set_tags({run_names.ERROR: message})
         self.set_note(f"**{status}:** {message}")
         self._client.set_terminated(self.run_id, status)
@@ -187,7 +186,6 @@ class TrackedRun(OpenRun):
         self._client.wait_for(lambda: self._artifacts.log_artifacts(str(path), folder), long=True)
 
     def log_text(self, text: str, name: str) -> None:
-        """Store a text as an artifact."""
         self._client.log_text(self.run_id, text, name)
 
     def log_json(self, value: Any, name: str) -> None:

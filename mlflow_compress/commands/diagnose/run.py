@@ -372,7 +372,6 @@ def _maker(config: DiagnoseConfig) -> VariantMaker:
 
 
 def _fingerprint(config: DiagnoseConfig, base: LightModel, variant: LightModel, suite: Suite) -> str:
-    """Return the digest of everything that the measurements depend on."""
     return digest(
         {
             "stage": "diagnose",

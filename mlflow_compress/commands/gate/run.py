@@ -102,11 +102,9 @@ class GateVerdict(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """What the command exits with: 0 if every gate passes, otherwise 3."""
         return 0 if self.passed else NOTHING_PASSES
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per check."""
         return [asdict(row) for row in self.rows]
 
     def as_text(self) -> str:
@@ -281,7 +279,6 @@ class GateWork:
     conditions: Mapping[str, str]  # Under which the variant is compared
 
     def inputs(self, records: RunRecords) -> MetricInputs:
-        """Return the variant's records of some items, and the baseline's."""
         items = records.items
         assert items is not None
         seed = self.config.source.seed
@@ -610,7 +607,6 @@ def _without_kl(policy: ItemPolicy) -> ItemPolicy:
 
 
 def _check_counts(policy: Policy, order: Keys) -> None:
-    """Refuse a policy that requires more items than the evaluation has."""
     for task, fewest in [(None, policy.require.items), *policy.require.items_by_task.items()]:
         n = sum(task in (None, name) for name, _ in order)
         if n < fewest:

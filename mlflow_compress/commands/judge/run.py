@@ -126,7 +126,6 @@ def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
 
 
 def _embeddings(given: AnswerVectors | None) -> AnswerEmbeddings | None:
-    """Return the embeddings as the similarity metrics compare them."""
     if given is None:
         return None
     by_model = given.vectors

@@ -269,7 +269,6 @@ class Stages:
 
     @cached_property
     def account(self) -> Account:
-        """What was asked, and what became of it."""
         return read_account(self.tracker, self.evaluate)
 
     @cached_property
@@ -287,7 +286,6 @@ class Stages:
 
     @cached_property
     def not_computed(self) -> dict[str, str]:
-        """The reason for each metric that no stage has computed."""
         reasons: dict[str, Mapping[str, str] | str] = {}
         for stage in _MAY_FAIL:
             run_id = self.children.get(stage)

@@ -75,7 +75,6 @@ class CostPlan(Tabular):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of all stages, one after the other; None where one is not known."""
         each = [stage.seconds for stage in self.stages]
         return None if any(s is None for s in each) else sum(s or 0.0 for s in each)
 

@@ -34,7 +34,6 @@ class Promotion(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """What the command exits with: 3 where no candidate passes, otherwise 0."""
         return NOTHING_PASSES if self.outcome == "nothing" else 0
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:

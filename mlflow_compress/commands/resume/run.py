@@ -37,7 +37,6 @@ class Resumed(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """1 where a command failed or broke off again, otherwise 0."""
         return int(any(one.state == "failed" or (one.state == "unfinished" and one.outcome) for one in self.commands))
 
     @property

@@ -29,7 +29,6 @@ class FourBitMethod(Method[FourBitConfig]):
     extra = "bitsandbytes"
 
     def label(self, config: FourBitConfig) -> str:
-        """Return ``bnb-nf4`` or ``bnb-nf4-dq``."""
         return f"{self.name}-dq" if config.double_quant else self.name
 
     def compress(self, job: CompressionJob[FourBitConfig]) -> "torch.Tensor":

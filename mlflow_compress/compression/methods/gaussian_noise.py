@@ -42,7 +42,6 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
     linear_only = False
 
     def label(self, config: GaussianNoiseConfig) -> str:
-        """Return ``gaussian-noise-0.5``."""
         return f"{self.name}-{config.scale:g}"
 
     def check(self, config: GaussianNoiseConfig, source: SourceModel) -> None:

@@ -33,7 +33,6 @@ class LayerRemovalMethod(Method[L]):
     linear_only = False
 
     def label(self, config: L) -> str:
-        """Return ``layer-drop-2``."""
         return f"{self.name}-{config.layers}"
 
     def check(self, config: L, source: SourceModel) -> None:

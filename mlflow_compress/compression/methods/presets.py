@@ -54,7 +54,6 @@ class PresetMethod(ForLayers[S]):
         cls.supported_bits = (scheme.bits,)
 
     def label(self, config: Any) -> str:
-        """Return the name, or ``nvfp4-weights`` without activations."""
         return self.name if config.activations else f"{self.name}-weights"
 
     def rounds(self, config: Any) -> bool:

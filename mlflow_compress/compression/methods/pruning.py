@@ -44,7 +44,6 @@ class PruningMethod(Method[P]):
     runs_in = ("vLLM", "llama.cpp")
 
     def label(self, config: P) -> str:
-        """Return ``wanda-50pct`` or ``wanda-2of4``."""
         return f"{self.name}-{'2of4' if config.pattern == '2:4' else f'{100 * config.sparsity:g}pct'}"
 
     def check(self, config: P, source: SourceModel) -> None:

@@ -49,7 +49,6 @@ class SliceGpt(Method[SliceGptConfig]):
     needs_calibration = True
 
     def label(self, config: SliceGptConfig) -> str:
-        """Return ``slicegpt-25pct``."""
         return f"{self.name}-{100 * config.slicing:g}pct"
 
     def check(self, config: SliceGptConfig, source: SourceModel) -> None:

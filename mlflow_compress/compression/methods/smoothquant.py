@@ -49,7 +49,6 @@ class SmoothQuant(Method[SmoothQuantConfig]):
     requires = ("llmcompressor",)
 
     def label(self, config: SmoothQuantConfig) -> str:
-        """Return ``smoothquant-a0.5``."""
         return f"{self.name}-a{config.alpha:g}"
 
     def check(self, config: SmoothQuantConfig, source: SourceModel) -> None:

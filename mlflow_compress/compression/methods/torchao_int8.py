@@ -35,7 +35,6 @@ class TorchAoInt8(Method[TorchAoInt8Config]):
     extra = "torchao"
 
     def label(self, config: TorchAoInt8Config) -> str:
-        """Return ``torchao-int8`` or ``torchao-int8-dynamic``."""
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
     def compress(self, job: CompressionJob[TorchAoInt8Config]) -> "torch.Tensor":

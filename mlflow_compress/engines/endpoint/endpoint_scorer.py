@@ -491,7 +491,6 @@ class EndpointScorer:
         return TokenQuestion(prefix, forced=token)
 
     def _fits(self, question: TokenQuestion) -> bool:
-        """Return whether the server reads a prompt of this length, and writes what it must write."""
         can = self.loaded.can
         written = 0 if question.scored and can.echo_alone else 1
         return can.max_length is None or len(question.tokens) + written <= can.max_length

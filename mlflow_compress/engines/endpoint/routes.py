@@ -23,20 +23,22 @@ class Capabilities:
     server: str  # Name and version, as far as the server tells them
     root: str | None  # What the server says it has loaded under the model's name
     route: str  # How it is asked
-    echo: bool  # Whether it gives the log-probabilities of a prompt's own tokens, each at its own position
-    shifted: bool  # Whether it echoes them one position too late, so that its echo cannot be used
+    echo: bool = False  # Whether it gives the log-probabilities of a prompt's own tokens, each at its own position
+    shifted: bool = False  # Whether it echoes them one position too late, so that its echo cannot be used
     # Whether the list of the token that comes next is the echoed one, so that options of one token share a request
-    steps: bool
+    steps: bool = True
     n_top: int  # Most probable tokens that it shows at a position
-    ids_in: bool  # Whether prompts are sent, and tokens are named, by their ids; otherwise as text
-    ids_out: bool
-    forces: bool  # Whether it can be made to write a token, and then says the log-probability that the token had before
-    drops_first: bool  # Whether its echo leaves out the first token of a text
+    ids_in: bool = True  # Whether prompts are sent, and tokens are named, by their ids; otherwise as text
+    ids_out: bool = True
+    # Whether it can be made to write a token, and then says the log-probability that the token had before
+    forces: bool = False
+    drops_first: bool = False  # Whether its echo leaves out the first token of a text
     echo_alone: bool  # Whether it echoes without writing a token
-    lists: bool  # Whether a request may hold several prompts, so that the options of a question share one
-    by_position: bool  # Whether it gives those of a prompt by position and id too (vLLM), which is less work for it
+    lists: bool = False  # Whether a request may hold several prompts, so that the options of a question share one
+    # Whether it gives those of a prompt by position and id too (vLLM), which is less work for it
+    by_position: bool = False
     max_length: int | None  # Tokens of prompt and answer together; None where it does not tell
-    probe: tuple[float, ...]  # Log-probabilities of a fixed text, by which the same model is recognised
+    probe: tuple[float, ...] = ()  # Log-probabilities of a fixed text, by which the same model is recognised
     chat: bool = False  # Whether conversations are sent as chat completions
     chat_reads_as_ours: bool = False  # Whether the server's chat template makes as many tokens of a message as ours
     answers: str = "as completions"  # How they are sent, and why, in words
@@ -97,12 +99,10 @@ class Position:
     top: TopList
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
         return {"logprob": self.logprob, "ids": self.top[0].tolist(), "logprobs": self.top[1].tolist()}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Position":
-        """Return what `to_json` has turned into plain values."""
         return cls(row["logprob"], (np.asarray(row["ids"], np.int64), np.asarray(row["logprobs"], np.float64)))
 
 

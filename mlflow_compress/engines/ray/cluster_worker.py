@@ -211,7 +211,6 @@ class ClusterWorker:
         return ModelFacts(split_body_and_head(loaded.model)[2], loaded.stored_config)
 
     def reason_not_to_pack(self, ref: ModelRef, max_length: int) -> str | None:
-        """Return why sequences of this length cannot share their prefixes; None where they can."""
         return reason_not_to_pack(split_body_and_head(self._model(ref).model)[0], max_length)
 
     def head_file(self, ref: ModelRef) -> bytes:
@@ -250,7 +249,6 @@ class ClusterWorker:
         return rows
 
     def release(self) -> None:
-        """Free the memory of the model."""
         self._loaded = self._ref = self._head = None
         gc.collect()  # modules have reference cycles
         if self._device.type == "cuda":

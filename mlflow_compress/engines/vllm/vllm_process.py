@@ -191,7 +191,6 @@ class VllmEngine:
         return self._process, True
 
     def release(self) -> None:
-        """End the process, and free its memory."""
         if self._process is not None:
             self._process.end()
         self._process = None

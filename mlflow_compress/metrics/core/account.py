@@ -95,12 +95,10 @@ class Account:
         return {UNSCORED_PCT: self.unscored_pct, CUT_PCT: self.cut_pct} if self.asked else {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
         return {**asdict(self), "scored": self.scored}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Account":
-        """Return what `to_dict` has written."""
         return cls(**{name: value for name, value in content.items() if name != "scored"})
 
 
