@@ -9,7 +9,13 @@ from mlflow_compress.reporting.headline import headline_rows
 
 VOID = {"meta", "img", "br", "input"}
 SIZES = SimpleNamespace(
-    base_size_bytes=15_700_000, size_bytes=4_400_000, size_ratio=15.7 / 4.4, bits_per_weight=4.16, sparsity=None
+    base_size_bytes=15_700_000,
+    size_bytes=4_400_000,
+    size_ratio=15.7 / 4.4,
+    bits_per_weight=4.16,
+    sparsity=None,
+    base_cache_bytes_per_token=2048.0,
+    cache_bytes_per_token=2048.0,
 )
 FAST = MetricSettings(resamples=100, method="percentile")
 

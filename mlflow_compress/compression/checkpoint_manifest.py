@@ -11,7 +11,7 @@ from mlflow_compress.files import read_json_object, read_typed
 from mlflow_compress.models import stored_weights
 
 MANIFEST_FILE = "compression.json"
-VERSION = 2
+VERSION = 3
 _READ = {".json", ".jinja", ".model", ".txt", ".py", ".safetensors"}  # suffixes that loaders look for
 
 
@@ -41,6 +41,9 @@ class CheckpointManifest:
     and biases do not count."""
     bits_per_weight_model: float
     """8 x size_bytes / base_parameters: the same for the complete model, including everything that is not quantized."""
+    # Bytes of the keys and values of one token, of the checkpoint and of the base, scales included; None where unknown
+    cache_bytes_per_token: float | None
+    base_cache_bytes_per_token: float | None
     sparsity: float | None  # Share of exact zeros in the linear layers' weights; None where they are stored packed
     base_sparsity: float | None = None  # The same share in the base; None where `sparsity` is None or 0
     seconds: float  # Time of the compression, including loading and saving, without the reload check
@@ -60,6 +63,13 @@ class CheckpointManifest:
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=2, sort_keys=True)
         atomic.write(path, f"{text}\n".encode())
         return path
+
+    @property
+    def cache_ratio(self) -> float | None:
+        """How many times smaller its cache of keys and values is than the base's; None where one is not known."""
+        if self.cache_bytes_per_token is None or self.base_cache_bytes_per_token is None:
+            return None
+        return self.base_cache_bytes_per_token / self.cache_bytes_per_token
 
     @classmethod
     def read(cls, folder: Path, *, verify: bool = True) -> Self:

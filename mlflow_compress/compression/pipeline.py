@@ -278,6 +278,8 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         size_ratio=base_size / size,
         bits_per_weight=8 * stored_weights.bytes_of_layers(tensors, matrices) / n_weights,
         bits_per_weight_model=8 * size / job.source.parameters,
+        cache_bytes_per_token=_cache_bytes(job.folder, job.source),
+        base_cache_bytes_per_token=_cache_bytes(job.source.folder, job.source),
         sparsity=sparsity,
         base_sparsity=stored_weights.sparsity_of_layers(job.source.folder, matrices) if sparsity else None,
         seconds=seconds,
@@ -291,6 +293,15 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         probe_sha256=stored_weights.sha256_file(probe_file),
         reload=report.as_dict(),
     )
+
+
+def _cache_bytes(folder: Path, source: SourceModel) -> float | None:
+    from transformers import AutoConfig
+
+    from mlflow_compress.models.architectures.quantized_cache import cache_bytes_per_token
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=source.trust_remote_code, local_files_only=True)
+    return cache_bytes_per_token(config)
 
 
 def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> "torch.Tensor":

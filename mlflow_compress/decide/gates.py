@@ -12,6 +12,8 @@ from mlflow_compress.records import MetricResult
 
 SIZE = "size/bytes"
 RATIO = "size/ratio"
+CACHE = "size/cache_bytes_per_token"
+CACHE_RATIO = "size/cache_ratio"
 KL = "distance/kl_mean"
 KL_REVERSE = "distance/kl_reverse_mean"
 CORPUS_KL = "distance/corpus_kl_mean"

@@ -10,7 +10,18 @@ import numpy as np
 
 from mlflow_compress.config.policy import MARGIN
 from mlflow_compress.decide.direction import HarmVerdict, harm_of
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, RATIO, SIZE
+from mlflow_compress.decide.gates import (
+    CACHE,
+    CACHE_RATIO,
+    DECODE_SPEEDUP,
+    DELTA,
+    FLIPS,
+    KL,
+    MEMORY_RATIO,
+    PREFILL_SPEEDUP,
+    RATIO,
+    SIZE,
+)
 from mlflow_compress.decide.separation import SIGNIFICANCE, ItemScores, Separation, groups_not_told_apart, separate
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
@@ -39,7 +50,7 @@ class ScoredVariant:
     reason: str = ""  # Why it has none, or not all
     # Headline results by metric: `metrics.headline(results)`
     results: Mapping[str, MetricResult] = field(default_factory=dict)
-    sizes: Mapping[str, float] = field(default_factory=dict)  # "size/bytes", "size/ratio", "size/bits_per_weight"
+    sizes: Mapping[str, float] = field(default_factory=dict)  # "size/bytes", "size/ratio", and so on
     seconds: Mapping[str, float] = field(default_factory=dict)  # Processor seconds of each stage, by its name
     items: ItemScores | None = None  # What it scored on each item; None where it has no results
     # Its further makes, with other calibration samples, by run: what each scored on each item
@@ -107,6 +118,22 @@ _SIZES = (
         "lower",
         "Stored bits per weight of the linear layers.",
         main=True,
+    ),
+    ScoreColumn(
+        CACHE,
+        "Cache per token",
+        "bytes",
+        "lower",
+        "Bytes of the keys and values of one token in all layers, scales included.",
+        main=True,
+    ),
+    ScoreColumn(
+        CACHE_RATIO,
+        "Cache, times smaller",
+        "times",
+        "higher",
+        "Bytes of a token in the baseline's cache divided by those in the variant's.",
+        main=False,
     ),
 )
 _COST = (
@@ -486,9 +513,10 @@ def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str])
             found = variant.results.get(f"{name}_baseline")
             if found is not None:
                 cells.setdefault(name, Cell(value=found.value, low=found.low, high=found.high, n=found.n))
-        if SIZE in variant.sizes and RATIO in variant.sizes:
-            size = variant.sizes[SIZE] * variant.sizes[RATIO]
-            cells.setdefault(SIZE, Cell(value=float(f"{size:.4g}")))
+        for name, ratio in ((SIZE, RATIO), (CACHE, CACHE_RATIO)):
+            if name in variant.sizes and ratio in variant.sizes:
+                size = variant.sizes[name] * variant.sizes[ratio]
+                cells.setdefault(name, Cell(value=float(f"{size:.4g}")))
     return cells
 
 

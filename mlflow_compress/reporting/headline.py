@@ -177,7 +177,18 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
         meaning="Stored bits per weight of the linear layers, scales and zero points included.",
         variant=f"{sizes.bits_per_weight:.2f}",
     )
-    return [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
+    rows = [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
+    before, now = sizes.base_cache_bytes_per_token, sizes.cache_bytes_per_token
+    if before is None or now is None or before == now:
+        return rows
+    cache = HeadlineRow(
+        label="Cache per token",
+        meaning="Bytes of the keys and values of one token in all layers, scales included.",
+        baseline=bytes_text(round(before)),
+        variant=bytes_text(round(now)),
+        difference=ratio_text(before / now),
+    )
+    return [*rows, cache]
 
 
 def headline_rows(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> list[HeadlineRow]:

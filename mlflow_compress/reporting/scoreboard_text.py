@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, SIZE
+from mlflow_compress.decide.gates import CACHE, DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, SIZE
 from mlflow_compress.decide.scoreboard import (
     BITS,
     JUDGE,
@@ -39,6 +39,7 @@ _LEFT_OUT = (
     MEMORY_RATIO,
     SECONDS,
     DECODE_SPEEDUP,
+    CACHE,
     SIZE,
 )
 _CLIPPED = "c"

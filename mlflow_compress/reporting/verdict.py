@@ -15,7 +15,17 @@ from mlflow_compress.metrics.long_context import SLOPE
 from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, WORST_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import noticed, only_generated
-from mlflow_compress.reporting.numbers import NATS, PERCENT, SHARE, decimals, interval_text, plain, scale_of, size_text
+from mlflow_compress.reporting.numbers import (
+    NATS,
+    PERCENT,
+    SHARE,
+    decimals,
+    interval_text,
+    plain,
+    ratio_text,
+    scale_of,
+    size_text,
+)
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
@@ -92,10 +102,12 @@ def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
     return not delta.low <= 0 <= delta.high
 
 
-def _size(label: str, ratio: float | None, sparsity: float | None) -> str:
+def _size(label: str, ratio: float | None, sparsity: float | None, cache_ratio: float | None) -> str:
     if ratio is None:
         return "size not known"
     words = size_text(ratio, sparsity)
+    if cache_ratio is not None and cache_ratio != 1:
+        return f"{words}, its cache {ratio_text(cache_ratio)}"
     return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
 
 
@@ -149,6 +161,7 @@ def verdict(
     *,
     size_ratio: float | None,
     sparsity: float | None = None,
+    cache_ratio: float | None = None,
     account: Account | None = None,
     served_by: Sequence[str] | None = None,
     margin: float = MARGIN,
@@ -165,7 +178,7 @@ def verdict(
     there is no verdict where more items than the default policy accepts have no score, how many have none where they
     are fewer, what was read of the prompts where more of them were cut, and the seed where one was given.
     """
-    size = _size(label, size_ratio, sparsity) + _servers(served_by)
+    size = _size(label, size_ratio, sparsity, cache_ratio) + _servers(served_by)
     seed = "" if account is None or "seed" not in account.setting else f"; seed {account.setting['seed']}"
     if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
         return f"{label}: no verdict, because {account.lacking}; {size}{seed}"

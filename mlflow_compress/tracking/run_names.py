@@ -62,7 +62,7 @@ ACCOUNT = "account.json"  # of an evaluate run: what was asked, what became of i
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
 
 _SIZES = ("size/ratio", "size/bits_per_weight")
-_MORE = ("size/bytes", "size/sparsity")
+_MORE = ("size/bytes", "size/sparsity", "size/cache_bytes_per_token", "size/cache_ratio")
 _GATE = "gate/"
 
 

@@ -146,6 +146,8 @@ def manifest(checkpoint: Path) -> CheckpointManifest:
         calibration=None,
         size_bytes=120,
         size_ratio=2.0,
+        cache_bytes_per_token=2048.0,
+        base_cache_bytes_per_token=2048.0,
         bits_per_weight=4.125,
         bits_per_weight_model=16.0,
         sparsity=None,

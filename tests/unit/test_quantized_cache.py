@@ -1,6 +1,7 @@
 """Caches of keys and values: the grids by hand, what each query reads, and checkpoints that servers read."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.run import require_cache_applied
@@ -21,6 +22,7 @@ from mlflow_compress.models.architectures.quantized_cache import (
     QuantizedCache,
     Rounding,
     attention_modules,
+    cache_bytes_per_token,
     quantize_cache,
 )
 from mlflow_compress.models.architectures.quantized_cache import with_cache as with_rounding
@@ -269,6 +271,8 @@ def test_a_layers_cache_is_rounded_beside_any_weights(method: str, base: Path, t
     """The checkpoint of both scores, bit for bit, as the one of the same weights with the cache applied by hand."""
     cache = {"1": {"key_bits": 4, "value_bits": 2}}
     manifest = compress_model(str(base), "mixed", recipe(base, tmp_path, method, cache), TEXT, tmp_path / "both")
+    whole = 2 * 2 * 2 * 16 * 2  # bytes of a token: layers, keys and values, heads, their width, bfloat16
+    assert (manifest.base_cache_bytes_per_token, manifest.cache_bytes_per_token) == (whole, whole / 2 + 2 * (12 + 8))
     assert manifest.served_by == [] and manifest.format.endswith("quantized_cache")
     weights = base
     if method != "none":
@@ -289,6 +293,27 @@ def test_a_layers_cache_is_rounded_beside_any_weights(method: str, base: Path, t
         quantize_cache(alone, {1: QuantizedCache(by_token(4), by_token(2))})
         by_hand = alone(input_ids=ids).logits
     assert torch.equal(scored, by_hand) and not torch.equal(scored, plain)
+
+
+def test_a_token_takes_the_bytes_of_its_numbers_and_scales() -> None:
+    # 3 layers x 2 key-value heads x 16 numbers each of keys and of values: 96 numbers of each, in bfloat16 2 bytes.
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+    def taken(**entries: Any) -> float | None:
+        return cache_bytes_per_token(LlamaConfig(**shape, num_hidden_layers=3, dtype="bfloat16", **entries))
+
+    assert taken() == 2 * 96 * 2
+    # 4 bits are 8 bytes of a head's vector of 16; its scale and its offset 4 more. "fp8" has no offset: 16 + 2.
+    four, eight = QuantizedCache(by_token(4), by_token(4)), QuantizedCache(by_token("fp8"), NOT_ROUNDED)
+    every = {str(layer): asdict(four) for layer in range(3)}
+    assert taken(quantized_cache=every) == 3 * 2 * 2 * (8 + 4)
+    assert taken(quantized_cache={"1": asdict(eight)}) == 2 * (2 * 2 * 32) + 2 * (18 + 32)
+    # A channel of 32 tokens shares a scale and an offset: 4 / 32 of a byte per number.
+    assert Rounding(2, "channel", 32).bytes_per_number(2.0) == 2 / 8 + 4 / 32
+    assert taken(quantization_config={"kv_cache_scheme": {"num_bits": 8}}) == 2 * 96
+    # llama.cpp's Q8_0 is 34 bytes per 32 numbers, its Q4_0 18.
+    assert taken(native_gguf=True, native_gguf_cache=["q8_0", "q4_0"]) == 96 * (34 + 18) / 32
+    assert taken(kv_lora_rank=8) is None  # keys and values of another shape
 
 
 def test_a_cache_of_a_recipe_that_cannot_be_is_refused(base: Path, tmp_path: Path) -> None:

@@ -111,7 +111,10 @@ def test_identical_models():
     assert verdict("none", same, size_ratio=1.0) == (
         "none: no worse than 1 point; answers identical and KL 0 on all 1,000 items; not compressed"
     )
-    assert verdict("copy", same, size_ratio=1.0).endswith("answers identical and KL 0 on all 1,000 items; same size")
+    assert verdict("c", same, size_ratio=1.0, cache_ratio=3.2).endswith("; same size, its cache 3.2x smaller")
+    assert verdict("copy", same, size_ratio=1.0, cache_ratio=1.0).endswith(
+        "answers identical and KL 0 on all 1,000 items; same size"
+    )
 
 
 def test_no_flip_is_not_identical_while_the_distribution_or_a_wrong_answer_moved():

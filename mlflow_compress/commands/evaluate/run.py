@@ -315,6 +315,7 @@ def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store,
             headline(results),
             size_ratio=variant.size_ratio,
             sparsity=variant.sparsity,
+            cache_ratio=variant.cache_ratio,
             account=evaluated.account,
             slices=worst_slice(results),
         )

@@ -339,12 +339,12 @@ class Stages:
     @property
     def verdict(self) -> str:
         made = self.manifest
-        ratio, sparsity = (None, None) if made is None else (made.size_ratio, made.sparsity)
         return verdict(
             self.variant,
             self.pooled,
-            size_ratio=ratio,
-            sparsity=sparsity,
+            size_ratio=None if made is None else made.size_ratio,
+            sparsity=None if made is None else made.sparsity,
+            cache_ratio=None if made is None else made.cache_ratio,
             account=self.account,
             served_by=None if made is None else made.served_by,
             slices=worst_slice(self.results),

@@ -17,6 +17,7 @@ from mlflow_compress.compression.pipeline import compress_model, drop_unfinished
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO, NONE
+from mlflow_compress.decide.gates import CACHE, CACHE_RATIO
 from mlflow_compress.files import alone_with
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
@@ -28,6 +29,7 @@ from mlflow_compress.models.source_model import SourceModel, local_model_folder
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.paths import is_stage
+from mlflow_compress.reporting.numbers import ratio_text
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, RunLink, Store
 from mlflow_compress.version import __version__
@@ -56,11 +58,14 @@ class CompressedModel(Tabular):
         made = self.manifest
         zeros, before = 100 * (made.sparsity or 0.0), 100 * (made.base_sparsity or 0.0)
         pruned = f", {zeros:.1f} % of them zero ({before:.1f} % in the baseline)" if zeros - before >= 0.05 else ""
+        ratio = made.cache_ratio
+        cache = "" if ratio is None or ratio == 1 else f", its cache {ratio_text(ratio)}"
         alone = ". Only this package reads its format: no server does" if made.served_by == [] else ""
         warning = f". {self.warning}" if self.warning else ""
         return (
             f"{self.name}: {made.size_ratio:.2f}x smaller, {made.bits_per_weight:.2f} bits per linear weight{pruned} "
-            f"({made.bits_per_weight_model:.2f} over the whole model), made in {made.seconds:.0f} s{alone}{warning}"
+            f"({made.bits_per_weight_model:.2f} over the whole model){cache}, made in {made.seconds:.0f} s"
+            f"{alone}{warning}"
         )
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
@@ -117,8 +122,12 @@ def new_checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source
 def size_values(manifest: CheckpointManifest) -> dict[str, float]:
     """Return size and cost of a checkpoint as metrics."""
     zeros = {} if manifest.sparsity is None else {"size/sparsity": round(manifest.sparsity, 6)}
+    cache: dict[str, float] = {}
+    if manifest.cache_bytes_per_token is not None and manifest.cache_ratio is not None:
+        cache = {CACHE: round(manifest.cache_bytes_per_token, 2), CACHE_RATIO: round(manifest.cache_ratio, 4)}
     return {
         **zeros,
+        **cache,
         run_names.PROCESSOR: round(manifest.processor_seconds, 2),
         "size/ratio": round(manifest.size_ratio, 4),
         "size/bytes": manifest.size_bytes,

@@ -100,6 +100,7 @@ class ServedVariant:
     method: str = SERVED_METHOD
     size_ratio: float | None = None
     sparsity: float | None = None
+    cache_ratio: float | None = None
 
 
 Made = CheckpointManifest | ServedVariant

@@ -9,6 +9,7 @@ from typing import Any
 from mlflow_compress.commands.shared.past_runs import made_once, results_of, timed_in
 from mlflow_compress.config import SEED
 from mlflow_compress.config.policy import MARGIN, Requirements
+from mlflow_compress.decide.gates import CACHE, CACHE_RATIO
 from mlflow_compress.decide.promotion import lacking_shares
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
 from mlflow_compress.decide.separation import ItemScores, item_scores
@@ -79,7 +80,7 @@ def similarity_metrics() -> frozenset[str]:
     return frozenset(key.name for _, metric in METRICS.items() if EMBEDDINGS in metric.requires for key in metric.keys)
 
 
-_SIZES = ("size/bytes", "size/ratio", "size/bits_per_weight")
+_SIZES = ("size/bytes", "size/ratio", "size/bits_per_weight", CACHE, CACHE_RATIO)
 
 
 def score_runs(
@@ -123,6 +124,9 @@ def score_runs(
     variants += [_failed(run) for run in runs if not _has_results(run)]
     variants = [replace(v, name=names.get(str(v.run_id), v.name)) for v in variants]
     variants = _without_unlike_answers(children, variants)
+    if all(variant.sizes.get(CACHE_RATIO, 1.0) == 1.0 for variant in variants):  # no column for what all share
+        sizes = [{name: size for name, size in v.sizes.items() if name not in (CACHE, CACHE_RATIO)} for v in variants]
+        variants = [replace(variant, sizes=own) for variant, own in zip(variants, sizes, strict=True)]
     return scoreboard(
         _with_own_names([*variants, *others]),
         baseline=labels[0],

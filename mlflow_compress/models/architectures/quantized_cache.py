@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.architectures import CACHE_ATTENTION, QUANTIZED_CACHE
+from mlflow_compress.models.architectures import CACHE_ATTENTION, GGUF_NATIVE, GGUF_NATIVE_CACHE, QUANTIZED_CACHE
 
 Tensor = torch.Tensor
 FP8_MAX = 448.0  # largest number of float8 e4m3
@@ -25,6 +25,15 @@ class Rounding:
     bits: int | str  # 16: not at all; "fp8": float8 e4m3; else ``2^bits`` evenly spaced values from minimum to maximum
     per: str  # "token": `group` neighbours of a head's vector share a scale; "channel": a channel of `group` tokens
     group: int
+
+    def bytes_per_number(self, plain: float) -> float:
+        """Return what a number takes with its part of a 16-bit scale (and, of integers, a 16-bit offset) per group.
+
+        `plain` is what a number that is not rounded takes.
+        """
+        if self.bits == 16:
+            return plain
+        return 1 + 2 / self.group if self.bits == "fp8" else int(self.bits) / 8 + 4 / self.group
 
     def by_token(self, vectors: Tensor) -> Tensor:
         """Return vectors, shape (batch, heads, tokens, head_dim), each group of neighbours in a head rounded."""
@@ -79,6 +88,10 @@ class QuantizedCache:
         """Return the cache that an entry of ``config.json`` describes."""
         return cls(Rounding(**settings["keys"]), Rounding(**settings["values"]), settings["residual"])
 
+    def bytes_per_number(self, plain: float) -> float:
+        """Return the bytes of a key and a value, of which one that is not rounded takes `plain`."""
+        return self.keys.bytes_per_number(plain) + self.values.bytes_per_number(plain)
+
     @property
     def depends_on_query(self) -> bool:
         """Whether a token is read rounded by some later tokens, and as it is by others."""
@@ -122,6 +135,39 @@ class QuantizedCache:
             rounded = rounding.by_channel(vectors, number)
             plain = (number_of_key // rounding.group + 1) * rounding.group - 1 > written
         return [(rounded, ~plain), (vectors, plain)]
+
+
+def cache_bytes_per_token(config: Any) -> float | None:
+    """Return the bytes of the keys and values of one token in all layers; None where a configuration does not say.
+
+    ``2 x layers x key-value heads x head width`` numbers, each as large as the configuration's `dtype`, or as it says
+    that they are rounded: by our own caches, compressed-tensors' ``kv_cache_scheme``, or llama.cpp's types. They are
+    those that are written: a window, and a residual, change what is kept of long texts, and of short ones.
+    """
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_attention_heads", None)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if heads is None or getattr(text, "kv_lora_rank", None) or kinds - {"full_attention", "sliding_attention"}:
+        return None
+    dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
+    if dtype is None:
+        return None
+    plain = float((getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize)
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    numbers = int(getattr(text, "num_key_value_heads", None) or heads) * int(width)
+    n_layers = int(text.num_hidden_layers)
+    if getattr(config, GGUF_NATIVE, False):
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        named = [GGMLQuantizationType[name.upper()] for name in getattr(config, GGUF_NATIVE_CACHE, ["f16"] * 2)]
+        per_number = [float(n_bytes) / block for block, n_bytes in map(GGML_QUANT_SIZES.__getitem__, named)]
+        return float(n_layers * numbers * sum(per_number))
+    quantization = getattr(config, "quantization_config", None) or {}
+    if scheme := quantization.get("kv_cache_scheme"):  # its scales are those of whole tensors
+        plain = float(scheme["num_bits"]) / 8
+    caches = [QuantizedCache.of_settings(one) for one in getattr(text, QUANTIZED_CACHE, {}).values()]
+    rounded = sum(cache.bytes_per_number(plain) for cache in caches)
+    return numbers * (rounded + (n_layers - len(caches)) * 2 * plain)
 
 
 def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
