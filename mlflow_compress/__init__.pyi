@@ -1650,6 +1650,8 @@ def search(
     trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     formats: str | Sequence[object] = "gptq:3,gptq:4,gptq:8",
+    cache_formats: str | Sequence[object] | None = None,
+    cache_tokens: int | Literal["auto"] = "auto",
     bits_per_weight: str | Sequence[object] | int | float | None = None,
     max_bytes: str | Sequence[object] | int | float | None = None,
     max_kl: str | Sequence[object] | int | float | None = None,
@@ -1729,10 +1731,15 @@ def search(
     formats
         formats to choose from, METHOD:BITS, comma-separated; 'none' is a layer that stays as it is
         [gptq:3,gptq:4,gptq:8]
+    cache_formats
+        formats of each layer's cache of keys and values, comma-separated: BITS, or KEYS:VALUES, of 8, 4, 3, 2 and
+        fp8; 16 is a cache that stays as it is [none]
+    cache_tokens
+        tokens in the cache whose bytes count with the weights'; 'auto': the model's context [auto]
     bits_per_weight
         most stored bits per weight of the linear layers; several, comma-separated, give a front [none]
     max_bytes
-        in place of bits_per_weight: most bytes of all stored tensors [none]
+        in place of bits_per_weight: most bytes of all stored tensors, and of the cache with cache_formats [none]
     max_kl
         in place of both: find the smallest variant within this KL (nats, upper end) [none]
     repair

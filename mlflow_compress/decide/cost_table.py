@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,10 +46,10 @@ def closest_within(
 ) -> Allocation:
     """Return the formats of the smallest summed cost that take at most `max_bytes`; less is a `ConfigError`.
 
-    `costs` and `sizes`, in bytes, have shape (n_groups, n_formats).
+    `costs` and `sizes`, in bytes, have shape (n_groups, n_formats). A size of 0: the group cannot have this format.
     """
     c, n = _checked(costs, sizes)
-    smallest = int(n.min(axis=1).sum())
+    smallest = int(_least(n, n))
     if max_bytes < smallest:
         raise ConfigError(
             "No choice of formats is as small as this", allowed=f"at least {smallest} bytes", got=max_bytes
@@ -62,7 +62,7 @@ def smallest_within(
 ) -> Allocation:
     """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; less is a `ConfigError`."""
     c, n = _checked(costs, sizes)
-    closest = float(c.min(axis=1).sum())
+    closest = _least(c, n)
     if max_cost < closest and around is None:
         raise ConfigError("No choice of formats is as close as this", allowed=f"at least {closest:.3g}", got=max_cost)
     return _solved(c, n, max_cost=max_cost, around=around)
@@ -72,9 +72,14 @@ def _checked(costs: npt.ArrayLike, sizes: npt.ArrayLike) -> tuple[Float, Sizes]:
     c, n = np.asarray(costs, dtype=np.float64), np.asarray(sizes, dtype=np.int64)
     if c.ndim != 2 or c.shape != n.shape or not c.size:
         raise DataError("Costs and sizes need one row per group and one column per format", got=f"{c.shape}, {n.shape}")
-    if not np.isfinite(c).all() or (n <= 0).any():
+    if not np.isfinite(c).all() or (n < 0).any() or not (n > 0).any(axis=1).all():
         raise DataError("A cost is not finite, or a size is not positive")
     return c, n
+
+
+def _least(values: npt.NDArray[Any], sizes: Sizes) -> float:
+    """Return the sum of each group's least value, over the formats that it can have."""
+    return float(np.where(sizes > 0, values, np.inf).min(axis=1).sum())
 
 
 def _solved(
@@ -123,7 +128,7 @@ def _solved(
     solution = milp(
         objective / scale,
         integrality=np.ones(len(cost)),
-        bounds=Bounds(0, 1),
+        bounds=Bounds(0, np.append(sizes.ravel() > 0, np.ones(len(pairs), dtype=np.bool_)).astype(np.float64)),
         constraints=constraints,
         options={"mip_rel_gap": 0.0},
     )
@@ -160,17 +165,28 @@ class StoredSizes:
 
     groups: tuple[str, ...]  # Rows and columns of `layers`
     formats: tuple[str, ...]
-    # Stored bytes of each group in each format: values, scales, zero points, shapes; shape (n_groups, n_formats)
+    # Bytes of each group in each format: values, scales, zero points, shapes; shape (n_groups, n_formats). 0 where it
+    # cannot have the format: layers have those of weights, caches those of caches
     layers: Sizes
-    base: int  # Bytes of the same layers in the baseline
+    base: int  # Bytes of the same groups in the baseline
     rest: int  # Bytes of all other tensors of a checkpoint
     weights: int  # Number of weights in the groups
+    cache: int = 0  # Bytes of the caches in the baseline, where they are among the groups
 
     def bits(self, n_bytes: float) -> float:
         return 8 * n_bytes / self.weights
 
     def uniform(self, name: str) -> int:
-        return int(self.layers[:, self.formats.index(name)].sum())
+        """Return the bytes of all layers in one format, and of their caches as in the baseline."""
+        return int(self.layers[:, self.formats.index(name)].sum()) + self.cache
+
+    @property
+    def uniform_choices(self) -> Iterator[tuple[int, ...]]:
+        """One format for all layers, and one for all caches, where they are among the groups."""
+        kinds = [tuple(np.flatnonzero(row).tolist()) for row in self.layers > 0]
+        for columns in itertools.product(*dict.fromkeys(kinds)):
+            column = dict(zip(dict.fromkeys(kinds), columns, strict=True))
+            yield tuple(column[kind] for kind in kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +206,7 @@ class Limit:
 
         `scales` says whether the sizes have scales and zero points in them.
         """
-        smallest = int(sizes.layers.min(axis=1).sum())
+        smallest = int(_least(sizes.layers, sizes.layers))
         smaller = "every group in its smallest format" + ("" if scales else ", and a little more for scales")
         if self.kind == "bits_per_weight":
             low, high, got = sizes.bits(smallest), sizes.bits(sizes.base), int(self.value * sizes.weights / 8)
@@ -225,14 +241,13 @@ class CostTable:
 
     def largest_uniform(self, max_bytes: int) -> Allocation | None:
         """Return one format for all groups: that of the most bytes within a budget; None where none is as small."""
-        n_bytes = self.sizes.layers.sum(axis=0)
-        inside = np.flatnonzero(n_bytes <= max_bytes)
-        if not len(inside):
+        rows = np.arange(len(self.sizes.groups))
+        sized = {choice: int(self.sizes.layers[rows, choice].sum()) for choice in self.sizes.uniform_choices}
+        inside = [choice for choice, n_bytes in sized.items() if n_bytes <= max_bytes]
+        if not inside:
             return None
-        column = int(inside[n_bytes[inside].argmax()])
-        cost = float(self.costs[:, column].sum())
-        choice = (column,) * len(self.sizes.groups)
-        return Allocation(choice=choice, n_bytes=int(n_bytes[column]), cost=cost, gap=None)
+        choice = max(inside, key=sized.__getitem__)
+        return Allocation(choice=choice, n_bytes=sized[choice], cost=float(self.costs[rows, choice].sum()), gap=None)
 
     def solved(self, limit: Limit, *, margin: float = 0.0, around: Around | None = None) -> Allocation:
         """Return the best choice of formats within a limit; a `ConfigError` names the range where there is none.
@@ -242,7 +257,7 @@ class CostTable:
         if limit.kind != "max_kl":
             max_bytes = limit.layer_bytes(self.sizes)
             return closest_within(self.costs, self.sizes.layers, max_bytes=max_bytes, around=around)
-        lowest = float(self.start.mean() + self.costs.min(axis=1).sum()) + margin
+        lowest = float(self.start.mean()) + _least(self.costs, self.sizes.layers) + margin
         if limit.value < lowest and around is None:
             raise ConfigError(
                 "max_kl is out of range",

@@ -52,15 +52,22 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> lis
 
 def search_table(rows: Sequence[Row]) -> Table:
     """Return every variant with the linear mix of its size."""
-    heads = ("bits/weight", "size", "KL [95 %]", "linear mix", "difference [95 %]", "predicted", "measured")
+    cache = [Column("cache")] if any(row["cache_bytes"] is not None for row in rows) else []
+    heads = ("KL [95 %]", "linear mix", "difference [95 %]", "predicted", "measured")
     return Table(
-        columns=[Column("variant", left=True), Column("limit"), *map(Column, heads)],
+        columns=[
+            Column("variant", left=True),
+            *map(Column, ("limit", "bits/weight", "size")),
+            *cache,
+            *map(Column, heads),
+        ],
         rows=[
             (
                 row["name"],
                 row["limit"] or None,
                 f"{row['bits_per_weight']:.3f}",
                 bytes_text(row["size_bytes"]),
+                *(bytes_text(row["cache_bytes"] or 0) for _ in cache),
                 _kl(row, "kl", difference=False),
                 _nats(row["mix_kl"]),
                 _kl(row, "difference"),

@@ -63,6 +63,34 @@ def test_names_of_limits() -> None:
     assert [limit.short for limit in shown] == ["4.5bit", "1500000B", "kl0.05"]
 
 
+def test_caches_are_groups_with_formats_of_their_own() -> None:
+    """Two layers and their caches: 100 bytes each as they are, 50 rounded. A size of 0 is no format of the group."""
+    sizes = StoredSizes(
+        groups=("a", "b", "a.cache", "b.cache"),
+        formats=("x:3", "x:4", "cache:16", "cache:4"),
+        layers=np.array([[300, 400, 0, 0], [600, 800, 0, 0], [0, 0, 100, 50], [0, 0, 100, 50]]),
+        base=5000,
+        rest=1000,
+        weights=2400,
+        cache=200,
+    )
+    costs = [[0.4, 0.1, 0, 0], [0.2, 0.05, 0, 0], [0, 0, 0, 0.3], [0, 0, 0, 0.02]]
+    table = CostTable(sizes=sizes, start=np.zeros(1), added=np.array(costs)[:, :, None])
+    # 1,150 bytes: of what 100 to 150 bytes more than the smallest buy, 4 bits in the first layer gain most for each.
+    found = table.solved(Limit(kind="max_bytes", value=2150))
+    assert found.choice == (1, 0, 2, 3) and found.n_bytes == 1150 and found.gap == 0
+    assert found.cost == pytest.approx(0.1 + 0.2 + 0.02)
+    assert table.solved(Limit(kind="max_kl", value=0.36)).choice == found.choice  # 0.62 without the first cache
+    with pytest.raises(ConfigError, match=r"max_kl is out of range. Allowed: 0.15 or more"):
+        table.solved(Limit(kind="max_kl", value=0.1))
+    with pytest.raises(ConfigError, match=r"max_bytes is out of range. Allowed: 2000 .* to 6000 \(the baseline\)"):
+        table.solved(Limit(kind="max_bytes", value=1999))
+    assert list(sizes.uniform_choices) == [(0, 0, 2, 2), (0, 0, 3, 3), (1, 1, 2, 2), (1, 1, 3, 3)]
+    plain = table.largest_uniform(1150)
+    assert plain is not None and (plain.choice, plain.n_bytes) == ((0, 0, 2, 2), 1100)
+    assert plain.cost == pytest.approx(0.6) and sizes.uniform("x:4") == 1400
+
+
 def test_the_linear_mix() -> None:
     """A quarter of the way from 100 to 200 bytes: three quarters of the smaller one's KL."""
     uniform = {"4": (200, np.array([1.0, 2.0])), "3": (100, np.array([5.0, 6.0])), "8": (400, np.zeros(2))}

@@ -14,6 +14,7 @@ import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.commands.search.choice import (
+    cache_bytes,
     candidates,
     limits_of,
     recipe_variant,
@@ -115,6 +116,41 @@ def test_limits() -> None:
         limits_of(SearchConfig())
     with pytest.raises(ConfigError, match=r"one kind of limit.*bits_per_weight, max_kl"):
         limits_of(SearchConfig(bits_per_weight="4", max_kl="0.05"))
+
+
+def test_formats_of_caches_and_their_bytes() -> None:
+    config = SearchConfig(formats="rtn:3,rtn:8", cache_formats="16, 8,fp8,4:2", cache_tokens="100", max_bytes="9e6")
+    assert config.limited == "max_bytes"
+    assert config.caches == {
+        "kv-cache:16": None,
+        "kv-cache:8": {"key_bits": 8, "value_bits": 8},
+        "kv-cache:fp8": {"key_bits": "fp8", "value_bits": "fp8"},
+        "kv-cache:4:2": {"key_bits": 4, "value_bits": 2},
+    }
+    text = SOURCE.configuration()
+    heads, width = text.num_key_value_heads, text.head_dim
+    plain = 100 * heads * 2 * width * 2  # bfloat16
+    eight, floats, mixed = 2 * (width + 4), 2 * (width + 2), width // 2 + 4 + width // 4 + 4
+    expected = [plain, plain, *(100 * heads * one for one in (eight, floats, mixed))]
+    found = cache_bytes(config, SOURCE)
+    assert list(found) == ["baseline", *config.caches] and list(found.values()) == expected
+    assert cache_bytes(SearchConfig(), SOURCE) == {}
+    # The budget is that of weights and cache: above that of the weights alone.
+    require_in_reach(Limit(kind="max_bytes", value=SOURCE.layers * plain + 7e6), candidates(config)[0], SOURCE, found)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bits_per_weight": "4"}, "bits_per_weight counts no cache. Allowed: max_bytes or max_kl"),
+        ({"max_kl": "0.1", "estimate": "fisher"}, "What a cache costs is not estimated"),
+    ],
+)
+def test_what_does_not_go_with_caches_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _ = SearchConfig(formats="rtn:3,rtn:8", cache_formats="8,4", **given).limited
+    with pytest.raises(ConfigError, match=r"key_bits.*16, 8, 4, 3, 2.*Got: '?5"):
+        _ = SearchConfig(cache_formats="5", max_kl="0.1").caches
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "4,x", "inf", "nan"])

@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from mlflow_compress.commands.search.measured_costs import SearchText, SwapCosts, format_groups, read_search_text
+from mlflow_compress.commands.search.measured_costs import (
+    SearchText,
+    SwapCosts,
+    cache_groups,
+    format_groups,
+    read_search_text,
+)
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.compression import compress_model, method_config
+from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.errors import DataError, UnsupportedError
+from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, Rounding
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.weight_groups import (
     Differences,
@@ -285,3 +293,38 @@ def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measure
     last = [0] * (len(groups) - 1) + [1]
     together = costs.together(models, [[2] * len(groups), last])
     assert (together == [costs.whole(folders[1]), three[-1]]).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_costs_of_caches_are_those_of_the_checkpoints_that_round_them(tmp_path: Path, no_fresh_process: None) -> None:
+    base = make_llama(tmp_path / "llama")
+    source = resolve(str(base))
+    (tmp_path / "text.txt").write_text(TEXT[0])
+    config = SearchConfig(
+        model=str(base), device="cpu", search_text=str(tmp_path / "text.txt"), search_windows=4, calibration_length=64
+    )
+
+    def recipe(name: str, weights: str, cache: dict[str, dict[str, int]]) -> str:
+        formats = {"rtn:3": {"method": "rtn", "bits": 3, "group_size": 32}} if weights != "none" else {}
+        path = tmp_path / f"{name}.json"
+        MixedRecipe(formats=formats, layers=dict.fromkeys(source.linear, weights), cache=cache).write(path)
+        settings = method_config("mixed", recipe=str(path), calibration_samples=4, calibration_length=64)
+        compress_model(str(base), "mixed", settings, TEXT, tmp_path / name)
+        return str(tmp_path / name)
+
+    second = {"1": {"key_bits": 2, "value_bits": 2}}
+    weights, cache, both = recipe("w", "rtn:3", {}), recipe("c", "none", second), recipe("b", "rtn:3", second)
+    groups = format_groups(config, source, [weights], rescaled=False)
+    text, layers = read_search_text(config, source, used=0), cache_groups(source)
+    assert [(group.name, group.modules) for group in layers] == [
+        (f"layers.{layer}.cache", (f"model.layers.{layer}.self_attn",)) for layer in (0, 1)
+    ]
+    costs = SwapCosts(config=config, text=text, resume=tmp_path / "resume", groups=groups, caches=layers)
+    two_bits = QuantizedCache(Rounding(2, "token", 16), Rounding(2, "token", 16))
+    alone = costs.alone_caches(two_bits)
+    assert (alone[1] == costs.whole(cache)).all() and (alone > 0).all()
+    options = [costs.open(None), costs.open(weights), two_bits, None]
+    together = costs.together(
+        options, [[1] * len(groups) + [3, 2], [1] * len(groups) + [3, 3], [0] * len(groups) + [2, 3]]
+    )
+    assert (together == [costs.whole(both), costs.whole(weights), alone[0]]).all()

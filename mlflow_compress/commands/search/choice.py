@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,20 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import METHODS, CalibratedConfig
+from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
+from mlflow_compress.compression.methods.kv_cache import KvCache, quantized_cache
 from mlflow_compress.compression.mixed_recipe import MIXED, MixedRecipe
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.decide.cost_table import Allocation, Around, Cell, CostTable, Limit, StoredSizes
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
+from mlflow_compress.models.architectures import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
+
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +86,22 @@ def limits_of(config: SearchConfig) -> list[Limit]:
 
 
 def recipe_variant(
-    config: SearchConfig, choices: Sequence[CandidateFormat], layers: Mapping[str, str], name: str, folder: Path
+    config: SearchConfig,
+    choices: Sequence[CandidateFormat],
+    layers: Mapping[str, str],
+    name: str,
+    folder: Path,
+    caches: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> Combination:
-    """Return the variant of a recipe, which is written into `folder`."""
+    """Return the variant of a recipe, which is written into `folder`; `caches` is the recipe's part of them."""
     used = [one for one in choices if one.name in set(layers.values())]
-    recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers))
+    recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers), cache=dict(caches))
     digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
-    path = folder / digest / f"{'-'.join(sorted({one.method for one in used}))}-{name}.json"
+    path = (
+        folder
+        / digest
+        / f"{'-'.join([*sorted({one.method for one in used}), *(['cache'] if caches else [])])}-{name}.json"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe.write(path)
     samples = max([1, *(one.calibration_samples for one in used)])  # 1 where no format reads them
@@ -100,13 +115,54 @@ def require_mixable(config: SearchConfig, choices: Sequence[CandidateFormat], so
         uniform: Any = one.uniform.settings
         check_target(config.space.target, METHODS.get(one.method), uniform, source)
     layers = {layer: choices[i % len(choices)].name for i, layer in enumerate(source.linear)}
+    rounded = [settings for settings in config.caches.values() if settings is not None]
+    caches = dict(zip("0", rounded, strict=False))
     with TemporaryDirectory() as folder:
-        settings: Any = recipe_variant(config, choices, layers, "check", Path(folder)).settings
+        settings: Any = recipe_variant(config, choices, layers, "check", Path(folder), caches).settings
         METHODS.get(MIXED).check(settings, source)
         check_target(config.space.target, METHODS.get(MIXED), settings, source)
 
 
-def require_in_reach(limit: Limit, choices: Sequence[CandidateFormat], source: SourceModel) -> None:
+def cache_bytes(config: SearchConfig, source: SourceModel) -> dict[str, int]:
+    """Return the bytes of one layer's cache in each format, and as `BASELINE` in the baseline; {} without formats."""
+    from mlflow_compress.models.architectures.quantized_cache import cache_bytes_per_token
+
+    if not config.caches:
+        return {}
+    model = source.configuration()
+    text, tokens = model.get_text_config(), config.space.cache_tokens
+    n_tokens = source.max_length if isinstance(tokens, str) else tokens
+    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    if (taken := cache_bytes_per_token(model)) is None or (window is not None and window < n_tokens):
+        raise UnsupportedError(
+            "The bytes of this model's cache are not known",
+            allowed="attention with keys and values of one width, and a window of all cache_tokens",
+            got=f"{source.architecture}, {n_tokens} tokens",
+            fix="Search without cache_formats, or give fewer cache_tokens",
+        )
+    found = {BASELINE: taken}
+    for name, cache in quantized_caches(config, source).items():
+        if cache is not None:
+            setattr(text, QUANTIZED_CACHE, dict.fromkeys(map(str, range(source.layers)), asdict(cache)))
+        found[name] = taken if cache is None else cache_bytes_per_token(model) or 0.0
+    return {name: math.ceil(n_tokens * per_token / source.layers) for name, per_token in found.items()}
+
+
+def quantized_caches(config: SearchConfig, source: SourceModel) -> dict[str, Any]:
+    """Return the `QuantizedCache` of each format; None for the one that stays as it is."""
+    parsed: dict[str, Any] = {
+        name: None if settings is None else method_config(KvCache.name, **settings)
+        for name, settings in config.caches.items()
+    }
+    return {name: None if one is None else quantized_cache(one, source) for name, one in parsed.items()}
+
+
+def require_in_reach(
+    limit: Limit,
+    choices: Sequence[CandidateFormat],
+    source: SourceModel,
+    caches: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Raise `ConfigError`, before any work, for a budget that no format reaches or that is above the baseline's.
 
     Scales and zero points are not known yet: the budget is checked again when the formats' checkpoints are there.
@@ -115,11 +171,12 @@ def require_in_reach(limit: Limit, choices: Sequence[CandidateFormat], source: S
     weights = sum(rows * columns for rows, columns in source.linear.values())
     base = bytes_of_layers(headers, source.linear)
     fewest = min(int(one.uniform.own_settings["bits"]) for one in choices)
+    kept, *rounded = [source.layers * n_bytes for n_bytes in caches.values()] or [0, 0]
     sizes = StoredSizes(
         groups=("all",),
         formats=("smallest",),
-        layers=np.array([[fewest * weights // 8]]),
-        base=base,
+        layers=np.array([[fewest * weights // 8 + min(rounded)]]),
+        base=base + kept,
         rest=total_bytes(headers) - base,
         weights=weights,
     )
@@ -201,8 +258,9 @@ class InPlace:
         tried = {first.choice: best}
         off = best.measured / predicted if min(best.measured, predicted) > 0 else 1.0
         if abs(1 / off - 1) > self.tolerance or not best.is_inside(limit):
-            passes += self.table.costs.size
-            self.passes += self.table.costs.size
+            cells = int((self.table.sizes.layers > 0).sum())
+            passes += cells
+            self.passes += cells
         end = self.passes - passes
         prices = _Prices(self.table, off, best)
         for number in range(1, self.rounds + 1):
@@ -279,7 +337,7 @@ class _Prices:
         layers = self.sizes.layers
         more = (layers - layers[np.arange(len(layers)), list(self.choice)][:, None]).astype(np.float64)
         each = np.divide(-self.added.mean(axis=2), more, out=np.zeros_like(more), where=more != 0)
-        smaller = (more < 0) & ~self.measured
+        smaller = (more < 0) & ~self.measured & (layers > 0)
         larger = (more > 0) & ~self.measured & (each > 0)
         prices = each[smaller & (each > 0)]
         border = np.sqrt(prices.min() * each[larger].max()) if len(prices) and larger.any() else 1.0
@@ -372,11 +430,14 @@ def choose_formats(
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == mixed.allocation.choice:
         return mixed
-    kl = uniform(table.sizes.formats[plain.choice[0]])
+    tried = next(one for one in mixtures if one.allocation.choice == plain.choice)
+    # The uniform variants have their caches as in the baseline.
+    simple = made(tried) if table.sizes.cache else None
+    kl = uniform(table.sizes.formats[plain.choice[0]]) if simple is None else simple.kl
     for choice in (mixed, best):
         if _is_surely_closer(choice.kl, kl):
             return choice
-    return made(next(one for one in mixtures if one.allocation.choice == plain.choice))
+    return simple or made(tried)
 
 
 def _is_surely_closer(kl: Float, other: Float) -> bool:

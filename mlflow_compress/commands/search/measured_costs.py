@@ -21,6 +21,7 @@ from mlflow_compress.decide.cost_table import fisher_cost
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, attention_modules, with_cache
 from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.source_model import SourceModel, without_weights
 from mlflow_compress.models.weight_groups import (
@@ -78,6 +79,10 @@ def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> Se
     )
 
 
+Option = LoadedModel | QuantizedCache | None
+"""What a group can have: the modules of a model, a rounded cache, or its cache as it is."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SwapCosts:
     """Measures checkpoints against the baseline, as a whole and group by group."""
@@ -85,7 +90,8 @@ class SwapCosts:
     config: SearchConfig  # Which baseline, and how models are loaded
     text: SearchText  # What is scored
     resume: Path  # Folder of unfinished measurements. A search that was interrupted loses the batch that it was at.
-    groups: tuple[WeightGroup, ...]  # The groups that get a format each
+    groups: tuple[WeightGroup, ...]  # The groups of layers that get a format each
+    caches: tuple[WeightGroup, ...] = ()  # The attention of each layer, where its cache gets a format too
 
     def alone(self, folder: str, numbers: Sequence[int] | None = None) -> Float:
         """Return the KL of the baseline with one group of a checkpoint at a time, shape (n_groups, n_windows).
@@ -98,22 +104,36 @@ class SwapCosts:
         distances = self._measured(kind, [Swap.of(group, variant.model) for group in groups], [variant])
         return self._per_group(distances, groups)
 
+    def alone_caches(self, cache: QuantizedCache) -> Float:
+        """Return the KL of the baseline with one layer's cache rounded at a time, shape (n_layers, n_windows)."""
+        baseline = self.open(None)
+        swaps = [self._swap(group, cache, baseline) for group in self.caches]
+        return self._per_group(self._measured("alone-cache", swaps, [cache], baseline=baseline), self.caches)
+
     def around(self, recipe: str, folder: str | None) -> Float:
         """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
         models = [self.open(recipe), self.open(folder)]
         return self.together(models, np.eye(len(self.groups), dtype=np.int64).tolist())
 
-    def together(self, models: Sequence[LoadedModel], choices: Sequence[Sequence[int]]) -> Float:
+    def together(self, models: Sequence[Option], choices: Sequence[Sequence[int]]) -> Float:
         """Return the KL of the baseline with every group in one of several models, shape (n_choices, n_windows).
 
-        A choice is the number of each group's model.
+        A choice is the number of each group's model; that of a cache has the number of a cache's format.
         """
-        swaps = []
+        swaps, baseline = [], self.open(None)
         for choice in choices:
-            parts = [Swap.of(group, models[i].model) for group, i in zip(self.groups, choice, strict=True)]
+            groups = zip((*self.groups, *self.caches), choice, strict=True)
+            parts = [self._swap(group, models[i], baseline) for group, i in groups]
             swaps.append(Swap.together(" ".join(map(str, choice)), parts))
-        distances = self._measured(f"together-{digest({'choices': [s.name for s in swaps]})[:12]}", swaps, models)
+        kind = f"together-{digest({'choices': [s.name for s in swaps]})[:12]}"
+        distances = self._measured(kind, swaps, models, baseline=baseline)
         return np.stack([self._windows(distances, swap.name) for swap in swaps])
+
+    def _swap(self, group: WeightGroup, option: Option, baseline: LoadedModel) -> Swap:
+        if isinstance(option, LoadedModel):
+            return Swap.of(group, option.model)
+        modules = {name: baseline.model.get_submodule(name) for name in group.modules}
+        return Swap(group.name, {} if option is None else {n: with_cache(m, option) for n, m in modules.items()})
 
     def whole(self, folder: str) -> Float:
         """Return the KL of a checkpoint, shape (n_windows,)."""
@@ -128,12 +148,18 @@ class SwapCosts:
         return load_model(chosen.config)
 
     def _measured(
-        self, kind: str, swaps: Sequence[Swap], models: Sequence[LoadedModel], variant: LoadedModel | None = None
+        self,
+        kind: str,
+        swaps: Sequence[Swap],
+        models: Sequence[Option],
+        *,
+        variant: LoadedModel | None = None,
+        baseline: LoadedModel | None = None,
     ) -> SwapDistances:
-        hashes = [model.weights for model in models]
+        hashes = [one.weights if isinstance(one, LoadedModel) else digest({"cache": str(one)}) for one in models]
         folder = self.resume / f"{kind}-{'-'.join(one[:12] for one in hashes)}"
         identity = {"kind": kind, "models": json.dumps(hashes), "text": self.text.sha256}
-        meter = SwapMeter(self.open(None), progress=False)
+        meter = SwapMeter(baseline or self.open(None), progress=False)
         return meter.measure("search", self.text.windows, swaps, variant=variant, resume=folder, identity=identity)
 
     def _per_group(self, distances: SwapDistances, groups: Sequence[WeightGroup]) -> Float:
@@ -143,6 +169,13 @@ class SwapCosts:
         """Return the mean KL of each window, whose scored positions are equally many."""
         kl = distances.where(swap=name).column("kl")
         return np.asarray(kl.reshape(len(self.text.windows.ids), -1).mean(axis=1), dtype=np.float64)
+
+
+def cache_groups(source: SourceModel) -> tuple[WeightGroup, ...]:
+    """Return the attention of each layer, as a group that gets a format for its cache."""
+    bare = without_weights(source.configuration(), source.name, trust_remote_code=source.trust_remote_code)
+    found = enumerate(attention_modules(bare))
+    return tuple(WeightGroup(f"layers.{layer}.cache", "cache", layer, (name,)) for layer, (name, _) in found)
 
 
 def format_groups(

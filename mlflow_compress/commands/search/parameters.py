@@ -56,10 +56,20 @@ class SearchSpaceConfig(Group):
         "gptq:3,gptq:4,gptq:8",
         "formats to choose from, METHOD:BITS, comma-separated; 'none' is a layer that stays as it is",
     )
+    cache_formats: OptionalNames = option(
+        None,
+        "formats of each layer's cache of keys and values, comma-separated: BITS, or KEYS:VALUES, of 8, 4, 3, 2 and "
+        "fp8; 16 is a cache that stays as it is",
+    )
+    cache_tokens: AutoOrCount = option(
+        "auto", "tokens in the cache whose bytes count with the weights'; 'auto': the model's context"
+    )
     bits_per_weight: Budgets = option(
         None, "most stored bits per weight of the linear layers; several, comma-separated, give a front"
     )
-    max_bytes: Budgets = option(None, "in place of bits_per_weight: most bytes of all stored tensors")
+    max_bytes: Budgets = option(
+        None, "in place of bits_per_weight: most bytes of all stored tensors, and of the cache with cache_formats"
+    )
     max_kl: Budgets = option(None, "in place of both: find the smallest variant within this KL (nats, upper end)")
     repair: OptionalText = option(
         None,
@@ -132,7 +142,28 @@ class SearchConfig(Parameters):
         kinds = [name for name in LIMITS if getattr(self.space, name) is not None]
         if len(kinds) != 1:
             raise ConfigError("A search needs one kind of limit", allowed=LIMITS, got=", ".join(kinds) or "none")
+        if self.space.cache_formats is not None and kinds[0] == "bits_per_weight":
+            raise ConfigError(
+                "bits_per_weight counts no cache", allowed="max_bytes or max_kl with cache_formats", got=kinds[0]
+            )
+        if self.space.cache_formats is not None and self.space.estimate != "none":
+            raise ConfigError("What a cache costs is not estimated", got=self.space.estimate, fix="Give estimate=none")
         return kinds[0]
+
+    @property
+    def caches(self) -> dict[str, dict[str, Any] | None]:
+        """Settings of `kv-cache` for each format of a cache, by its name; None for one that stays as it is."""
+        from mlflow_compress.compression.method import method_config
+
+        caches: dict[str, dict[str, Any] | None] = {}
+        for part in (self.space.cache_formats or "").split(","):
+            if text := part.strip():
+                keys, _, values = text.partition(":")
+                bits: dict[str, Any] = {"key_bits": keys, "value_bits": values or keys}
+                kept = set(bits.values()) == {"16"}
+                checked = None if kept else method_config("kv-cache", **bits).settings()
+                caches[f"kv-cache:{text}"] = checked and {name: checked[name] for name in bits}
+        return caches
 
     def given_for_repair(self) -> dict[str, Any]:
         """Return the parameters that are given, by name. One that the run has already decided is a `ConfigError`."""

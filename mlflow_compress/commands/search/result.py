@@ -28,6 +28,7 @@ class SearchedVariant:
     bits_per_weight: float
     bits_per_weight_model: float
     size_bytes: int  # Bytes of all stored tensors
+    cache_bytes: int | None = None  # Bytes of its cache of keys and values, where a search has chosen caches
     # KL on the evaluation's texts in nats, with its interval; None where there are too few units for one
     kl: float
     kl_low: float | None
@@ -115,6 +116,7 @@ class Search(Tabular):
     estimate: CostEstimate | None  # How costs were estimated; None where all were measured
     passes: int  # Swaps and mixtures that were measured, without whole checkpoints
     recipes: Mapping[str, Mapping[str, str]]  # The format of each group, by searched variant
+    cache_tokens: int | None = None  # Tokens in that cache, whose bytes the limit counts; None without cache formats
     # What the costs were measured on, and what the variants were evaluated on
     search_text: str
     held_out: str
@@ -134,6 +136,8 @@ class Search(Tabular):
     def notes(self) -> list[str]:
         """How to read the table, and what to know before a decision."""
         told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
+        if self.cache_tokens is not None:
+            told.append(f"Cache: keys and values of {self.cache_tokens:,} tokens. Limits count it with the weights")
         return [*told, self.estimate.note] if self.estimate is not None else told
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -13,18 +14,28 @@ import numpy as np
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.search.choice import (
+    BASELINE,
     CandidateFormat,
     Choice,
     InPlace,
     Mixture,
+    cache_bytes,
     candidates,
     choose_formats,
     limits_of,
+    quantized_caches,
     recipe_variant,
     require_in_reach,
     require_mixable,
 )
-from mlflow_compress.commands.search.measured_costs import SwapCosts, estimates, format_groups, read_search_text
+from mlflow_compress.commands.search.measured_costs import (
+    Option,
+    SwapCosts,
+    cache_groups,
+    estimates,
+    format_groups,
+    read_search_text,
+)
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
@@ -35,6 +46,7 @@ from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
+from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.decide.cost_table import (
     Allocation,
     CostTable,
@@ -60,6 +72,7 @@ from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
+from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
@@ -115,9 +128,6 @@ def _windows(distances: TokenDistances) -> UnitKl:
     return UnitKl(unit="window", keys=keys, kl=np.bincount(rows, distances.column("kl")) / np.bincount(rows))
 
 
-BASELINE = "baseline"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Made:
     """A finished main run and its checkpoint."""
@@ -151,7 +161,11 @@ def publish_search(
     for limit, (choice, made) in chosen.items():
         rows.append(_searched(limit, choice, made, held_out[made.run_id], ends))
     length, name = config.space.calibration_length, Path(costs.text.name).name
-    rows.sort(key=lambda row: (row.bits_per_weight, row.name))
+    if table.sizes.cache:
+        tokens = int(config.space.cache_tokens)
+        taken = {made.run_id: read_manifest(made.folder).cache_bytes_per_token or 0.0 for made in every}
+        rows = [replace(row, cache_bytes=math.ceil(tokens * taken[row.run_id])) for row in rows]
+    rows.sort(key=lambda row: (row.bits_per_weight, row.cache_bytes or 0, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
     tasks = ", ".join(Path(part).name for part in task_parts(tasks))
     result = Search(
@@ -163,6 +177,7 @@ def publish_search(
         estimate=None if estimation is None else _estimate(estimation),
         passes=passes,
         recipes={made.name: _recipe(table.sizes, choice) for choice, made in chosen.values()},
+        cache_tokens=int(config.space.cache_tokens) if table.sizes.cache else None,
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
         run=tracker.link(run.run_id),
@@ -234,6 +249,8 @@ def _group_costs(table: CostTable, estimation: Estimation | None) -> Iterator[Gr
     """Iterate over the costs in the baseline, each with its interval over the windows where it was measured."""
     for i, group in enumerate(table.sizes.groups):
         for j, name in enumerate(table.sizes.formats):
+            if not table.sizes.layers[i, j]:
+                continue
             kl = table.added[i, j]
             estimated = estimation is not None and name != KEPT and not estimation.measured[i, j]
             interval = None if estimated else studentized_interval(kl)
@@ -291,8 +308,11 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
     with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
     require_mixable(config, formats, source)
+    caches = cache_bytes(config, source)
+    if caches and config.space.cache_tokens == AUTO:
+        config = config.with_values(cache_tokens=source.max_length)
     for limit in limits:
-        require_in_reach(limit, formats, source)
+        require_in_reach(limit, formats, source, caches)
     config = config.with_values(output_dir=str(out_folder(config.space.output_dir, tracking_uri())))
     formats, may_keep = candidates(config)
     with unfinished_until_ended(original), keeping(), engine_started(config.running, config.source):
@@ -308,6 +328,7 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
                 "limits": [[limit.kind, limit.value] for limit in limits],
                 "search": [text.sha256, may_keep, config.space.search_rounds, config.space.search_tolerance],
                 "estimate": [config.space.estimate, config.space.measured_swaps],
+                **({"caches": caches} if caches else {}),
             }
         )
         tags = {run_names.BASE_MODEL: label, run_names.EVALUATION: prepared.evaluation}
@@ -321,7 +342,8 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
             uniform = {one.name: made[one.uniform.name] for one in formats}
             folders = [variant.folder for variant in uniform.values()]
             groups = format_groups(config, source, folders, rescaled=any(one.rescales for one in formats))
-            costs = SwapCosts(config=config, text=text, resume=resume, groups=groups)
+            layers = cache_groups(source) if caches else ()
+            costs = SwapCosts(config=config, text=text, resume=resume, groups=groups, caches=layers)
             return _Search(tracker, run, source, formats, may_keep, costs, uniform, say).result(limits)
 
 
@@ -384,14 +406,39 @@ class _Search:
     def layers(self) -> list[list[str]]:
         return layers_of(self.costs.groups, self.source)
 
+    @cached_property
+    def caches(self) -> dict[str, QuantizedCache | None]:
+        """The formats of caches; None is one that stays as it is."""
+        return quantized_caches(self.config, self.source)
+
+    def _with_caches(self, sizes: StoredSizes) -> StoredSizes:
+        """Return the sizes with each layer's cache as one more group, and its formats as columns behind the others'."""
+        n_bytes = cache_bytes(self.config, self.source)
+        if not n_bytes:
+            return sizes
+        kept, *columns = n_bytes.values()
+        groups = self.costs.caches
+        layers = np.pad(sizes.layers, ((0, len(groups)), (0, len(columns))))
+        layers[len(sizes.groups) :, len(sizes.formats) :] = columns
+        return replace(
+            sizes,
+            groups=(*sizes.groups, *(group.name for group in groups)),
+            formats=(*sizes.formats, *self.caches),
+            layers=layers,
+            base=sizes.base + len(groups) * kept,
+            cache=len(groups) * kept,
+        )
+
     def result(self, limits: Sequence[Limit]) -> Search:
-        sizes = stored_sizes(self.source, self.costs.groups, self.folders)
+        sizes = self._with_caches(stored_sizes(self.source, self.costs.groups, self.folders))
         for limit in limits:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
         table, estimation = self._table(limits, sizes)
         # Layers that stay as they are cost nothing, and need no swap.
-        swaps = len(self.formats) * len(sizes.groups) if estimation is None else int(estimation.measured.sum())
+        rounded = sum(cache is not None for cache in self.caches.values())
+        swaps = len(self.formats) * len(self.costs.groups) + rounded * len(self.costs.caches)
+        swaps = swaps if estimation is None else int(estimation.measured.sum())
         mixtures, passes = self._tried(limits, table, swaps)
         chosen = {limit: self._chosen(limit, table, mixtures[limit]) for limit in limits}
         variants = {one.variant.name: one.variant for one in chosen.values()}
@@ -413,9 +460,15 @@ class _Search:
         space, what = self.config.space, f"{len(self.formats)} formats in {len(sizes.groups)} groups"
         if space.estimate == "none":
             self.say(f"[search] measures {what}")
-            shape = (len(self.costs.groups), len(self.costs.text.windows.ids))
-            added = [np.zeros(shape) if path is None else self.costs.alone(path) for path in self.folders.values()]
-            return CostTable(sizes=sizes, start=np.zeros(shape[1]), added=np.stack(added, axis=1)), None
+            n_groups, n_windows = len(self.costs.groups), len(self.costs.text.windows.ids)
+            added = np.zeros((len(sizes.groups), len(sizes.formats), n_windows))
+            for column, path in enumerate(self.folders.values()):
+                if path is not None:
+                    added[:n_groups, column] = self.costs.alone(path)
+            for column, cache in enumerate(self.caches.values(), start=len(self.folders)):
+                if cache is not None:
+                    added[n_groups:, column] = self.costs.alone_caches(cache)
+            return CostTable(sizes=sizes, start=np.zeros(n_windows), added=added), None
         self.say(f"[search] estimates {what}, and measures what is chosen")
         paths = list(self.folders.values())
 
@@ -442,7 +495,8 @@ class _Search:
         The models of all formats are in memory meanwhile.
         """
         space = self.config.space
-        together = partial(self.costs.together, [self.costs.open(folder) for folder in self.folders.values()])
+        options: list[Option] = [*map(self.costs.open, self.folders.values()), *self.caches.values()]
+        together = partial(self.costs.together, options)
         place = InPlace(
             table=table,
             together=together,
@@ -484,25 +538,25 @@ class _Search:
         self, sizes: StoredSizes, allocation: Allocation, limit: Limit, *, name: str = ""
     ) -> tuple[Combination, str]:
         """Make the checkpoint of a choice, and check that it has the bytes that were counted on."""
-        layers = {
-            layer: sizes.formats[chosen]
-            for names, chosen in zip(self.layers, allocation.choice, strict=True)
-            for layer in names
-        }
+        names = [sizes.formats[column] for column in allocation.choice]
+        layers = {layer: chosen for group, chosen in zip(self.layers, names, strict=False) for layer in group}
+        settings, caches = self.config.caches, names[len(self.layers) :]
+        rounded = {str(layer): one for layer, name in enumerate(caches) if (one := settings[name]) is not None}
+        of_caches = sum(cache_bytes(self.config, self.source)[name] for name in caches)
         in_order = {layer: layers[layer] for layer in self.source.linear}
         folder = home(self.tracker.uri) / "recipes"
-        variant = recipe_variant(self.config, self.formats, in_order, f"{name}{limit.short}", folder)
+        variant = recipe_variant(self.config, self.formats, in_order, f"{name}{limit.short}", folder, rounded)
         self.say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self.tracker, "quantize", variant.config.quantize_config, self.run, say=self.say)
         made = str(self.tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
         headers = read_headers(Path(made))
-        if limit.kind == "max_bytes" and not name and total_bytes(headers) > limit.value:
+        if limit.kind == "max_bytes" and not name and total_bytes(headers) + of_caches > limit.value:
             raise CheckpointError(
                 "The checkpoint is larger than max_bytes: its other tensors have grown",
                 allowed=f"{limit.value:.0f} bytes",
-                got=total_bytes(headers),
+                got=total_bytes(headers) + of_caches,
             )
-        if (stored := bytes_of_layers(headers, layers)) != allocation.n_bytes:
+        if (stored := bytes_of_layers(headers, layers) + of_caches) != allocation.n_bytes:
             raise CheckpointError(
                 "The checkpoint's layers do not take the bytes that their formats take alone",
                 allowed=f"{allocation.n_bytes} bytes",
