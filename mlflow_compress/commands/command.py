@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from pydantic.fields import FieldInfo
 
 from mlflow_compress import demo
 from mlflow_compress.commands.in_memory import MODELS, is_loaded_model, is_rows, save_loaded_model, write_task_files
@@ -18,12 +20,7 @@ from mlflow_compress.files import read_json_object
 from mlflow_compress.home import FOLDER_SCHEME, home
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.registry import Registry
-from mlflow_compress.tracking.store import is_run_id, require_runs
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-    from mlflow_compress.tracking.store import Store
+from mlflow_compress.tracking.store import Store, is_run_id, require_runs
 
 P = TypeVar("P", bound=Parameters)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,7 +101,7 @@ def register_command(
     return decorate
 
 
-def described_option(declared: "FieldInfo") -> str:
+def described_option(declared: FieldInfo) -> str:
     """Return a parameter's one-line help: what it is, the words that it takes, and its default."""
     words = " | ".join(choices(declared))
     return f"{declared.description} {f'({words}) ' if words else ''}[{as_typed(declared.default)}]"
@@ -261,7 +258,7 @@ def _inputs(store: StoreLike) -> Path:
     return home(FOLDER_SCHEME + str(Path(store).resolve())) / "inputs"
 
 
-def opened_store(store: StoreLike, config: Parameters | None = None) -> "Store | None":
+def opened_store(store: StoreLike, config: Parameters | None = None) -> Store | None:
     """Return the folder that keeps runs, or None for MLflow's tracking store, which a stage opens after its checks."""
     if store is None:
         return None

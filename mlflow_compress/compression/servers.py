@@ -10,16 +10,13 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from mlflow_compress.compression.method import METHODS, Method, MethodConfig
 from mlflow_compress.config.declarations import Target
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.architectures import QUANTIZED_CACHE
-
-if TYPE_CHECKING:
-    from mlflow_compress.models.source_model import SourceModel
-
+from mlflow_compress.models.source_model import SourceModel
 
 FP8_CACHE = "compressed-tensors (dense, kv_cache_scheme)"
 PACKED = "compressed-tensors (pack-quantized)"
@@ -39,7 +36,7 @@ FORMATS = (
 _MARLIN_GROUPS = (32, 64, 128)
 
 
-def served_by(method: Method[Any], settings: MethodConfig, source: "SourceModel") -> list[str] | None:
+def served_by(method: Method[Any], settings: MethodConfig, source: SourceModel) -> list[str] | None:
     """Return the targets that take a checkpoint; none: only this package reads it. None where nobody knows."""
     if not method.runs_in and not method.own_format:
         return None
@@ -51,7 +48,7 @@ def served_by(method: Method[Any], settings: MethodConfig, source: "SourceModel"
     return targets
 
 
-def check_target(target: str, method: Method[Any], settings: MethodConfig, source: "SourceModel | None" = None) -> None:
+def check_target(target: str, method: Method[Any], settings: MethodConfig, source: SourceModel | None = None) -> None:
     """Refuse a checkpoint that the target could not serve. Without `source`, nothing is said of the layers' shapes.
 
     `target` is "vllm" (its CUDA build or its CPU build), "vllm-cpu" (that build), "llama.cpp" (where its own converter
@@ -91,7 +88,7 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
             raise UnsupportedError(f"vLLM has no kernel for {label}: {'; '.join(map(str, reasons))}", fix=fix)
 
 
-def _needs_our_loader(method: Method[Any], settings: Any, source: "SourceModel") -> bool:
+def _needs_our_loader(method: Method[Any], settings: Any, source: SourceModel) -> bool:
     """Return whether transformers fails at a mixture's experts, or computes them otherwise (`linear_experts`)."""
     if not (source.experts and method.takes_experts(settings)):
         return False

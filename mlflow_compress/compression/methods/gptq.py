@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from unittest.mock import patch
 
 from pydantic import Field, model_validator
@@ -11,9 +11,7 @@ from mlflow_compress.compression.backends import gptqmodel_backend
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import register
 from mlflow_compress.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.models.source_model import SourceModel
 
 
 class GptqConfig(gptqmodel_backend.TwoBackendConfig):
@@ -66,7 +64,7 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
         }
 
     def modifiers(
-        self, config: GptqConfig, source: "SourceModel", schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: GptqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         from llmcompressor.modifiers.gptq import GPTQModifier
 
