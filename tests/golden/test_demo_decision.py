@@ -62,7 +62,8 @@ TAGS = (
     run_names.VARIANT,
 )
 PARAMS = ("calibration", f"{RESOLVED}calibration")
-SIZES = ("base_size_bytes", "size_bytes", "size_ratio", "bits_per_weight", "sparsity")
+CACHES = ("base_cache_bytes_per_token", "cache_bytes_per_token")  # Not in what was stored before they were measured
+SIZES = ("base_size_bytes", "size_bytes", "size_ratio", "bits_per_weight", "sparsity", *CACHES)
 ROWS = {  # of the main job's table
     GATE_KL: "KL, items (nats)",
     "gate/kl_clipped_upper": "KL per item, clipped (nats)",
@@ -155,7 +156,7 @@ def decided() -> str:
 
 def table(variant: dict[str, Any]) -> str:
     """Return the table that the main job of a variant prints."""
-    return headline_table(pooled(variant), SimpleNamespace(**variant["sizes"])) + "\n"  # type: ignore[arg-type]
+    return headline_table(pooled(variant), SimpleNamespace(**dict.fromkeys(SIZES) | variant["sizes"])) + "\n"  # type: ignore[arg-type]
 
 
 def by_hand() -> str:
