@@ -1,6 +1,6 @@
 """Exact metrics: records or arrays in, results out; numpy and scipy only, no model, no I/O, no tracking.
 
-A new metric is one new file with a function under `@METRICS.register(name)` and `@metric(...)`; `compute_all` finds it.
+A new metric is one new file with a function under `@metric(name, ...)`; `compute_all` finds it.
 """
 
 from mlflow_compress.metrics.core.estimates import Mean, Number, PairedDifference, Proportion, by_subset, pooled

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import special
 
 from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import JUDGE_REPEATS, SEVERAL_JUDGES, is_of, rated_by
@@ -176,19 +177,9 @@ def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_tur
             if not np.isfinite(value):  # nothing readable here
                 continue
             interval = score_interval(columns, statistic, s, bounds=Interval(low_bound, high_bound))
-            low, high = (None, None) if interval is None else interval
-            results.append(
-                MetricResult(
-                    name=f"judge/{name}",
-                    value=value,
-                    low=low,
-                    high=high,
-                    level=s.level,
-                    n=int(np.isfinite(scores.score[rows][:, turns]).sum()),
-                    n_unscored=int(scores.n_unscored[rows][:, turns].sum()),
-                    category=category,
-                )
-            )
+            n, n_unscored = np.isfinite(scores.score[rows][:, turns]).sum(), scores.n_unscored[rows][:, turns].sum()
+            of = ItemSubset(None, category, rows)
+            results.append(of.result(f"judge/{name}", value, interval, n=n, level=s.level, n_unscored=n_unscored))
     return results
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, z_value
@@ -64,12 +65,9 @@ def preference_shares(
             won, lost, n = columns[rows].sum(axis=0)
             if n == 0:
                 continue
-            interval = preference_interval(columns[rows], level=s.level)
-            low, high = (None, None) if interval is None else interval
-            counted = {"level": s.level, "n": int(n), "n_unscored": int(unscored[rows].sum()), "category": part}
-            results.append(
-                MetricResult(name=prefix + name, value=float((n + won - lost) / (2 * n)), low=low, high=high, **counted)
-            )
+            value, interval = (n + won - lost) / (2 * n), preference_interval(columns[rows], level=s.level)
+            of, missing = ItemSubset(None, part, rows), unscored[rows].sum()
+            results.append(of.result(prefix + name, value, interval, n=n, level=s.level, n_unscored=missing))
     return results
 
 
