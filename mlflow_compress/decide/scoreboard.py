@@ -127,14 +127,6 @@ _SIZES = (
         "Bytes of the keys and values of one token in all layers, scales included.",
         main=True,
     ),
-    ScoreColumn(
-        CACHE_RATIO,
-        "Cache, times smaller",
-        "times",
-        "higher",
-        "Bytes of a token in the baseline's cache divided by those in the variant's.",
-        main=False,
-    ),
 )
 _COST = (
     ScoreColumn(SECONDS, "Processor seconds", "seconds", "lower", "Processor time of all stages together.", main=True),

@@ -121,11 +121,11 @@ def test_limits() -> None:
 def test_formats_of_caches_and_their_bytes() -> None:
     config = SearchConfig(formats="rtn:3,rtn:8", cache_formats="16, 8,fp8,4:2", cache_tokens="100", max_bytes="9e6")
     assert config.limited == "max_bytes"
-    assert config.caches == {
+    assert {name: one and (one.key_bits, one.value_bits) for name, one in config.caches.items()} == {
         "kv-cache:16": None,
-        "kv-cache:8": {"key_bits": 8, "value_bits": 8},
-        "kv-cache:fp8": {"key_bits": "fp8", "value_bits": "fp8"},
-        "kv-cache:4:2": {"key_bits": 4, "value_bits": 2},
+        "kv-cache:8": (8, 8),
+        "kv-cache:fp8": ("fp8", "fp8"),
+        "kv-cache:4:2": (4, 2),
     }
     text = SOURCE.configuration()
     heads, width = text.num_key_value_heads, text.head_dim

@@ -20,8 +20,8 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
-from mlflow_compress.compression.methods.kv_cache import KvCache, quantized_cache
+from mlflow_compress.compression.method import METHODS, CalibratedConfig
+from mlflow_compress.compression.methods.kv_cache import KvCacheConfig, quantized_cache
 from mlflow_compress.compression.mixed_recipe import MIXED, MixedRecipe
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.decide.cost_table import Allocation, Around, Cell, CostTable, Limit, StoredSizes
@@ -91,11 +91,12 @@ def recipe_variant(
     layers: Mapping[str, str],
     name: str,
     folder: Path,
-    caches: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+    caches: Mapping[str, KvCacheConfig] = MappingProxyType({}),
 ) -> Combination:
-    """Return the variant of a recipe, which is written into `folder`; `caches` is the recipe's part of them."""
+    """Return the variant of a recipe, which is written into `folder`; `caches` are those of layers by their number."""
     used = [one for one in choices if one.name in set(layers.values())]
-    recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers), cache=dict(caches))
+    cache = {layer: one.model_dump(include={"key_bits", "value_bits"}) for layer, one in caches.items()}
+    recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers), cache=cache)
     digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
     path = (
         folder
@@ -115,8 +116,7 @@ def require_mixable(config: SearchConfig, choices: Sequence[CandidateFormat], so
         uniform: Any = one.uniform.settings
         check_target(config.space.target, METHODS.get(one.method), uniform, source)
     layers = {layer: choices[i % len(choices)].name for i, layer in enumerate(source.linear)}
-    rounded = [settings for settings in config.caches.values() if settings is not None]
-    caches = dict(zip("0", rounded, strict=False))
+    caches = dict(zip("0", filter(None, config.caches.values()), strict=False))  # the first one, of one layer
     with TemporaryDirectory() as folder:
         settings: Any = recipe_variant(config, choices, layers, "check", Path(folder), caches).settings
         METHODS.get(MIXED).check(settings, source)
@@ -150,11 +150,7 @@ def cache_bytes(config: SearchConfig, source: SourceModel) -> dict[str, int]:
 
 def quantized_caches(config: SearchConfig, source: SourceModel) -> dict[str, Any]:
     """Return the `QuantizedCache` of each format; None for the one that stays as it is."""
-    parsed: dict[str, Any] = {
-        name: None if settings is None else method_config(KvCache.name, **settings)
-        for name, settings in config.caches.items()
-    }
-    return {name: None if one is None else quantized_cache(one, source) for name, one in parsed.items()}
+    return {name: one and quantized_cache(one, source) for name, one in config.caches.items()}
 
 
 def require_in_reach(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator
 
@@ -32,6 +32,9 @@ from mlflow_compress.config.groups import (
     TracesConfig,
 )
 from mlflow_compress.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlflow_compress.compression.methods.kv_cache import KvCacheConfig
 
 
 def _positive_numbers(value: str | None) -> str | None:
@@ -151,18 +154,17 @@ class SearchConfig(Parameters):
         return kinds[0]
 
     @property
-    def caches(self) -> dict[str, dict[str, Any] | None]:
-        """Settings of `kv-cache` for each format of a cache, by its name; None for one that stays as it is."""
+    def caches(self) -> dict[str, KvCacheConfig | None]:
+        """Settings of each format of a cache, by its name; None for one that stays as it is."""
         from mlflow_compress.compression.method import method_config
 
-        caches: dict[str, dict[str, Any] | None] = {}
-        for part in (self.space.cache_formats or "").split(","):
-            if text := part.strip():
-                keys, _, values = text.partition(":")
-                bits: dict[str, Any] = {"key_bits": keys, "value_bits": values or keys}
-                kept = set(bits.values()) == {"16"}
-                checked = None if kept else method_config("kv-cache", **bits).settings()
-                caches[f"kv-cache:{text}"] = checked and {name: checked[name] for name in bits}
+        caches: dict[str, Any] = {}
+        for text in map(str.strip, (self.space.cache_formats or "").split(",")):
+            keys, _, values = text.partition(":")
+            kept = {keys, values or keys} == {"16"}
+            if text:
+                bits = {"key_bits": keys, "value_bits": values or keys}
+                caches[f"kv-cache:{text}"] = None if kept else method_config("kv-cache", **bits)
         return caches
 
     def given_for_repair(self) -> dict[str, Any]:

@@ -96,7 +96,6 @@ class CostEstimate:
 
     @property
     def note(self) -> str:
-        """How to read the costs."""
         told = f"Costs are estimated (fisher); {self.swaps} of {self.possible} swaps were measured"
         if self.rank_correlation is None:
             return told
@@ -124,17 +123,14 @@ class Search(Tabular):
 
     @property
     def searched(self) -> tuple[SearchedVariant, ...]:
-        """The variants that the search has chosen."""
         return tuple(one for one in self.variants if one.kind == "searched")
 
     @property
     def found(self) -> str:
-        """What was found, in one sentence."""
         return search_finding(self.to_rows())
 
     @property
     def notes(self) -> list[str]:
-        """How to read the table, and what to know before a decision."""
         told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
         if self.cache_tokens is not None:
             told.append(f"Cache: keys and values of {self.cache_tokens:,} tokens. Limits count it with the weights")
@@ -142,18 +138,15 @@ class Search(Tabular):
 
     @property
     def summary(self) -> str:
-        """What was found."""
         return self.found
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per variant."""
         return [
             {**asdict(one), "prediction_error": one.prediction_error, "against_mix": one.against_mix}
             for one in self.variants
         ]
 
     def table(self) -> Table:
-        """Return every variant with the linear mix of its size."""
         return search_table(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,13 +243,11 @@ class Repair(Tabular):
         )
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per variant, by size."""
         return [
             {**asdict(one), "reasons": "; ".join(one.reasons), "failed": "; ".join(one.failed)} for one in self.trials
         ]
 
     def table(self) -> Table:
-        """Return every variant with its size, its distance, and what the policy says."""
         heads = ("size", "more", "bits/weight", "KL (nats)", "flips (%)")
         return Table(
             columns=[Column("variant", left=True), *map(Column, heads), Column("policy", left=True)],
