@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
 from mlflow_compress.decide.gates import (
+    CACHE,
+    CACHE_RATIO,
     CORPUS_KL,
     DELTA,
     FLIPS,
@@ -251,7 +253,7 @@ def ends_for_all(decision: Decision, gates: Iterable[Gate | DivergenceGate]) -> 
 
 _UNDECLARED = ("size/", "gate/")  # metrics of the main run that no metric declares
 
-_BETTER_SIZES = {SIZE: "lower", RATIO: "higher", "size/bits_per_weight": "lower"}
+_BETTER_SIZES = {SIZE: "lower", RATIO: "higher", "size/bits_per_weight": "lower", CACHE: "lower", CACHE_RATIO: "higher"}
 
 
 def _better(metric: str) -> str:
