@@ -23,7 +23,10 @@ python benchmarks/margin_sampling.py --measure --model stories260K lambada.txt -
 
 import argparse
 import json
+import os
+import resource
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,14 +40,18 @@ from scipy.special import logit
 
 from mlflow_compress.config.groups import SampleSize
 from mlflow_compress.config.policy import Policy
+from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.decide.item_checks import item_policy
-from mlflow_compress.decide.item_sampling import ItemSampler
+from mlflow_compress.decide.item_sampling import ItemSampler, standings
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, more_items, scoreboard
+from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.flip_model import GUESS, expected_flips, forecast_flips, smallest_kl_to_change
 from mlflow_compress.metrics.stats.intervals import DesignEffect, paired_difference, wilson
 from mlflow_compress.metrics.stats.sequential import p_values, verdicts
-from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, lead_strata
+from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, lead_strata, weighted_mean
+from mlflow_compress.records import MetricResult
 
 Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
 STORED = Path(__file__).with_suffix(".npz")
@@ -126,27 +133,40 @@ def _json(file: Path) -> Any:
 
 def drawn(one: Variant, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], n: int, seed: Any) -> Any:
     """Return what estimates read of `n` of some items, drawn as the command does; rows may be repeated."""
+    some, now = drawn_rows(one, rows, SampleSize(count=n), seed)
+    before, after = (side.correct[:, 0] for side in (now.baseline_predictions, now.variant_predictions))
+    return before, after, Units(groups[some], now.design)
+
+
+def drawn_rows(one: Variant, rows: npt.NDArray[np.int64], size: SampleSize, seed: Any) -> tuple[Any, Any]:
+    """Return which of some items are drawn as the command does, and what its sampler reads of them."""
     rng = np.random.default_rng(seed)
     lead, before, after = one.lead[rows], one.before[rows], one.after[rows]
     strata = lead_strata(lead)
     orders = [rng.permutation(np.flatnonzero(strata == code)).tolist() for code in range(strata.max() + 1)]
-    sampler = ItemSampler(size=SampleSize(count=n), leads=lead, strata=strata, orders=orders)
+    sampler = ItemSampler(size=size, leads=lead, strata=strata, orders=orders)
     sizes = np.bincount(strata)
     while True:
         some = np.array(sampler.keys)
-        every = np.arange(len(some))
+        every, code = np.arange(len(some)), strata[some]
+        scored = np.ones(len(some), dtype=bool)
+        expected = expected_flips(lead[some], before[some] != after[some], scored, code)
+        design = Design(code, sizes[code], sampler.drawn[code], expected)
         now = SimpleNamespace(
             headline_rows=every,
-            scored_by_both=np.ones(len(some), dtype=bool),
+            headline_families=["task"],
+            view=SimpleNamespace(family=np.full(len(some), "task")),
+            settings=MetricSettings(),
+            scored_by_both=scored,
             baseline_predictions=SimpleNamespace(correct=before[some, None], lead=lead[some, None]),
             variant_predictions=SimpleNamespace(correct=after[some, None]),
+            variant=SimpleNamespace(option_distances=()),
+            distance=lambda _, kl=None if one.kl is None else one.kl[rows[some]]: kl,
+            design=design,
+            units=lambda some, design=design: Units(some, design[some]),
         )
         if not sampler.go_on(now):  # type: ignore[arg-type]
-            break
-    code = strata[some]
-    expected = expected_flips(lead[some], before[some] != after[some], np.ones(len(some), dtype=bool), code)
-    design = Design(code, sizes[code], sampler.drawn[code], expected)
-    return before[some], after[some], Units(groups[some], design)
+            return some, now
 
 
 def at_random(one: Variant, wanted: Float, reading: Reading) -> Float:
@@ -276,7 +296,15 @@ def main() -> None:
     parser.add_argument("--model", nargs=2, action="append", default=[], metavar=("FOLDER", "TEXT"), help="one more")
     parser.add_argument("--draws", type=int, default=2000, help="evaluations a row (default: %(default)s)")
     parser.add_argument("--share", type=float, default=0.2, help="of the items (default: %(default)s)")
+    parser.add_argument("--sweep", action="store_true", help="compare sweeps of drawn items with those of all, only")
+    parser.add_argument("--tasks", default="auto", help="of the sweeps (default: the demo's)")
+    parser.add_argument("--data_dir", help="folder of their data sets")
+    parser.add_argument("--limit", type=int, default=0, help="their items per category and task (default: all)")
     given = parser.parse_args()
+    if given.sweep:
+        same_as_all(list(stored(given.stored)), given.draws)
+        seconds_of_sweeps(given.tasks, given.data_dir, given.limit)
+        return
     if given.measure:
         from kl_against_harm import each_model
 
@@ -319,6 +347,81 @@ def main() -> None:
     certificates([one for one in variants if one.certificate is not None])
     forecasts(variants)
     gates([one for one in variants if one.model == "demo" and not one.name.startswith(("rtn", "awq", "gptq"))])
+
+
+EIGHT = [f"{method}-{rest}" for method in ("rtn", "gptq", "awq", "hqq") for rest in ("8-channel", "4-32")]
+
+
+def board_of(eight: list[Variant], sizes: list[SampleSize], seed: int) -> tuple[Scoreboard, tuple[str, ...], int]:
+    """Return the scoreboard of eight variants, which of them pass the default policy, and how many items they took."""
+    scored, passed, taken = [], [], 0
+    for one, size in zip(eight, sizes, strict=True):
+        rows = np.arange(len(one.lead))
+        some, now = drawn_rows(one, rows, size, seed)
+        taken += len(some)
+        assert one.kl is not None
+        kl, flips, right = one.kl[some], (one.before != one.after)[some], one.after[some].astype(np.float64)
+        names = [np.full(len(some), "task", dtype=object), some.astype(str).astype(object)]
+        design = None if now.design.is_whole else now.design
+        items = ItemScores(*names, right, kl, flips.astype(np.float64), some, design)
+        delta = one.after[some].astype(np.float64) - one.before[some]
+        means = {name: weighted_mean(x, now.design) for name, x in ((KL, kl), (FLIPS, 100 * flips), (DELTA, delta))}
+        results = {name: MetricResult(name, mean.value, n=mean.n) for name, mean in means.items()}
+        scored.append(ScoredVariant(name=one.name, method=one.name[:3], results=results, items=items))
+        if all(passes and needed <= 1 for passes, needed in standings(Policy(), now, level=0.95)):
+            passed.append(one.name)
+    return scoreboard(scored, baseline="demo", evaluation="one"), tuple(passed), taken
+
+
+def same_as_all(variants: list[Variant], draws: int) -> None:
+    """Print in how many sweeps of drawn items the groups of ties, and who passes, are those of all items."""
+    eight = [one for one in variants if one.model == "demo" and one.name in EIGHT]
+    n = len(eight[0].lead)
+    every, passes, _ = board_of(eight, [SampleSize(count=n)] * len(eight), 0)
+    print(f"all items: tied by KL {every.groups[KL]}, by accuracy {every.groups[DELTA]}, pass {passes}")
+    same, shares = np.zeros(3), []
+    for seed in range(draws):
+        sizes = [SampleSize(policy=Policy())] * len(eight)
+        for more in range(4):
+            board, passed, taken = board_of(eight, sizes, seed)
+            wanted = more_items(board, Policy()) if more < 3 else {}
+            if not wanted:
+                break
+            counts = {name: count if more < 2 else n for name, (count, _) in wanted.items()}
+            sizes = [
+                replace(size, more=(*size.more, counts[one.name])) if one.name in counts else size
+                for one, size in zip(eight, sizes, strict=True)
+            ]
+        shares.append(taken / n / len(eight))
+        same += [*(board.groups[x] == every.groups[x] for x in (KL, DELTA)), passed == passes]
+    print(
+        f"{draws} sweeps of drawn items: {100 * np.mean(shares):.0f} % of the items; as with all items: tied by KL in "
+        f"{100 * same[0] / draws:.1f} %, by accuracy in {100 * same[1] / draws:.1f} %, who passes in "
+        f"{100 * same[2] / draws:.1f} %"
+    )
+
+
+def seconds_of_sweeps(tasks: str, data: str | None, limit: int) -> None:
+    """Print what a sweep of eight variants takes with all items and with drawn ones, and what each finds."""
+    import mlflow_compress as mc
+
+    def processor_seconds() -> float:
+        own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+
+    for items in ("all", "auto"):
+        with tempfile.TemporaryDirectory() as scratch:
+            os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{scratch}/runs.db"
+            wall, processor = time.monotonic(), processor_seconds()
+            found = mc.sweep(
+                methods="rtn,gptq,awq,hqq", bits="8,4", items=items, tasks=tasks, data_dir=data, limit=limit,
+                num_shuffles=0, noise_items=20, judge=False, speed=False,
+                output_dir=str(Path(scratch) / "checkpoints"), progress=lambda line: print(line, flush=True),
+            )  # fmt: skip
+            spent = time.monotonic() - wall, processor_seconds() - processor
+            evaluated = sum(row.cells["seconds/evaluate"].value for row in found.scores.finished)
+            print(f"{found.text}\n{found.choice}\ntied by KL: {found.scores.groups[KL]}")
+            print(f"items={items}: {spent[0]:.0f} s, of processors {spent[1]:.0f} s, evaluations {evaluated:.0f} s")
 
 
 def gates(variants: list[Variant], orders: int = 20, error: float = 0.05, block: int = 20) -> None:

@@ -21,7 +21,7 @@ from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.flip_model import GUESS, FlipModel
 from mlflow_compress.metrics.stats.sequential import random_order
-from mlflow_compress.metrics.stats.stratified import FEWEST, allocate, lead_strata
+from mlflow_compress.metrics.stats.stratified import EARLY, FEWEST, NEARLY_ALL, allocate, lead_strata
 from mlflow_compress.records import Draws, ItemKey
 
 PILOT_SHARE = 0.35  # of the items that are asked for
@@ -31,13 +31,6 @@ ROUNDS = 1  # after the pilot, to a number of items: more of them follow the luc
 GROWTH = (1.1, 4.0)  # least and most growth of a round towards a width, or a decision
 SECOND = 2.0  # most growth of the second round: the pilot's interval is wide where it has seen no flip by chance
 LOOKS = 4  # at most, before all items are scored, to see whether a policy is decided
-EARLY = 0.2
-"""Share of the error that each of these looks may make: of one end of an interval 2.5 % with all items, and at most
-4.5 % with all looks together.
-
-Source: Haybittle, British Journal of Radiology 1971; Peto et al., British Journal of Cancer 1976.
-"""
-NEARLY_ALL = 0.7  # A round that needs this share of the items takes all: another round would cost more than they do
 FLOOR = 0.1
 """Smallest deviation of a stratum, as a share of that of all: what the model holds for impossible is looked at too."""
 
@@ -176,18 +169,23 @@ def _times(half: float, wanted: float, events: float) -> float:
 def _needed_to_decide(policy: Policy, inputs: MetricInputs) -> float:
     """Return how many times the items are needed until the policy is decided: at most 1 where it is.
 
-    It is decided once one check fails surely, or all pass surely: by intervals that leave an early look's error. A
-    check that is about no item with a value is not decided by items.
+    It is decided once one check fails surely, or all pass surely: by intervals that leave an early look's error.
     """
-    settings = replace(inputs.settings, level=1 - EARLY * (1 - inputs.settings.level))
-    passes: list[float] = []
-    fails: list[float] = []
+    found = standings(policy, inputs, level=1 - EARLY * (1 - inputs.settings.level))
+    fails = [needed for passes, needed in found if not passes]
+    return min(fails) if fails else max((needed for _, needed in found), default=0.0)
+
+
+def standings(policy: Policy, inputs: MetricInputs, *, level: float) -> list[tuple[bool, float]]:
+    """Return for each of a policy's checks of items whether its value passes, and how many times the items are needed.
+
+    At most 1 means that the whole interval is on the value's side of the limit. A check that is about no item with a
+    value is not decided by items, and left out.
+    """
+    settings, found = replace(inputs.settings, level=level), []
     for check in item_checks(policy):
-        rows, limit, at_least = (
-            check.rows(inputs.view, inputs.headline_families),
-            check.claim.limit,
-            check.claim.at_least,
-        )
+        rows = check.rows(inputs.view, inputs.headline_families)
+        limit, at_least = check.claim.limit, check.claim.at_least
         estimate, events = _estimate(check, inputs, rows)
         if not estimate.n:
             continue
@@ -196,12 +194,12 @@ def _needed_to_decide(policy: Policy, inputs: MetricInputs) -> float:
             if mean.trusted:  # the gate reads it alone then
                 estimate, events, limit = mean, math.inf, policy.kl.max_kl
         value, ends = estimate.at(settings, 1.0)
-        inside = value >= limit if at_least else value <= limit
+        passes = value >= limit if at_least else value <= limit
         # The end on the side of the limit
-        end = None if ends is None else ends[0] if inside == at_least else ends[1]
+        end = None if ends is None else ends[0] if passes == at_least else ends[1]
         needed = math.inf if end is None else _times(abs(end - value), abs(limit - value), events)
-        (passes if inside else fails).append(needed)
-    return min(fails) if fails else max(passes, default=0.0)
+        found.append((passes, needed))
+    return found
 
 
 def _estimate(check: ItemCheck, inputs: MetricInputs, rows: Int) -> tuple[Estimate, float]:

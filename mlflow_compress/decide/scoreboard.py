@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from mlflow_compress.config.policy import MARGIN
+from mlflow_compress.config.policy import MARGIN, Policy
 from mlflow_compress.decide.direction import HarmVerdict, harm_of
 from mlflow_compress.decide.gates import (
     CACHE,
@@ -61,6 +61,7 @@ class ScoredVariant:
     runtime: str = ""  # What it was timed in, with the version, or why it has no speed; the other of the two is empty
     not_timed: str = ""
     seed: str = ""  # The seed of its evaluation where one was given
+    drawn: str = ""  # Parameter `items` of its evaluation; with "+" where it was scored on more to tell it apart
 
 
 BITS = "size/bits_per_weight"
@@ -382,6 +383,7 @@ class ScoreRow:
     not_timed: str = ""
     made_once: bool = False
     luck: Luck | None = None  # None where it was made once
+    drawn: str = ""
 
     @property
     def accuracy_moved(self) -> bool | None:
@@ -470,6 +472,7 @@ def scoreboard(
             not_timed=v.not_timed,
             made_once=v.made_once,
             luck=lucks.get(v.name),
+            drawn=v.drawn,
         )
         for v in ordered
     )
@@ -495,6 +498,32 @@ def scoreboard(
             default=None,
         ),
     )
+
+
+MATTERS = 0.02
+"""Share of the largest KL that a policy allows by which two variants must be able to differ to be scored on more."""
+
+
+def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
+    """Return the variants that need more items than they have, how many in all, and from whom to tell them apart.
+
+    Only of pairs that are neighbours by KL, or in one group that cannot be told apart by KL: the others are far from
+    each other. And not of pairs that surely differ by less than `MATTERS` of what the policy allows.
+    """
+    least = 0.0 if policy.kl is None else MATTERS * policy.kl.max_kl
+    order = [row.name for row in board.finished if KL in row.cells]
+    near = {frozenset(pair) for pair in itertools.pairwise(order)}
+    near |= {frozenset(pair) for group in board.groups[KL] for pair in itertools.combinations(group, 2)}
+    have = {row.name: row.cells[FLIPS].n or 0 for row in board.finished if FLIPS in row.cells}
+    found: dict[str, tuple[int, str]] = {}
+    for pair in board.separations:
+        if pair.kl is None or pair.more_items is None or max(-pair.kl.low, pair.kl.high) < least:
+            continue
+        if frozenset((pair.first, pair.second)) in near:
+            for name, other in ((pair.first, pair.second), (pair.second, pair.first)):
+                if have.get(name, pair.more_items) < pair.more_items:
+                    found[name] = max(found.get(name, (0, "")), (pair.more_items, other))
+    return found
 
 
 def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str]) -> dict[str, Cell]:

@@ -1,12 +1,14 @@
 """Which variants of one evaluation can be told apart: paired tests over the items that both have."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.estimates import PairedDifference
@@ -16,7 +18,15 @@ from mlflow_compress.metrics.core.token_groups import check_same_targets, matche
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects, same_length
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, are_grouped, group_sums
 from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, paired_mean
-from mlflow_compress.metrics.stats.stratified import Design, Units, as_if_independent, weighted_mean
+from mlflow_compress.metrics.stats.stratified import (
+    EARLY,
+    NEARLY_ALL,
+    Design,
+    Units,
+    WeightedMean,
+    as_if_independent,
+    weighted_mean,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +149,8 @@ class Separation:
     kl: Difference | None
     # Difference of the share of right answers; None where no item, or too few groups, were answered by both
     correctness: Difference | None
+    # Where items were drawn, and all of them may say otherwise by KL: items of each that should settle it
+    more_items: int | None = None
 
     @property
     def told_apart(self) -> bool:
@@ -183,8 +195,10 @@ def by_document(first: MetricInputs, second: MetricInputs) -> DocumentsTest | No
     return DocumentsTest(first=signs[1.0], second=signs[-1.0], equal=signs[0.0])
 
 
-def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
+def _kl(first: ItemScores, second: ItemScores, level: float) -> tuple[Difference | None, WeightedMean | None]:
     """Return Student's paired test; of items in groups, of the groups' sums; of drawn items, of the weighted mean.
+
+    The second is the mean of drawn items with its variances.
 
     The p-value is the larger one of the sample's, and of the sample in which the unit that speaks most against the
     difference stands twice: what the heaviest item is, a sample may not have seen (`benchmarks/kl_against_harm.py`).
@@ -192,27 +206,62 @@ def _kl(first: ItemScores, second: ItemScores, level: float) -> Difference | Non
     difference, groups = second.kl - first.kl, first.group
     there = np.isfinite(difference)
     difference, groups = difference[there], groups[there]
-    n, units = len(difference), difference
+    n, units, mean_of_all = len(difference), difference, None
     if n and first.design is not None:
         design = first.design[there]
         mean_of_all = weighted_mean(difference, design, groups)
         if mean_of_all.n_groups < FEWEST_GROUPS:
-            return None
+            return None, None
         units = as_if_independent(difference, design, mean_of_all.population)
     elif n and are_grouped(groups):
         sums = group_sums(difference, groups)[0]
         units = sums * len(sums) / n  # whose mean is that of the items
         if len(sums) < FEWEST_GROUPS:
-            return None
+            return None, None
     mean = paired_mean(units, level=level) if n else None
     if mean is None:
-        return None
+        return None, None
     against = units.min() if mean.value > 0 else units.max()
     twice = paired_mean(np.append(units, against))
     assert twice is not None  # as `mean` is not
     p = max(mean.p_value, twice.p_value) if twice.value * mean.value > 0 else 1.0
     low, high = mean.interval
-    return Difference(value=mean.value, low=low, high=high, n=n, p=p, p_holm=p)
+    return Difference(value=mean.value, low=low, high=high, n=n, p=p, p_holm=p), mean_of_all
+
+
+OPEN = 0.025
+"""Probability that all items tell a pair apart, above which a pair that is not told apart is open."""
+
+
+def _more_items(test: Difference, drawn: WeightedMean, design: Design, critical: float) -> int | None:
+    """Return with how many items a test of drawn ones should be settled; None where it is.
+
+    It is settled where the two are told apart by `EARLY` of the error; or not told apart, and with all items they
+    hardly would be: the mean of all items is normal around that of the drawn ones with the variance for the benchmark,
+    and its own test is known but for that.
+
+    - `critical`: Standard errors that tell two apart.
+
+    Source: Lan, Simon and Halperin, "Stochastically curtailed tests in long-term clinical trials", 1982.
+    """
+    own, every = drawn.population - drawn.benchmark, design.n_items
+    if min(own, drawn.benchmark) <= 0 or test.p_holm < EARLY * SIGNIFICANCE:
+        return None
+
+    def apart(benchmark: float) -> float:
+        ends = (sign * abs(test.value) - critical * own**0.5 for sign in (1, -1))
+        return sum(float(special.ndtr(end / benchmark**0.5)) for end in ends)
+
+    if not test.significant and apart(drawn.benchmark) <= OPEN:
+        return None
+    for growth in (1.5, 2.0, 3.0):
+        n = math.ceil(test.n * growth)
+        if n >= NEARLY_ALL * every:
+            break
+        left = drawn.benchmark * (1 / n - 1 / every) / (1 / test.n - 1 / every)
+        if abs(test.value) > 1.2 * critical * (own + left) ** 0.5 or apart(left) <= OPEN / 2:
+            return n
+    return every
 
 
 def _correctness(first: ItemScores, second: ItemScores, level: float) -> Difference | None:
@@ -238,10 +287,14 @@ def separate(named: Sequence[tuple[str, ItemScores]], *, level: float = 0.95) ->
     aligned = all(items.design is None for _, items in named)
     if aligned:  # once, not in every pair
         named = [(name, items.in_order_of(named[0][1])) for name, items in named]
-    pairs = tuple(
-        Separation(first=a, second=b, kl=_kl(x, y, level), correctness=_correctness(x, y, level))
+    both = [
+        (a, b, *((one, other) if aligned else one.in_common(other)))
         for (a, one), (b, other) in itertools.combinations(named, 2)
-        for x, y in [(one, other) if aligned else one.in_common(other)]
+    ]
+    by_kl = [_kl(x, y, level) for _, _, x, y in both]
+    pairs = tuple(
+        Separation(first=a, second=b, kl=test, correctness=_correctness(x, y, level))
+        for (a, b, x, y), (test, _) in zip(both, by_kl, strict=True)
     )
     tests = [test for pair in pairs for test in (pair.kl, pair.correctness) if test is not None]
     corrected = iter(holm([test.p for test in tests]).tolist() if tests else [])
@@ -249,8 +302,17 @@ def separate(named: Sequence[tuple[str, ItemScores]], *, level: float = 0.95) ->
     def with_correction(test: Difference | None) -> Difference | None:
         return None if test is None else replace(test, p_holm=next(corrected))
 
-    return tuple(
+    found = [
         replace(pair, kl=with_correction(pair.kl), correctness=with_correction(pair.correctness)) for pair in pairs
+    ]
+    # What Holm's next test must reach
+    left = len(tests) - sum(test.significant for pair in found for test in (pair.kl, pair.correctness) if test)
+    critical = -float(special.ndtri(SIGNIFICANCE / 2 / max(left, 1)))
+    return tuple(
+        replace(pair, more_items=_more_items(pair.kl, drawn, x.design, critical))
+        if pair.kl is not None and drawn is not None and x.design is not None and not x.design.is_whole
+        else pair
+        for pair, (_, _, x, _), (_, drawn) in zip(found, both, by_kl, strict=True)
     )
 
 

@@ -160,11 +160,22 @@ def legend(board: Scoreboard) -> list[str]:
     fronts = board.serving_fronts if sum(1 for row in board.rows if row.runtime) > 1 else {}
     return [
         *lines,
+        *_items(board),
         *_harm(board),
         *_luck(board),
         *(f"Pareto front of {words[cost]} and KL: {', '.join(names)}" for cost, names in fronts.items()),
         *_not_timed(board),
     ]
+
+
+def _items(board: Scoreboard) -> list[str]:
+    """Return how many items each variant was scored on, where they were drawn."""
+    if board.drawn_from is None:
+        return []
+    counts = {row.name: row.cells[FLIPS].n for row in board.finished if FLIPS in row.cells}
+    more = {row.name: " (more, to tell it apart)" if "+" in row.drawn else "" for row in board.finished}
+    told = ", ".join(f"{name} {n:,}{more[name]}" for name, n in counts.items())
+    return [f"Items scored, of {board.drawn_from:,}: {told}"]
 
 
 def _luck(board: Scoreboard) -> list[str]:

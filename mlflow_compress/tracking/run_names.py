@@ -25,6 +25,7 @@ BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with the baseline's greedy answers
 ERROR = "error"
 PROCESS = "process"  # of a run that is open: who writes to it, see `live_processes`
+SCORED_BEFORE = "scored_before"  # of an evaluation on more items: the run that has scored the first of them
 SKIPPED = "skipped"  # what was left out, and why
 PROCESSOR = "speed/processor_seconds"  # metric of a stage's run
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning

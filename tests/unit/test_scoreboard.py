@@ -12,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
+from mlflow_compress.config.policy import KlBounds, Policy
 from mlflow_compress.decide.gates import DELTA
-from mlflow_compress.decide.scoreboard import MAIN_METRICS, NO_SPEED_STAGE, SERVING, columns, pareto_front, scoreboard
-from mlflow_compress.decide.separation import item_scores
+from mlflow_compress.decide.scoreboard import (
+    MAIN_METRICS,
+    NO_SPEED_STAGE,
+    SERVING,
+    columns,
+    more_items,
+    pareto_front,
+    scoreboard,
+)
+from mlflow_compress.decide.separation import ItemScores, item_scores
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
@@ -79,6 +88,28 @@ def test_a_variant_on_drawn_items_stands_beside_one_that_needed_all_of_them() ->
     found = board(variant("drawn", kl=0.01, items=some), variant("whole", kl=0.02, items=every[1]))
     [pair] = found.separations
     assert pair.correctness is not None and pair.correctness.n == 20
+
+
+def test_items_are_added_where_neighbours_are_open_and_their_difference_matters() -> None:
+    rng = np.random.default_rng(1)
+    kl = rng.exponential(0.01, 400)
+    design = Design(*np.repeat([[0], [400], [100]], 100, axis=1))
+
+    def drawn(by: float, spread: float) -> ItemScores:
+        every = scores(np.ones(400), kl + by + spread * rng.normal(size=400))
+        return replace(every[np.arange(100)], design=design)
+
+    some = {"a": drawn(0, 0), "b": drawn(0.002, 0.008), "far": drawn(0.3, 0.006), "a twin": drawn(0, 1e-5)}
+    rows = [
+        variant(name, kl=float(items.kl.mean()), items=items, more={FLIPS: 1.0}, drawn="auto+100")
+        for name, items in some.items()
+    ]
+    found = board(*rows)
+    wanted = more_items(found, Policy())
+    assert wanted.keys() <= {"a", "b", "a twin"} and "b" in wanted and all(100 < n <= 400 for n, _ in wanted.values())
+    assert more_items(found, Policy(kl=KlBounds(max_kl=5.0))) == {}  # a fiftieth of it is more than they differ by
+    assert "Items scored, of 400: " in scoreboard_text(found)
+    assert "far 100 (more, to tell it apart)" in scoreboard_text(found).replace("\n  ", " ")
 
 
 def test_the_front_is_what_nobody_beats_in_both() -> None:

@@ -232,6 +232,29 @@ def test_drawn_variants_that_are_equally_close_are_told_apart_no_more_often_than
     assert (apart / 400 <= 0.075).all(), apart / 400
 
 
+def test_pairs_whose_outcome_with_all_items_is_open_need_more_items_and_the_others_none() -> None:
+    """Whoever is settled on drawn items is told apart, or not, as with all 2,000."""
+    rng = np.random.default_rng(0)
+    strata = np.repeat([0, 1], [400, 1600])
+    kl = rng.exponential(0.1, 2000)
+    agree, settled = 0, 0
+    for draw in range(60):
+        order = rng.permutation(2000)
+        shift = (0.0, 0.004, 0.03)[draw % 3]  # equal, on the border, and far apart
+        other = kl + shift + rng.normal(0, 0.05, 2000)
+        a, b = (scores([1] * 2000, x[order]) for x in (kl, other))
+        every = two(a, b)
+        some = two(*(drawn(x, strata[order], [200, 400]) for x in (a, b)))
+        assert every.kl is not None and some.kl is not None and every.more_items is None
+        if some.more_items is None:
+            settled += 1
+            agree += some.kl.significant == every.kl.significant
+        else:
+            assert 600 < some.more_items <= 2000
+            assert not some.kl.significant or some.kl.p_holm > 0.01
+    assert settled >= 20 and agree >= settled - 1
+
+
 def test_items_that_were_drawn_in_another_order_are_refused() -> None:
     strata, items = np.repeat([0, 1], [50, 50]), scores([1] * 100, np.linspace(0, 1, 100).tolist())
     order = np.arange(100)[::-1]

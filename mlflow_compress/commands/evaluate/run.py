@@ -153,7 +153,7 @@ def evaluate_variant(
                 outputs = run_model(scorer, suite, capture=capture, baseline=states, resume=resume)
             else:
                 first = config.sampling.before_last
-                scored = None if first is None else _scored_before(store, fingerprint_with(first))
+                scored = None if first is None else _scored_before(store, run, fingerprint_with(first))
                 outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume, scored)
         if capture is not None:
             stored = variant.stored(own)
@@ -193,14 +193,15 @@ def evaluate_variant(
     return EvaluatedVariant(inputs=inputs, baseline=baseline, account=account, found_in=found_in)
 
 
-def _scored_before(store: Store, fingerprint: str) -> RunRecords | None:
-    """Return the records of a finished run on fewer items; None where there is none, or it has shortened prompts.
+def _scored_before(store: Store, run: OpenRun, fingerprint: str) -> RunRecords | None:
+    """Return the records of a finished run on fewer items, and note it; None where it has shortened prompts, or none.
 
-    Which items these are is not in the records.
+    Which items were shortened is not in the records.
     """
-    for run in store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})[:1]:
-        if not (run.metrics[run_names.TRUNCATED] or read_account(store, run.run_id).unscored):
-            return RunRecords.read(store.fetch(run.run_id, RECORDS))
+    for earlier in store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})[:1]:
+        if not (earlier.metrics[run_names.TRUNCATED] or read_account(store, earlier.run_id).unscored):
+            run.set_tags({run_names.SCORED_BEFORE: earlier.run_id})
+            return RunRecords.read(store.fetch(earlier.run_id, RECORDS))
     return None
 
 

@@ -221,6 +221,7 @@ def _finished(
         runtime=timed.runtime,
         not_timed=timed.reason,
         seed="" if seed == str(SEED) else seed,
+        drawn=children["evaluate"].data.params.get("items", ""),
         lacking=tuple(lacking_shares(Requirements(), metrics)) if UNSCORED_PCT in metrics else (),
     )
 
@@ -273,6 +274,9 @@ def stage_seconds(tracker: Tracker, children: Mapping[str, Any], of: Callable[[A
         if run_names.SKIPPED in tags:
             computed = tracker.find_finished("evaluate", **{run_names.FINGERPRINT: tags[run_names.FINGERPRINT]})[-1]
         parts["evaluate"] = _without(tracker, computed, run_names.BASELINE_RUN, of)
+        while (before := computed.data.tags.get(run_names.SCORED_BEFORE)) is not None:
+            computed = tracker.run_of(before)
+            parts["evaluate"] += _without(tracker, computed, run_names.BASELINE_RUN, of)
     if "judge" in finished:
         parts["judge"] = _without(tracker, finished["judge"], ANSWERS_RUN, of)
         answers = tracker.run_of(finished["judge"].data.tags["answers_run_id"])

@@ -12,7 +12,7 @@ from typing import Literal
 
 from mlflow_compress.commands.evaluate.run import run_evaluate
 from mlflow_compress.commands.judge.run import run_judge
-from mlflow_compress.commands.main.run import run_variant
+from mlflow_compress.commands.main.run import finished_stages, run_variant
 from mlflow_compress.commands.quantize.run import run_quantize
 from mlflow_compress.commands.shared.get_or_create import workdirs_folder
 from mlflow_compress.commands.speed.run import run_speed
@@ -95,16 +95,23 @@ def make_variant(
 
 def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable[[str], None]) -> MadeVariant:
     earlier = variant.finished_run(tracker)
+    config, finished = variant.asked.config, dict[str, str]()
     if earlier is not None:
-        return MadeVariant(run_id=earlier, state="found", said=f"run {earlier}")
+        finished = finished_stages(tracker, earlier)
+        evaluated = tracker.run_of(finished["evaluate"]).data.params
+        if config.sampling.before_last is None or evaluated["items"] == config.sampling.logged["items"]:
+            return MadeVariant(run_id=earlier, state="found", said=f"run {earlier}")
+        del finished["evaluate"]  # it goes on with more items; the rest stays
+        config = config.with_values(resume=earlier)
     say("starts")
     again = {} if variant.replicate_of is None else {run_names.REPLICATE_OF: variant.replicate_of}
     try:
         made = run_variant(
-            variant.asked.config,
+            config,
             tracker,
             variant.known,
             say=say,
+            finished=finished,
             start=partial(in_process, say=say),
             more_tags={run_names.SWEEP_RUN: parent, run_names.VARIANT_KEY: variant.key, **again},
         )

@@ -1,5 +1,6 @@
 """The parameters of a sweep: those of the main job, with several methods, bits and group sizes."""
 
+from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
@@ -87,5 +88,5 @@ class SweepConfig(Parameters):
         """
         not_shared = {"bits": AUTO, "group_size": AUTO}  # a sweep has several
         if self.sampling.items == AUTO and self.policy is not None:
-            variant = {"items": f"{AUTO}:{self.policy}", **variant}
+            variant = {"items": f"{AUTO}:{Path(self.policy).absolute()}", **variant}
         return self.of_stage(MainConfig, **{"experiment": self.experiment, **not_shared, **variant})

@@ -25,9 +25,10 @@ from mlflow_compress.commands.sweep.plan import (
 from mlflow_compress.commands.sweep.result import State, Sweep, SweepPlan, SweepProgress, VariantProgress
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import as_text
+from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.config.policy import Policy, read_policy
 from mlflow_compress.decide.promotion import gates_of
-from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant
+from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, more_items
 from mlflow_compress.engines.ray.workers import Workers
 from mlflow_compress.errors import SweepError
 from mlflow_compress.home import out_folder
@@ -135,6 +136,8 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
         with parent_run(tracker, name, key, tags) as run:
             run.log_params(as_text(config))
             runs = make_variants(tracker, run, prepared, tell, workers)
+            if config.sampling.items.partition(":")[0] == AUTO:
+                runs = _with_more_items(tracker, run, prepared, runs, policy, tell, workers)
             sweep = publish_sweep(tracker, run, plan, runs, policy, config.policy)
             if sweep.failed:
                 reasons = "; ".join(f"{name}: {reason}" for name, reason in sweep.failed.items())
@@ -144,6 +147,38 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
                     fix="The others are published. The same command again does what is missing",
                 )
     return sweep
+
+
+_FURTHER = 3  # at most so many times items are added; the last time, all
+
+
+def _with_more_items(
+    tracker: Tracker,
+    run: TrackedRun,
+    prepared: Prepared,
+    runs: Mapping[str, str],
+    policy: Policy,
+    tell: Tell,
+    workers: Workers | None,
+) -> dict[str, str]:
+    """Score more items of variants that are close to each other and that all items may tell apart; return all runs."""
+    runs, variants = dict(runs), {variant.name: variant for variant in prepared.variants}
+    for time in range(_FURTHER):
+        store = Snapshot(tracker, runs.values())
+        names = {run_id: name for name, run_id in runs.items()}
+        board = score_runs(store, list(runs.values()), names=names, margin=policy.margin)
+        wanted = more_items(board, policy)
+        for name, (n, other) in wanted.items():
+            n = n if time + 1 < _FURTHER else board.drawn_from or n
+            tell(SweepProgress(line=f"{name} gets more items, {n:,} in all: it may be told apart from {other}"))
+            asked = variants[name].asked
+            config = asked.config.with_values(items=f"{asked.config.sampling.items}+{n}")
+            variants[name] = replace(variants[name], asked=replace(asked, config=config))
+        if not wanted:
+            break
+        some = replace(prepared, variants=tuple(variants[name] for name in wanted))
+        runs |= make_variants(tracker, run, some, tell, workers)
+    return runs
 
 
 def make_variants(
