@@ -126,6 +126,28 @@ def test_one_gguf_file_with_several_types_whose_costs_were_estimated_first(
 
 
 @pytest.mark.slow
+def test_weights_and_caches_share_a_budget(tracker: Tracker, texts: dict[str, str]) -> None:
+    caches = {"cache_formats": "16,4", "cache_tokens": "1000", "search_rounds": "1"}
+    assert cli.main(command(texts, max_bytes="6e6", **caches)) == 0
+    found = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
+    [row] = [row for row in found["variants"] if row["kind"] == "searched"]
+    tags = tracker.children(row["run_id"])["quantize"].data.tags
+    folder, costs = Path(tags[run_names.CHECKPOINT]), {(c["group"], c["format"]): c for c in found["costs"]}
+    chosen = found["recipes"][row["name"]]
+    n_layers = resolve(str(demo.MODEL_DIR)).layers
+    rounded = {layer for layer in range(n_layers) if chosen[f"layers.{layer}.cache"] == "kv-cache:4"}
+    assert rounded  # the smallest weights with a whole cache take 8.5 MB
+    recipe = json.loads((folder / RECIPE_FILE).read_text())
+    assert recipe["cache"] == {str(layer): {"key_bits": 4, "value_bits": 4} for layer in sorted(rounded)}
+    taken = {c["format"]: c["size_bytes"] for c in found["costs"] if c["group"] == "layers.0.cache"}
+    assert row["cache_bytes"] == sum(taken[chosen[f"layers.{layer}.cache"]] for layer in range(n_layers))
+    assert row["size_bytes"] + row["cache_bytes"] <= 6e6
+    assert row["gap"] == 0.0 and {c["kl"] for c in found["costs"] if c["format"] == "kv-cache:16"} == {0.0}
+    assert all(costs[pair]["kl"] > 0 for pair in chosen.items() if pair[1] == "kv-cache:4")
+    assert "Cache: keys and values of 1,000 tokens. Limits count it with the weights" in found["notes"]
+
+
+@pytest.mark.slow
 @pytest.mark.ci
 def test_the_smallest_variant_within_a_kl(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
