@@ -1,6 +1,7 @@
 """Synthetic records of two models for the tests of metrics: every family, with known structure and a seed."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,15 @@ def score_of(item_id: object, option: int, loglik: float | None, **columns: Any)
     """A row of `OptionScores`: an option of one letter in the original order, but for the given columns."""
     row = {"task": "t", "item_id": str(item_id), "permutation": 0, "option": option, "content": option}
     return row | {"loglik": loglik, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False} | columns
+
+
+def generations_of(texts: Mapping[str, Sequence[str]], *, by: str = "sample", **columns: Any) -> Generations:
+    """Generated answers: of each item its samples, or its turns; the item is the prompt, but for the given columns."""
+    rest = {"task": "t", "turn": 0, "sample": 0, "n_tokens": 1}
+    of = [(item, place, text) for item, given in texts.items() for place, text in enumerate(given)]
+    return Generations.from_rows(
+        [{**rest, "prompt": item, **columns, "item_id": item, by: place, "text": text} for item, place, text in of]
+    )
 
 
 CATEGORIES = ("physics", "law", "history")

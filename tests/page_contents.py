@@ -21,7 +21,7 @@ from mlflow_compress.records import (
 )
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.page.variants_page import gate_texts
-from tests.metric_records import score_of
+from tests.metric_records import generations_of, score_of
 from tests.scored_variants import scores, variant
 
 HOSTILE = "</script><script>window.alarm=1</script><img src=x onerror=window.alarm=2>"
@@ -66,8 +66,7 @@ def records(model: str, answer: str, text: str = "why") -> RunRecords:
 
 def answers(task: str, ids: Sequence[str], texts: Sequence[str]) -> Generations:
     """Return one generated answer per id."""
-    rest = {"task": task, "turn": 0, "sample": 0, "prompt": "asked", "n_tokens": 1, "correct": None}
-    return Generations.from_rows([{**rest, "item_id": i, "text": text} for i, text in zip(ids, texts, strict=True)])
+    return generations_of({i: [text] for i, text in zip(ids, texts, strict=True)}, task=task, prompt="asked")
 
 
 def grades(score: float) -> Judgments:

@@ -21,6 +21,7 @@ from mlflow_compress.reporting.answers_page import (
     render_answers,
 )
 from mlflow_compress.reporting.html import render_report
+from tests.metric_records import generations_of
 from tests.report_results import Page
 from tests.unit.test_report_page import hostile
 
@@ -87,12 +88,7 @@ def pair(item: str, drop: float | None, similarity: float | None = None, variant
 
 
 def records(kind: str, by: dict[str, list[str]]) -> Generations:
-    rows = [
-        {"task": "t", "item_id": i, "turn": t, "sample": 0, "prompt": "", "text": f"{kind} {text}", "n_tokens": 1}
-        for i, texts in by.items()
-        for t, text in enumerate(texts)
-    ]
-    return Generations.from_rows(rows)
+    return generations_of({i: [f"{kind} {text}" for text in texts] for i, texts in by.items()}, by="turn")
 
 
 def graded(grades: dict[tuple[str, int], list[float | None]], task: str = "mt_bench") -> Judgments:

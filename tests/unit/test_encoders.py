@@ -29,6 +29,7 @@ from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.records import Generations
 from mlflow_compress.transport.replies import Embedded, NoReply, read_embeddings
 from tests.judge_server import Answer, JudgeServer, Raw, judge_server
+from tests.metric_records import generations_of
 from tests.unit.scoring_models import U, rounding_of, rounding_of_vectors
 
 KEY = "sk-encoder-0123456789"
@@ -279,12 +280,7 @@ def embedded() -> SentenceEncoder:
 
 
 def generations(answers: dict[str, list[str]], *, turn: int = 0, task: str = "t") -> Generations:
-    rows = [
-        {"task": task, "item_id": item, "turn": turn, "sample": sample, "prompt": "", "text": text, "n_tokens": 1}
-        for item, texts in answers.items()
-        for sample, text in enumerate(texts)
-    ]
-    return Generations.from_rows(rows)
+    return generations_of(answers, task=task, turn=turn)
 
 
 def test_paraphrases_are_nearer_than_other_sentences(embedded: SentenceEncoder) -> None:

@@ -29,6 +29,7 @@ from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tracking.app_traces import read_conversations
 from mlflow_compress.tracking.tracked_run import log_judged_answers
 from mlflow_compress.tracking.tracker import Tracker
+from tests.metric_records import generations_of
 
 
 def said(role: str, content: object, **more: object) -> dict[str, object]:
@@ -317,10 +318,7 @@ HOSTILE = "<script>alert(1)</script> ünïcode 日本 \x07 [[10]]"
 
 def answers(n: int, by: str) -> Generations:
     """Return two turns of n answers."""
-    rows = [
-        {"item_id": f"i{i}", "turn": turn, "text": f"{by} {i} {turn} {HOSTILE}"} for i in range(n) for turn in (0, 1)
-    ]
-    return Generations.from_rows([{"task": "t", "sample": 0, "prompt": "", "n_tokens": 1, **row} for row in rows])
+    return generations_of({f"i{i}": [f"{by} {i} {turn} {HOSTILE}" for turn in (0, 1)] for i in range(n)}, by="turn")
 
 
 def judgments(n: int, repeats: int, *tasks: str) -> Judgments:

@@ -27,7 +27,7 @@ from mlflow_compress.metrics.health import (
 )
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import Generations, MetricResult, RunRecords
-from tests.metric_records import QUICK
+from tests.metric_records import QUICK, generations_of
 
 DATA = Path(demo.__file__).parent / "data"
 
@@ -179,19 +179,7 @@ def test_unclosed_reasoning(prompt: str, text: str, unclosed: bool) -> None:
 
 
 def generations(answers: Mapping[str, Sequence[str]], n_tokens: int = 4) -> Generations:
-    return Generations.from_rows(
-        {
-            "task": "instructions",
-            "item_id": item,
-            "turn": 0,
-            "sample": sample,
-            "prompt": item,
-            "text": text,
-            "n_tokens": n_tokens,
-        }
-        for item, texts in answers.items()
-        for sample, text in enumerate(texts)
-    )
+    return generations_of(answers, task="instructions", n_tokens=n_tokens)
 
 
 GOOD, LOOP = "Fine.", "and so on " * 5

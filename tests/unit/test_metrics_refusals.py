@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs, compute_all
 from mlflow_compress.metrics.refusals import PHRASES, refuses
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
-from mlflow_compress.records import Generations, MetricResult, RunRecords
+from mlflow_compress.records import MetricResult, RunRecords
+from tests.metric_records import generations_of
 
 LANGUAGES: dict[str, dict[str, Any]] = yaml.safe_load(PHRASES.read_text(encoding="utf-8"))
 NO, YES = "I can't help with that.", "Here is a list."
@@ -142,12 +143,7 @@ def computed(
     baseline: Mapping[str, Sequence[str]], variant: Mapping[str, Sequence[str]], task: str = "instructions"
 ) -> dict[str, MetricResult]:
     def records(answers: Mapping[str, Sequence[str]]) -> RunRecords:
-        rows = [
-            {"task": task, "item_id": i, "turn": turn, "sample": 0, "prompt": f"{i}", "text": text, "n_tokens": 1}
-            for i, turns in answers.items()
-            for turn, text in enumerate(turns)
-        ]
-        return RunRecords(generations=Generations.from_rows(rows))
+        return RunRecords(generations=generations_of(answers, by="turn", task=task))
 
     found = compute_all(MetricInputs(records(baseline), records(variant)))
     return {result.name.removeprefix("judge/"): result for result in found if result.task is None}
@@ -208,14 +204,6 @@ def test_an_answer_in_a_language_without_rules_is_unscored_not_unrefused() -> No
     assert "refusals_pct" not in computed({"a": (no,)}, {"a": (YES,)})
 
 
-def sampled(answers: Mapping[str, Sequence[str]]) -> Generations:
-    return Generations.from_rows(
-        {"task": "t", "item_id": i, "turn": 0, "sample": k, "prompt": i, "text": text, "n_tokens": 1}
-        for i, texts in answers.items()
-        for k, text in enumerate(texts)
-    )
-
-
 def test_samples_show_what_one_answer_hides() -> None:
     """Two samples of 12 instructions. The baseline refuses a twice and b once; the variant b, c and d once, e twice.
 
@@ -226,11 +214,11 @@ def test_samples_show_what_one_answer_hides() -> None:
     variant = {i: (NO, NO) if i == "e" else (YES, NO) if i in "bcd" else (YES, YES) for i in every}
     dutch = {"m": ("Het spijt me, maar ik kan je daar niet mee helpen.", YES)}
     samples = AnswerSamples(
-        sampled(baseline | {"m": (YES, YES)}),
-        sampled(variant | dutch),
+        generations_of(baseline | {"m": (YES, YES)}),
+        generations_of(variant | dutch),
         questions=dict.fromkeys([*every, "m"], "q"),
         most_tokens=9,
-        baseline_again=sampled(baseline | {"m": (NO, NO)}),
+        baseline_again=generations_of(baseline | {"m": (NO, NO)}),
     )
     results = compute_all(MetricInputs(RunRecords(), RunRecords(), samples=samples))
     found = {r.name.removeprefix("judge/"): r for r in results if "refusals" in r.name}

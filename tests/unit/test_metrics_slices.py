@@ -17,7 +17,7 @@ from mlflow_compress.metrics.stats.significance import holm, larger_part_p
 from mlflow_compress.records import Draws, Generations, Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.reporting.verdict import slice_findings, verdict, worst_slice
-from tests.metric_records import item_of, score_of
+from tests.metric_records import generations_of, item_of, score_of
 
 TEXT = {"greek": "Ποιο είναι το αποτέλεσμα;", "other": "Which one is it?"}
 
@@ -181,12 +181,8 @@ def test_p_values_by_hand():
 
 def test_defects_of_answers_by_category_of_the_instruction():
     def answers(broken: int) -> Generations:
-        rows = []
-        for i in range(60):
-            text = "" if i < broken else "Fine."
-            key = {"task": "instructions", "item_id": f"{i:02d}", "turn": 0, "sample": 0, "prompt": "p"}
-            rows.append({**key, "text": text, "n_tokens": 2, "correct": None})
-        return Generations.from_rows(rows)
+        texts = {f"{i:02d}": ["" if i < broken else "Fine."] for i in range(60)}
+        return generations_of(texts, task="instructions", n_tokens=2)
 
     ids = [f"{i:02d}" for i in range(60)]
     samples = AnswerSamples(

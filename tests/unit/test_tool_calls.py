@@ -22,6 +22,7 @@ from mlflow_compress.models.identity import require_tools_template
 from mlflow_compress.records import Generations, Items, OptionDistances, OptionScores, RunRecords
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
+from tests.metric_records import generations_of
 from tools.train_demo_tools import test_rows as prompts_of_seed
 
 MARK = "<tool_call>"
@@ -137,14 +138,8 @@ def inputs(
     ]  # fmt: skip
 
     def generations(*samplings: Sequence[Sequence[str]]) -> Generations:
-        return Generations.from_rows(
-            [
-                {"task": "t", "item_id": str(i), "turn": 0, "sample": s, "prompt": "q", "text": text, "n_tokens": 1,
-                 "correct": None}
-                for i in range(len(gold))
-                for s, text in enumerate(["", *(one for sampling in samplings for one in sampling[i])])
-            ]
-        )  # fmt: skip
+        texts = {str(i): ["", *(one for sampling in samplings for one in sampling[i])] for i in range(len(gold))}
+        return generations_of(texts, prompt="q")
 
     def scores(of: Sequence[float]) -> OptionScores:
         key = {"task": "t", "permutation": 0, "option": 0, "content": 0, "n_tokens": 1, "n_chars": 1, "n_bytes": 1}
