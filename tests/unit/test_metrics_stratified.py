@@ -167,17 +167,29 @@ def test_the_model_finds_the_shares_of_flips_and_exists_without_one() -> None:
 
 def test_a_forecast_has_the_share_of_flips_of_items_that_were_not_run() -> None:
     rng = np.random.default_rng(2)
-    leads, others = rng.exponential(1.5, 2000), rng.exponential(2.5, 800)
+    parts, leads, others = np.repeat(np.arange(20), 100), rng.exponential(1.5, 2000), rng.exponential(2.5, 400)
 
-    def flips(x: np.ndarray) -> np.ndarray:
-        return rng.random(len(x)) < 1 / (1 + np.exp(0.5 + 2.0 * x))
+    def flips(x: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        return rng.random(len(x)) < 1 / (1 + np.exp(0.5 - shift + 2.0 * x))
 
-    held = []
-    for _ in range(100):
-        share, (low, high) = forecast_flips(leads, flips(leads), others)
-        assert low < share < high
-        held.append(low <= flips(others).mean() <= high)
-    assert np.mean(held) >= 0.9
+    for between in (0.0, 0.7):  # how much parts differ in more than their leads
+        held, widths = [], []
+        for _ in range(60):
+            flipped = flips(leads, between * rng.standard_normal(20)[parts])
+            found = forecast_flips(leads, flipped, parts, others, np.zeros(400), draws=100)
+            share, interval = found.share(slice(None))
+            assert interval is not None and interval.low < share < interval.high
+            widths.append(interval.high - interval.low)
+            held.append(interval.low <= flips(others, between * rng.standard_normal(1)).mean() <= interval.high)
+        assert np.mean(held) >= 0.85, between
+    assert np.mean(widths) > 0.1 and share == pytest.approx(found.expected.mean())
+
+
+def test_a_forecast_from_two_parts_has_no_interval() -> None:
+    # How much parts differ cannot be known from two of them.
+    found = forecast_flips([0.1, 1.0, 2.0, 3.0], [True, False, False, False], list("aabb"), [0.5, 2.5], list("cc"))
+    share, interval = found.share([True, True])
+    assert 0 < share < 1 and interval is None and found.expected[0] > found.expected[1]
 
 
 def test_the_certificate_by_hand() -> None:

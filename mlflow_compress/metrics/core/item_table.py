@@ -265,6 +265,8 @@ class Predictions:
     # Nats by which the right option is ahead of the best other one, or behind it: what must move before the item flips.
     # It is the difference of what the rule compares times the mean length of both; NaN where there is no margin
     lead: Float
+    # The lead over the root of the nats of both options, by which items of short and of long options can be compared
+    firmness: Float
 
 
 def check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
@@ -355,11 +357,13 @@ def top_margin(values: Float) -> Float:
     return margin
 
 
-def gold_lead(grid: OptionGrid, gold: Int) -> Float:
-    """Return how far the right option is from the best other one in nats, shape (n_items, n_permutations).
+def gold_lead(grid: OptionGrid, gold: Int) -> tuple[Float, Float]:
+    """Return how far the right option is from the best other one: in nats, and over the root of the nats of both.
 
-    ``|x_g - x_o| (l_g + l_o)/2`` with x what the item's rule compares, l the length that it divides by (1 where it does
-    not), g the right option and o the best of the others. NaN where one of them is missing.
+    The first is ``|x_g - x_o| (l_g + l_o)/2`` with x what the item's rule compares, l the length that it divides by (1
+    where it does not), g the right option and o the best of the others. The second divides that by ``sqrt(n_g + n_o)``
+    with n the negative log-likelihood of an option: a variant moves a log-likelihood by errors of its tokens, which add
+    up like a random walk. Each of shape (n_items, n_permutations); NaN where one of the two options is missing.
 
     - `gold` (n_items,): Original index of the right option.
     """
@@ -369,11 +373,13 @@ def gold_lead(grid: OptionGrid, gold: Int) -> Float:
     for some in (there & right, there & ~right):
         values = np.where(some, grid.by_rule, -np.inf)
         best = values.argmax(axis=-1)[..., None]
-        ends.append([np.take_along_axis(x, best, axis=-1)[..., 0] for x in (values, length)])
-    (x, a), (y, b) = ends
+        ends.append([np.take_along_axis(x, best, axis=-1)[..., 0] for x in (values, length, grid.loglik)])
+    (x, a, first), (y, b, second) = ends
     known = np.isfinite(x) & np.isfinite(y)
     gap = np.subtract(x, y, out=np.full_like(x, np.nan), where=known)
-    return np.asarray(np.abs(gap) * (a + b) / 2, dtype=np.float64)
+    lead = np.abs(gap) * (a + b) / 2
+    nats = -(first + second)
+    return lead, np.divide(lead, np.sqrt(nats), out=np.full_like(lead, np.nan), where=known & (nats > 0))
 
 
 def normalise_answer(text: str) -> str:
@@ -425,7 +431,7 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
     shape = grid.scored.shape if grid is not None else (len(view), 1)
     scored, correct = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     letter, content = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    margin, lead = np.full(shape, np.nan), np.full(shape, np.nan)
+    margin, lead, firmness = (np.full(shape, np.nan) for _ in range(3))
     written = np.isin(view.rule, WRITTEN_RULES)
     if grid is not None:
         values = grid.by_rule
@@ -436,12 +442,15 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
         correct = scored & np.where(greedy[:, None], grid.greedy[..., 0], content == view.gold[:, None])
         chosen = scored & view.chooses[:, None]
         margin = np.where(chosen, top_margin(values), np.nan)
-        lead = np.where(chosen, gold_lead(grid, view.gold), np.nan)
+        lead, firmness = (np.where(chosen, x, np.nan) for x in gold_lead(grid, view.gold))
     if run.generations is not None and written.any():
         answered, right = _written(view, run.generations)
         scored[:, 0] |= answered & written
         correct[:, 0] |= right & written
-    return Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin, lead=lead), grid
+    found = Predictions(
+        scored=scored, correct=correct, letter=letter, content=content, margin=margin, lead=lead, firmness=firmness
+    )
+    return found, grid
 
 
 def option_means(view: ItemTable, distances: OptionDistances | OptionBounds, column: str) -> Float:

@@ -1,7 +1,8 @@
 """What the baseline's leads say of flips: the share of flips by lead, a forecast, and a certificate.
 
 The lead of an item is how many nats its right option is ahead of the best other one, or behind it
-(`item_table.gold_lead`). A variant flips the item where it moves the two by more than that.
+(`item_table.gold_lead`). A variant flips the item where it moves the two by more than that. It moves long options by
+more than short ones, so that a forecast takes the lead over the root of the options' nats.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from mlflow_compress.metrics.stats.intervals import Interval, check_level
 
 _PRIOR, _DEVIATIONS = np.array([-1.0, 0.0]), np.array([0.7, 30.0])  # of level and slope
 _STEPS, _LONGEST = 50, 3.0  # Newton's: at most so many, and none longer
+_FEWEST_PARTS = 3  # of which the variance between parts is estimated
 
 
 @dataclass(frozen=True)
@@ -73,34 +75,73 @@ def expected_flips(leads: Float, flipped: Bool, known: Bool, strata: Int) -> Flo
     return np.asarray((sums / np.maximum(counts, 1))[codes], dtype=np.float64)
 
 
+@dataclass(frozen=True, eq=False)
+class FlipForecast:
+    """What is expected of items that were not run."""
+
+    expected: Float  # Their probability of a flip; shape (n_others,)
+    # Flips as they may be, each row with a model and parts of its own; None where too few parts were run to know how
+    # much parts differ; shape (draws, n_others)
+    drawn: Bool | None
+
+    def share(self, rows: slice | npt.ArrayLike, *, level: float = 0.95) -> tuple[float, Interval | None]:
+        """Return the share of flips to expect among some of the items, and the interval of what would be seen there."""
+        check_level(level)
+        inside = rows if isinstance(rows, slice) else np.asarray(rows)
+        if self.drawn is None:
+            return float(self.expected[inside].mean()), None
+        low, high = np.quantile(self.drawn[:, inside].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+        return float(self.expected[inside].mean()), Interval(float(low), float(high))
+
+
 def forecast_flips(
     leads: npt.ArrayLike,
     flips: npt.ArrayLike,
+    parts: npt.ArrayLike,
     others: npt.ArrayLike,
+    other_parts: npt.ArrayLike,
     *,
-    level: float = 0.95,
     draws: int = 400,
     seed: int = 0,
-) -> tuple[float, Interval]:
-    """Return the share of flips to expect among items that were not run, and the interval of what would be seen.
+) -> FlipForecast:
+    """Return what the items that were run let expect of others.
 
-    The interval has the uncertainty of the model, which is fitted again to items that are drawn again, and the luck of
-    the other items. It does not know that other tasks may react in other ways.
+    The draws have the uncertainty of the model, which is fitted again to items that are drawn again; the luck of the
+    other items; and that parts differ in more than their leads: each part has a level of its own, with the variance
+    between parts of DerSimonian and Laird (1986), ``(Q - (k - 1)) / (sum w - sum w^2 / sum w)``, at least 0. There k
+    parts were run, a part weighs ``w = sum p (1 - p)``, its level is off by ``d = sum (flip - p) / w``, and Q is
+    ``sum w (d - mean of d by w)^2``.
 
-    - `leads`, `flips` (n,): Of the items that were run: the baseline's lead in nats, and whether they flipped.
-    - `others` (n_others,): The baseline's leads of the others.
+    - `leads`, `flips`, `parts` (n,): Of the items that were run: the baseline's lead over the root of the options'
+      nats (where all options are as long, the lead in nats does as well), whether they flipped, and the name of the
+      part (a category of a task) that they are of. Of fewer than three parts there are no draws.
+    - `others`, `other_parts` (n_others,): The same of the others.
     """
-    check_level(level)
     x, y, other = finite("leads", leads), np.asarray(flips, dtype=np.float64), finite("others", others)
     model = FlipModel._fit(x, y, _PRIOR)
+    expected = model.probability(other)
+    code, k = _codes(parts)
+    if k < _FEWEST_PARTS:
+        return FlipForecast(expected=expected, drawn=None)
+    p = model.probability(x)
+    weight = np.bincount(code, weights=p * (1 - p))
+    off = np.bincount(code, weights=y - p) / weight
+    spread = (weight * (off - np.average(off, weights=weight)) ** 2).sum() - (k - 1)
+    between = np.sqrt(max(0.0, spread / (weight.sum() - (weight**2).sum() / weight.sum())))
     rng, begin = np.random.default_rng(seed), np.array([model.level, model.slope])
-    shares = []
-    for _ in range(draws):
+    other_code, n_parts = _codes(other_parts)
+    drawn = np.empty((draws, len(other)), dtype=bool)
+    for row in drawn:
         rows = rng.integers(0, len(x), len(x))
         again = FlipModel._fit(x[rows], y[rows], begin)  # near the model of all: fewer steps from there
-        shares.append(float((rng.random(len(other)) < expit(again.level - again.slope * other)).mean()))
-    low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
-    return float(expit(model.level - model.slope * other).mean()), Interval(float(low), float(high))
+        level = again.level + rng.normal(0, between, n_parts)[other_code]
+        row[:] = rng.random(len(other)) < expit(level - again.slope * other)
+    return FlipForecast(expected=expected, drawn=drawn)
+
+
+def _codes(parts: npt.ArrayLike) -> tuple[Int, int]:
+    names, codes = np.unique(np.asarray(parts), return_inverse=True)
+    return codes, len(names)
 
 
 def smallest_kl_to_change(p: npt.ArrayLike) -> Float:
