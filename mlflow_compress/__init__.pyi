@@ -16,6 +16,7 @@ from mlflow_compress.commands.quantize.run import CompressedModel as CompressedM
 from mlflow_compress.commands.plan.run import CostPlan as CostPlan
 from mlflow_compress.commands.diagnose.result import Diagnosis as Diagnosis
 from mlflow_compress.commands.evaluate.result import Evaluation as Evaluation
+from mlflow_compress.commands.forecast.run import Forecast as Forecast
 from mlflow_compress.commands.gate.run import GateVerdict as GateVerdict
 from mlflow_compress.commands.rate.run import HumanRatings as HumanRatings
 from mlflow_compress.commands.shared.tabular import Listing as Listing
@@ -45,6 +46,7 @@ __all__ = [
     "CostPlan",
     "Diagnosis",
     "Evaluation",
+    "Forecast",
     "GateVerdict",
     "HumanRatings",
     "Listing",
@@ -72,6 +74,7 @@ __all__ = [
     "diagnose",
     "evaluate",
     "export",
+    "forecast",
     "gate",
     "gc",
     "history",
@@ -572,6 +575,27 @@ def export(
     environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is unsigned. `records=False` leaves
     out the records, which hold the questions: their digests stay. `store` is the folder in which the run is looked up
     in place of MLflow's tracking store.
+    """
+
+def forecast(
+    variant: Evaluation | str,
+    other: Evaluation | str,
+    *,
+    store: StoreLike = None,
+) -> Forecast:
+    """Return the flips to expect on items that a variant was not run on, by task, with intervals.
+
+    They follow from how sure the baseline is of these items, and from how sure it was of those that the variant
+    flipped. Nothing is loaded: the baseline has been scored on the items, beside another variant.
+
+    Parameters
+    ----------
+    variant : Evaluation or str
+        The variant's evaluation, or the id of its run.
+    other : Evaluation or str
+        An evaluation of the same baseline on other tasks: of another variant, or a run of the baseline.
+    store : path, optional
+        The folder in which run ids are looked up in place of MLflow's tracking store.
     """
 
 def gate(

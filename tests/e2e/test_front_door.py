@@ -32,6 +32,7 @@ ORDER = (
     "evaluate",
     "diagnose",
     "compare",
+    "forecast",
     "export",
     "verify",
     "card",

@@ -87,8 +87,8 @@ def test_lead_by_hand():
     grid = OptionGrid(loglik=loglik, by_rule=by_rule, content=content, greedy=scored[..., None], scored=scored)
     lead, firmness = (found[:, 0] for found in gold_lead(grid, np.array([0, 1, 1, 0])))
     np.testing.assert_allclose(lead, [1.0, 2.0, 1.4, np.nan], atol=1e-12)
-    # Over the root of both options' nats: 2 + 3, 4 + 2, 2 + 3.
-    np.testing.assert_allclose(firmness**2, [1 / 5, 4 / 6, 1.96 / 5, np.nan], atol=1e-12)
+    # Over the root of 3 and both options' nats: 2 + 3, 4 + 2, 2 + 3.
+    np.testing.assert_allclose(firmness**2, [1 / 8, 4 / 9, 1.96 / 8, np.nan], atol=1e-12)
 
 
 def test_certain_answers_by_hand():

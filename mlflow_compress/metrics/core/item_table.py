@@ -27,6 +27,7 @@ from mlflow_compress.records import (
 )
 
 _JOIN = "\x1f"
+_FIXED_NATS = 3.0  # Of an option without tokens: an error that does not grow with its length
 WRITTEN_RULES = ("exact_match", "calls")
 """Rules that grade a generated answer."""
 
@@ -265,7 +266,7 @@ class Predictions:
     # Nats by which the right option is ahead of the best other one, or behind it: what must move before the item flips.
     # It is the difference of what the rule compares times the mean length of both; NaN where there is no margin
     lead: Float
-    # The lead over the root of the nats of both options, by which items of short and of long options can be compared
+    # The lead over the root of both options' nats and 3, by which items of short and of long options can be compared
     firmness: Float
 
 
@@ -361,9 +362,10 @@ def gold_lead(grid: OptionGrid, gold: Int) -> tuple[Float, Float]:
     """Return how far the right option is from the best other one: in nats, and over the root of the nats of both.
 
     The first is ``|x_g - x_o| (l_g + l_o)/2`` with x what the item's rule compares, l the length that it divides by (1
-    where it does not), g the right option and o the best of the others. The second divides that by ``sqrt(n_g + n_o)``
-    with n the negative log-likelihood of an option: a variant moves a log-likelihood by errors of its tokens, which add
-    up like a random walk. Each of shape (n_items, n_permutations); NaN where one of the two options is missing.
+    where it does not), g the right option and o the best of the others. The second divides that by
+    ``sqrt(3 + n_g + n_o)`` with n the negative log-likelihood of an option: a variant moves a log-likelihood by errors
+    of its tokens, which add up like a random walk, and by an error that even a letter has (`_FIXED_NATS`, chosen with
+    one variant). Each of shape (n_items, n_permutations); NaN where one of the two options is missing.
 
     - `gold` (n_items,): Original index of the right option.
     """
@@ -377,9 +379,9 @@ def gold_lead(grid: OptionGrid, gold: Int) -> tuple[Float, Float]:
     (x, a, first), (y, b, second) = ends
     known = np.isfinite(x) & np.isfinite(y)
     gap = np.subtract(x, y, out=np.full_like(x, np.nan), where=known)
-    lead = np.abs(gap) * (a + b) / 2
-    nats = -(first + second)
-    return lead, np.divide(lead, np.sqrt(nats), out=np.full_like(lead, np.nan), where=known & (nats > 0))
+    lead = np.asarray(np.abs(gap) * (a + b) / 2, dtype=np.float64)
+    nats = np.where(known, _FIXED_NATS - first - second, np.nan)
+    return lead, np.asarray(lead / np.sqrt(nats), dtype=np.float64)
 
 
 def normalise_answer(text: str) -> str:

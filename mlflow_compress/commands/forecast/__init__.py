@@ -1,0 +1,1 @@
+"""`forecast`: flips to expect on items that a variant was not run on."""
