@@ -43,7 +43,7 @@ from mlflow_compress.config.policy import Policy
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
 from mlflow_compress.decide.item_checks import item_policy
 from mlflow_compress.decide.item_sampling import ItemSampler, standings
-from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, more_items, scoreboard
+from mlflow_compress.decide.scoreboard import MATTERS, Scoreboard, ScoredVariant, more_items, scoreboard
 from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
@@ -297,13 +297,14 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=2000, help="evaluations a row (default: %(default)s)")
     parser.add_argument("--share", type=float, default=0.2, help="of the items (default: %(default)s)")
     parser.add_argument("--sweep", action="store_true", help="compare sweeps of drawn items with those of all, only")
+    parser.add_argument("--methods", default="rtn,gptq,awq,hqq", help="of the sweeps (default: %(default)s)")
     parser.add_argument("--tasks", default="auto", help="of the sweeps (default: the demo's)")
     parser.add_argument("--data_dir", help="folder of their data sets")
     parser.add_argument("--limit", type=int, default=0, help="their items per category and task (default: all)")
     given = parser.parse_args()
     if given.sweep:
         same_as_all(list(stored(given.stored)), given.draws)
-        seconds_of_sweeps(given.tasks, given.data_dir, given.limit)
+        seconds_of_sweeps(given.methods, given.tasks, given.data_dir, given.limit)
         return
     if given.measure:
         from kl_against_harm import each_model
@@ -379,7 +380,9 @@ def same_as_all(variants: list[Variant], draws: int) -> None:
     n = len(eight[0].lead)
     every, passes, _ = board_of(eight, [SampleSize(count=n)] * len(eight), 0)
     print(f"all items: tied by KL {every.groups[KL]}, by accuracy {every.groups[DELTA]}, pass {passes}")
-    same, shares = np.zeros(3), []
+    same, pairs, shares, least = np.zeros(3), np.zeros(2), [], MATTERS * Policy().kl.max_kl  # type: ignore[union-attr]
+    known = [(frozenset((s.first, s.second)), s.kl) for s in every.separations if s.kl is not None]
+    matter = {pair for pair, kl in known if max(-kl.low, kl.high) >= least}
     for seed in range(draws):
         sizes = [SampleSize(policy=Policy())] * len(eight)
         for more in range(4):
@@ -394,15 +397,23 @@ def same_as_all(variants: list[Variant], draws: int) -> None:
             ]
         shares.append(taken / n / len(eight))
         same += [*(board.groups[x] == every.groups[x] for x in (KL, DELTA)), passed == passes]
+        pairs += [told_apart(board, kl, matter) == told_apart(every, kl, matter) for kl in (True, False)]
+    ties, apart = 100 * same / draws, 100 * pairs / draws
     print(
-        f"{draws} sweeps of drawn items: {100 * np.mean(shares):.0f} % of the items; as with all items: tied by KL in "
-        f"{100 * same[0] / draws:.1f} %, by accuracy in {100 * same[1] / draws:.1f} %, who passes in "
-        f"{100 * same[2] / draws:.1f} %"
+        f"{draws} sweeps of drawn items: {100 * np.mean(shares):.0f} % of the items; as with all items: who passes in "
+        f"{ties[2]:.1f} %; told apart by KL, of {len(matter)} pairs whose difference may matter, {apart[0]:.1f} %, by "
+        f"accuracy {apart[1]:.1f} %; all groups of ties by KL {ties[0]:.1f} %, by accuracy {ties[1]:.1f} %"
     )
 
 
-def seconds_of_sweeps(tasks: str, data: str | None, limit: int) -> None:
-    """Print what a sweep of eight variants takes with all items and with drawn ones, and what each finds."""
+def told_apart(board: Scoreboard, by_kl: bool, pairs: set[frozenset[str]]) -> set[frozenset[str]]:
+    """Return which of some pairs are told apart by KL, or by accuracy."""
+    tests = ((frozenset((s.first, s.second)), s.kl if by_kl else s.correctness) for s in board.separations)
+    return {pair for pair, test in tests if pair in pairs and test is not None and test.significant}
+
+
+def seconds_of_sweeps(methods: str, tasks: str, data: str | None, limit: int) -> None:
+    """Print what a sweep at 8 and 4 bits takes with all items and with drawn ones, and what each finds."""
     import mlflow_compress as mc
 
     def processor_seconds() -> float:
@@ -414,7 +425,7 @@ def seconds_of_sweeps(tasks: str, data: str | None, limit: int) -> None:
             os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{scratch}/runs.db"
             wall, processor = time.monotonic(), processor_seconds()
             found = mc.sweep(
-                methods="rtn,gptq,awq,hqq", bits="8,4", items=items, tasks=tasks, data_dir=data, limit=limit,
+                methods=methods, bits="8,4", items=items, tasks=tasks, data_dir=data, limit=limit,
                 num_shuffles=0, noise_items=20, judge=False, speed=False,
                 output_dir=str(Path(scratch) / "checkpoints"), progress=lambda line: print(line, flush=True),
             )  # fmt: skip

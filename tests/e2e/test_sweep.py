@@ -15,6 +15,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import cli
+from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -226,5 +227,48 @@ def test_variants_of_a_sweep_are_compared_on_the_drawn_items_that_they_share(tra
     assert pair.kl is not None and 50 < pair.kl.n <= 120
     values = [row.cells["distance/kl_mean"].value for row in board.finished]
     assert pair.kl.value == pytest.approx(values[1] - values[0], rel=0.75)
+    again = sweep()
+    assert again.plan.to_do == () and [row.run_id for row in again.scoreboard.rows] == [r.run_id for r in board.rows]
+
+
+@pytest.mark.slow
+def test_items_are_added_to_finished_variants_and_the_rest_stays(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What asks for more items is set by hand: 150 for one of two variants, which the pilot of 100 has decided."""
+    asked = [{"rtn-8bit-g128": (150, "rtn-3bit-g128")}]
+    monkeypatch.setattr(
+        "mlflow_compress.commands.sweep.run.more_items", lambda board, policy: asked.pop() if asked else {}
+    )
+    wide = tmp_path / "wide.yaml"
+    wide.write_text("kl: none\nmargins: []\ngates: [{metric: distance/flips_pct, at_most: 90}]\n")
+
+    def sweep() -> Any:
+        return mc.sweep(
+            methods="rtn",
+            bits="8,3",
+            items="auto",
+            policy=wide,
+            num_shuffles=0,
+            noise_items=5,
+            judge=False,
+            speed=False,
+        )
+
+    board = sweep().scoreboard
+    rows = {row.name: row for row in board.finished}
+    assert {name: row.cells["distance/flips_pct"].n for name, row in rows.items()} == {
+        "rtn-8bit-g128": 150, "rtn-3bit-g128": 100
+    }  # fmt: skip
+    more = tracker.children(str(rows["rtn-8bit-g128"].run_id))
+    assert more["evaluate"].data.params["items"].endswith("+150")
+    first = tracker.run_of(more["evaluate"].data.tags[run_names.SCORED_BEFORE])
+    keys = [
+        set(RunRecords.read(tracker.fetch(run.info.run_id, "records")).items.key_rows())  # type: ignore[union-attr]
+        for run in (first, more["evaluate"])
+    ]
+    assert keys[0] < keys[1]
+    spent = rows["rtn-8bit-g128"].cells["seconds/evaluate"].value
+    assert spent > more["evaluate"].data.metrics[run_names.PROCESSOR]  # both rounds count
     again = sweep()
     assert again.plan.to_do == () and [row.run_id for row in again.scoreboard.rows] == [r.run_id for r in board.rows]
