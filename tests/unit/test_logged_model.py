@@ -179,9 +179,8 @@ def test_logging_loads_no_checkpoint_and_ships_no_demo_data(
     monkeypatch.setattr(loading, "load_model", lambda config: pytest.fail("the checkpoint was loaded"))
     _, model_id = log(tracker, entry(checkpoint))
     folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
-    code = [path for path in (folder / "code").rglob("*") if path.is_file()]
-    assert {path.suffix for path in code} == {".py"}
-    assert sum(path.stat().st_size for path in code) < 3e6
+    code = {path.relative_to(folder / "code") for path in (folder / "code").rglob("*") if path.is_file()}
+    assert code == {path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py")}
     assert (folder / "artifacts" / "checkpoint" / "compression.json").is_file()
 
 
