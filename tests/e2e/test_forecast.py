@@ -49,7 +49,7 @@ def test_the_same_records_under_other_names_are_expected_to_flip_alike(tmp_path:
 
 def test_a_forecast_that_cannot_be_made_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran, other = evaluation(tmp_path, "run", 12), evaluation(tmp_path, "other", 12, of="another", elsewhere=True)
-    with pytest.raises(AlignmentError, match="other baselines"):
+    with pytest.raises(AlignmentError, match="differ in their baseline"):
         mc.forecast(ran, other)
     with pytest.raises(ConfigError, match="run on all of them"):
         mc.forecast(ran, ran)

@@ -1,1 +1,1 @@
-"""`compare`: two evaluations from their records or prediction files, without any model."""
+"""`compare` and `forecast`: two evaluations from their records, without any model."""

@@ -1,4 +1,4 @@
-"""The command that compares two evaluations, and the function that loads one."""
+"""The commands that compare two evaluations and forecast from two, and the function that loads one."""
 
 from os.path import isdir
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
 
 if TYPE_CHECKING:
+    from mlflow_compress.commands.compare.forecast import Forecast
     from mlflow_compress.commands.compare.run import Comparison
     from mlflow_compress.commands.evaluate.result import Evaluation
 
@@ -89,3 +90,48 @@ def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":
     if isdir(text):  # noqa: PTH112 - False for a name that is too long, where Path raises
         return from_folder(Path(text))
     return from_run(text, opened_store(store))
+
+
+@register_command(
+    "forecast",
+    about="Say how many answers of a variant will flip on items that it was not run on, without any model.",
+    place=18,
+    project=False,
+    arguments=(
+        Argument(("variant",), {"help": "run id of the variant's evaluation"}),
+        Argument(("other",), {"help": "run id of an evaluation of the same baseline that has the items"}),
+        Argument(("--json",), {"action": "store_true", "help": "print one JSON object"}),
+    ),
+)
+def forecast(variant: "Evaluation | str", other: "Evaluation | str", *, store: StoreLike = None) -> "Forecast":
+    """Return the flips to expect on items that a variant was not run on, by task, with intervals.
+
+    They follow from how sure the baseline is of these items, and from how sure it was of those that the variant
+    flipped. Nothing is loaded: the baseline has been scored on the items, beside another variant.
+
+    Parameters
+    ----------
+    variant : Evaluation or str
+        The variant's evaluation, or the id of its run.
+    other : Evaluation or str
+        An evaluation of the same baseline on other tasks: of another variant, or a run of the baseline.
+    store : path, optional
+        The folder in which run ids are looked up in place of MLflow's tracking store.
+
+    Raises
+    ------
+    AlignmentError
+        The two have other baselines.
+    ConfigError, TrackingError
+        A run cannot be found, or one of the two has no items that a forecast can be made from.
+
+    Examples
+    --------
+    >>> mc.forecast(found, found)
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: There is no item to forecast: the variant was run on all of them.
+    """
+    from mlflow_compress.commands.compare.forecast import forecast_of
+
+    return forecast_of(*(load(x, store=store) if isinstance(x, str) else x for x in (variant, other)))

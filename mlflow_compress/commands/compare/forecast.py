@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.shared.stored import read_metadata
+from mlflow_compress.commands.shared.stored import check_comparable, read_metadata
 from mlflow_compress.commands.shared.tabular import Tabular
-from mlflow_compress.errors import AlignmentError, ConfigError
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Bool
 from mlflow_compress.metrics.stats.flip_model import forecast_flips
@@ -55,9 +54,8 @@ def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
     if variant.baseline_records_folder is None:
         raise ConfigError("A forecast needs the evaluation of a variant", got=f"{variant.name}, which has no baseline")
     folder = other.baseline_records_folder or other.records_folder
-    names = variant.baseline, other.baseline or other.name
-    if names[0] != names[1] or _tokenizer(variant.baseline_records_folder) != _tokenizer(folder):
-        raise AlignmentError("The two evaluations have other baselines", allowed=names[0], got=names[1])
+    sides = (variant.baseline, variant.baseline_records_folder), (other.baseline or other.name, folder)
+    check_comparable(*({"baseline": name, "tokenizer": read_metadata(f).get("tokenizer")} for name, f in sides))
     ran = MetricInputs(RunRecords.read(variant.baseline_records_folder), RunRecords.read(variant.records_folder))
     before, after = ran.baseline_predictions, ran.variant_predictions
     known = np.isfinite(before.firmness[:, 0]) & after.scored[:, 0]
@@ -83,10 +81,6 @@ def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
         low, high = (None, None) if interval is None else (100 * interval.low, 100 * interval.high)
         flips.append(MetricResult("distance/flips_pct", 100 * share, low, high, task=task, n=int(rows.sum())))
     return Forecast(variant=variant.name, n_run=int(known.sum()), flips=flips)
-
-
-def _tokenizer(folder: Path) -> object:
-    return read_metadata(folder).get("tokenizer")
 
 
 def _parts(inputs: MetricInputs, rows: Bool) -> npt.NDArray[np.str_]:

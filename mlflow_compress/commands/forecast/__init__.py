@@ -1,1 +1,0 @@
-"""`forecast`: flips to expect on items that a variant was not run on."""
