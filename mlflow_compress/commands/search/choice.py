@@ -98,11 +98,8 @@ def recipe_variant(
     cache = {layer: one.model_dump(include={"key_bits", "value_bits"}) for layer, one in caches.items()}
     recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers), cache=cache)
     digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
-    path = (
-        folder
-        / digest
-        / f"{'-'.join([*sorted({one.method for one in used}), *(['cache'] if caches else [])])}-{name}.json"
-    )
+    parts = [*sorted({one.method for one in used}), *(["cache"] if caches else []), name]
+    path = folder / digest / f"{'-'.join(parts)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe.write(path)
     samples = max([1, *(one.calibration_samples for one in used)])  # 1 where no format reads them
