@@ -63,7 +63,8 @@ ACCOUNT = "account.json"  # of an evaluate run: what was asked, what became of i
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
 
 _SIZES = ("size/ratio", "size/bits_per_weight")
-_MORE = ("size/bytes", "size/sparsity", "size/cache_bytes_per_token", "size/cache_ratio")
+_CACHE = ("size/cache_bytes_per_token", "size/cache_ratio")
+_MORE = ("size/bytes", "size/sparsity")
 _GATE = "gate/"
 
 
@@ -76,7 +77,7 @@ def on_main_run(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that a variant's main run shows. All others are on the runs of its stages.
 
     MLflow's page of two runs opens on the metric that was logged first, so KL and size go before the leaderboard's
-    others. The rest is the headline table, what gates read, and what the sizes mean.
+    others. The rest is the headline table, what gates read, and what the sizes mean; of a cache, where it differs.
     """
     headline = [key.name for key in headline_keys() if key.on_main_run]
     # What gates read, and the values that those ends of intervals are of.
@@ -86,7 +87,8 @@ def on_main_run(values: Mapping[str, float]) -> dict[str, float]:
         for name, declared in all_keys().items()
         if declared.gate is not None and declared.gate.name in values and declared.unit != "items"
     ]
-    ordered = dict.fromkeys([KL, *_SIZES, *leaderboard(), *headline, *_MORE, *gates])
+    cache = _CACHE if values.get("size/cache_ratio", 1.0) != 1.0 else ()
+    ordered = dict.fromkeys([KL, *_SIZES, *leaderboard(), *headline, *_MORE, *cache, *gates])
     return {name: values[name] for name in ordered if name in values}
 
 

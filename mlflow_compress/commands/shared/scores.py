@@ -204,6 +204,8 @@ def _finished(
     finished = [children[stage] for stage in ("evaluate", "judge", "speed") if stage in children]
     results = results_of(tracker, (child for child in finished if child.info.status == "FINISHED"))
     metrics = run.data.metrics
+    # The main run has no size of a cache that is the baseline's.
+    made = {**metrics, **(children["quantize"].data.metrics if "quantize" in children else {})}
     timed = timed_in(children.get("speed"))
     seed = children["evaluate"].data.params.get("seed", str(SEED))
     return ScoredVariant(
@@ -213,7 +215,7 @@ def _finished(
         bits=_bits(run.data.params),
         reason=run.data.tags.get(run_names.ERROR, ""),
         results=headline(results),
-        sizes={size: metrics[size] for size in _SIZES if size in metrics},
+        sizes={size: made[size] for size in _SIZES if size in made},
         seconds=stage_seconds(tracker, children, processor_seconds),
         items=_items(tracker, children["evaluate"], baselines),
         again={run_id: _items(tracker, evaluate, baselines) for run_id, evaluate in evaluated.items()},
