@@ -58,12 +58,12 @@ def require_tag(name: str, value: str, what: str) -> None:
 
 def _rows(query: str, *values: str) -> tuple[str, list[str]] | None:
     """Return MLflow's store as text, and what a query finds there; None where the store is no SQLite file."""
-    if "mlflow" in sys.modules:  # it may have been told another store
+    uri = os.environ.get("MLFLOW_TRACKING_URI")  # MLflow writes there what it is told
+    if not uri and "mlflow" in sys.modules:
         uri = sys.modules["mlflow"].get_tracking_uri()
-    else:
+    elif not uri:
         # What MLflow takes by default, unless it finds a store of files, as its older releases made them.
-        default = "" if any(Path("mlruns").glob("[0-9]*/meta.yaml")) else f"{SQLITE}mlflow.db"
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or default
+        uri = "" if any(Path("mlruns").glob("[0-9]*/meta.yaml")) else f"{SQLITE}mlflow.db"
     database = database_file(uri)
     if database is None:
         return None

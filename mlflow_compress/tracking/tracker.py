@@ -64,8 +64,12 @@ def _absolute(uri: str) -> str:
 
 
 def tracking_uri() -> str:
-    """Return the URI of the store that MLflow is configured for."""
-    return _absolute(mlflow.get_tracking_uri())
+    """Return the URI of the store that MLflow is configured for.
+
+    MLflow writes the store that it is told into the environment, too. So another one there was set later, and counts;
+    MLflow itself would go on with the first.
+    """
+    return _absolute(os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri())
 
 
 def _stored(run: Run) -> StoredRun:

@@ -119,6 +119,14 @@ def test_a_relative_store_is_made_absolute_for_child_processes(workdir: Path) ->
     assert Tracker().uri == f"sqlite:///{workdir / 'mlflow.db'}" == os.environ["MLFLOW_TRACKING_URI"]
 
 
+def test_a_store_that_is_set_later_in_the_environment_is_the_next_one(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Tracker()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/another.db")
+    assert Tracker().uri == mlflow.get_tracking_uri() == f"sqlite:///{workdir}/another.db" != first.uri
+
+
 def test_lost_artifacts_are_an_error_with_a_way_out(tracker: Tracker) -> None:
     with tracker.run("x", "baseline", {}) as run:
         pass
