@@ -15,20 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlflow_compress import lifetime
+from mlflow_compress import errors, lifetime
 from mlflow_compress.commands.command import COMMANDS, Command, all_commands, described_option
 from mlflow_compress.config import Group, parameters
 from mlflow_compress.config.declarations import as_typed, groups
-from mlflow_compress.errors import (
-    ConfigError,
-    MlflowCompressError,
-    StageError,
-    StoreAwayError,
-    SweepError,
-    TrackingError,
-    breaks_off,
-    machine_fault,
-)
 from mlflow_compress.paths import is_stage
 
 if TYPE_CHECKING:
@@ -124,13 +114,15 @@ def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, st
     while rest:
         flag = rest.pop(0)
         if not flag.startswith("--") or command.parameters is None:
-            raise ConfigError("Unexpected argument", allowed="--name VALUE" if command.parameters else None, got=flag)
+            raise errors.ConfigError(
+                "Unexpected argument", allowed="--name VALUE" if command.parameters else None, got=flag
+            )
         name, equals, value = flag.removeprefix("--").partition("=")
         values[name] = value if equals or not rest else rest.pop(0)
     return values
 
 
-def _in_words_of_the_caller(error: MlflowCompressError) -> str:
+def _in_words_of_the_caller(error: errors.MlflowCompressError) -> str:
     """Return the message with parameters as they are typed here: `name=value` is `--name value`, or `-P name=value`."""
     names = {name for _, one in COMMANDS.items() if one.parameters is not None for name in parameters(one.parameters)}
     typed = r"-P \1=" if "MLFLOW_RUN_ID" in os.environ else r"--\1 "
@@ -138,9 +130,9 @@ def _in_words_of_the_caller(error: MlflowCompressError) -> str:
     return str(error).replace(error.fix, fix) if error.fix else str(error)
 
 
-def _reject(error: MlflowCompressError) -> None:
+def _reject(error: errors.MlflowCompressError) -> None:
     """Let the run that `mlflow run` has made for this process fail, where the command ended before it took that run."""
-    if "MLFLOW_RUN_ID" not in os.environ or isinstance(error, TrackingError):
+    if "MLFLOW_RUN_ID" not in os.environ or isinstance(error, errors.TrackingError):
         return
     from mlflow_compress.tracking.tracker import Tracker
 
@@ -173,23 +165,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer, exit_code = _answer(known, extra)
         print(answer, flush=True)
         return exit_code
-    except MlflowCompressError as error:
-        if isinstance(error, StageError | SweepError) and error.published is not None:
+    except errors.MlflowCompressError as error:
+        if isinstance(error, errors.StageError | errors.SweepError) and error.published is not None:
             print(f"{error.published.as_text()}\n", flush=True)
-        error = machine_fault(error) or error  # before a run was open
+        error = errors.machine_fault(error) or error  # before a run was open
         print(f"mlflow-compress: {_in_words_of_the_caller(error)}", file=sys.stderr)
         _reject(error)
-        if isinstance(error, StoreAwayError):
+        if isinstance(error, errors.StoreAwayError):
             return lifetime.STORE_AWAY
-        if is_stage() and breaks_off(error):
+        if is_stage() and errors.breaks_off(error):
             return lifetime.BROKE_OFF
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, errors.ConfigError) else 1
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:  # before a run was open, or after it was closed
-        fault = machine_fault(error)
+        fault = errors.machine_fault(error)
         if fault is not None:
             print(f"mlflow-compress: {fault}", file=sys.stderr)
             _reject(fault)

@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, settings
 
+from mlflow_compress import records
 from mlflow_compress.metrics import AnswerEmbeddings, MetricInputs
-from mlflow_compress.records import (
-    Generations,
-    Items,
-    Judgments,
-    OptionDistances,
-    OptionScores,
-    RunRecords,
-    TokenDistances,
-    TokenScores,
-)
 
 # Few examples keep the suite quick.
 QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -37,11 +28,11 @@ def score_of(item_id: object, option: int, loglik: float | None, **columns: Any)
     return row | {"loglik": loglik, "n_tokens": 1, "n_chars": 1, "n_bytes": 1, "greedy": False} | columns
 
 
-def generations_of(texts: Mapping[str, Sequence[str]], *, by: str = "sample", **columns: Any) -> Generations:
+def generations_of(texts: Mapping[str, Sequence[str]], *, by: str = "sample", **columns: Any) -> records.Generations:
     """Generated answers: of each item its samples, or its turns; the item is the prompt, but for the given columns."""
     rest = {"task": "t", "turn": 0, "sample": 0, "n_tokens": 1}
     of = [(item, place, text) for item, given in texts.items() for place, text in enumerate(given)]
-    return Generations.from_rows(
+    return records.Generations.from_rows(
         [{**rest, "prompt": item, **columns, "item_id": item, by: place, "text": text} for item, place, text in of]
     )
 
@@ -51,7 +42,7 @@ SHUFFLES = ((0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0))
 ORDERS = {"lettered": SHUFFLES, "lettered_orders": tuple(itertools.permutations(range(4)))}
 
 
-def items(n: int = 60, *, n_words: int = 20) -> Items:
+def items(n: int = 60, *, n_words: int = 20) -> records.Items:
     """Items of six tasks, `n` a choice task and a fifth of that in all orders; gold cycles through the options."""
     rows: list[dict[str, Any]] = []
 
@@ -74,12 +65,12 @@ def items(n: int = 60, *, n_words: int = 20) -> Items:
         add("trivia", i, "exact", "exact_match", [], answers=[f"answer {i}", str(i)])
     for i in range(max(n // 5, 2)):
         add("mmlu_orders", i, "lettered_orders", "loglik", [f"text {k}" for k in range(4)])
-    return Items.from_rows(rows)
+    return records.Items.from_rows(rows)
 
 
 def scores(
-    table: Items, rng: np.random.Generator, *, skill: float, jitter: float, base: dict[Any, float]
-) -> OptionScores:
+    table: records.Items, rng: np.random.Generator, *, skill: float, jitter: float, base: dict[Any, float]
+) -> records.OptionScores:
     """Option scores: shared noise `base` (keyed by item and content) plus own jitter, the gold raised by `skill`."""
     rows = []
     for item in table.table.to_pylist():
@@ -96,15 +87,15 @@ def scores(
                 cell = {"task": item["task"], "permutation": permutation, "content": content, "greedy": value > -7.5}
                 length = {"n_chars": len(text), "n_bytes": len(text)}
                 rows.append(score_of(item["item_id"], option, min(value, -1e-3), **cell, **length))
-    return OptionScores.from_rows(rows)
+    return records.OptionScores.from_rows(rows)
 
 
-def option_distances(table: OptionScores, rng: np.random.Generator, scale: float) -> OptionDistances:
+def option_distances(table: records.OptionScores, rng: np.random.Generator, scale: float) -> records.OptionDistances:
     """Distances at permutation 0 for every option row."""
     n = len(table.where(permutation=0))
     kl = scale * rng.exponential(size=n)
-    columns = {c: table.where(permutation=0).column(c) for c in OptionDistances.KEY}
-    return OptionDistances.from_columns(
+    columns = {c: table.where(permutation=0).column(c) for c in records.OptionDistances.KEY}
+    return records.OptionDistances.from_columns(
         {
             **columns,
             "kl": kl,
@@ -120,12 +111,12 @@ def option_distances(table: OptionScores, rng: np.random.Generator, scale: float
 
 def tokens(
     rng: np.random.Generator, *, windows: int = 24, per_window: int = 25, nll: np.ndarray[Any, Any] | None = None
-) -> TokenScores:
+) -> records.TokenScores:
     """Token scores of two corpora; `nll` fixes the values."""
     n = windows * per_window
     nll = rng.exponential(2.0, size=n) if nll is None else nll
     window = np.repeat(np.arange(windows), per_window)
-    return TokenScores.from_columns(
+    return records.TokenScores.from_columns(
         {
             "task": ["wiki" if w < windows // 2 else "news" for w in window],
             "item_id": [f"w{w:03d}" for w in window],
@@ -139,12 +130,12 @@ def tokens(
     )
 
 
-def token_distances(scores: TokenScores, rng: np.random.Generator, scale: float) -> TokenDistances:
+def token_distances(scores: records.TokenScores, rng: np.random.Generator, scale: float) -> records.TokenDistances:
     """Distances for every token row."""
     kl = scale * rng.exponential(size=len(scores))
-    return TokenDistances.from_columns(
+    return records.TokenDistances.from_columns(
         {
-            **{c: scores.table.column(c).to_pylist() for c in TokenScores.KEY},
+            **{c: scores.table.column(c).to_pylist() for c in records.TokenScores.KEY},
             "kl": kl,
             "kl_reverse": kl,
             "js": np.minimum(kl / 4, 0.69),
@@ -156,7 +147,7 @@ def token_distances(scores: TokenScores, rng: np.random.Generator, scale: float)
     )
 
 
-def generations(table: Items, rng: np.random.Generator, skill: float) -> Generations:
+def generations(table: records.Items, rng: np.random.Generator, skill: float) -> records.Generations:
     """One answer an "exact" item, right with probability `skill`, and two sampled answers to five instructions."""
     rows = []
     for item in table.where(family="exact").table.to_pylist():
@@ -169,10 +160,10 @@ def generations(table: Items, rng: np.random.Generator, skill: float) -> Generat
             text = " ".join(w for w in words if rng.random() < 0.9)
             key = {"task": "instructions", "item_id": f"i{i}", "turn": 0, "sample": sample}
             rows.append({**key, "prompt": f"instruction {i}", "text": text, "n_tokens": 9})
-    return Generations.from_rows(rows)
+    return records.Generations.from_rows(rows)
 
 
-def judgments(rng: np.random.Generator, *, n: int = 12, unread: int = 1) -> Judgments:
+def judgments(rng: np.random.Generator, *, n: int = 12, unread: int = 1) -> records.Judgments:
     """Two turns a question over three categories; the first `unread` judgments have no readable score."""
     rows = []
     for i in range(n):
@@ -180,7 +171,7 @@ def judgments(rng: np.random.Generator, *, n: int = 12, unread: int = 1) -> Judg
             score = None if len(rows) < unread else float(rng.integers(3, 11))
             key = {"task": "mt_bench", "item_id": f"q{i}", "turn": turn, "repeat": 0}
             rows.append({**key, "category": CATEGORIES[i % 3], "score": score, "judgment": "", "judge": "test"})
-    return Judgments.from_rows(rows)
+    return records.Judgments.from_rows(rows)
 
 
 def embeddings(rng: np.random.Generator, *, n: int = 10, k: int = 5, d: int = 16) -> AnswerEmbeddings:
@@ -197,8 +188,8 @@ def inputs(n: int = 60, *, seed: int = 0, windows: int = 24, per_window: int = 2
     base: dict[Any, float] = {}
     nll = rng.exponential(2.0, size=windows * per_window)
 
-    def run(jitter: float, skill: float, shift: float) -> RunRecords:
-        return RunRecords(
+    def run(jitter: float, skill: float, shift: float) -> records.RunRecords:
+        return records.RunRecords(
             items=table,
             option_scores=scores(table, rng, skill=skill, jitter=jitter, base=base),
             token_scores=tokens(
@@ -208,7 +199,7 @@ def inputs(n: int = 60, *, seed: int = 0, windows: int = 24, per_window: int = 2
             judgments=judgments(rng),
         )
 
-    def moved(model: RunRecords, scale: float) -> RunRecords:
+    def moved(model: records.RunRecords, scale: float) -> records.RunRecords:
         assert model.option_scores is not None and model.token_scores is not None
         return replace(
             model,

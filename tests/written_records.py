@@ -5,18 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from mlflow_compress import records
 from mlflow_compress.metrics import AnswerSamples, MetricInputs
-from mlflow_compress.records import (
-    Generations,
-    GreedyAnswers,
-    GreedyDistances,
-    GreedyScores,
-    RunRecords,
-    TokenAnswers,
-    TokenDistances,
-    TokenScores,
-    Traces,
-)
 from mlflow_compress.records.kinds import ServingMemory, Timings
 from tests import metric_records
 
@@ -35,7 +25,7 @@ def answers(kind: Any, rng: np.random.Generator, *, n: int, samples: int = 1, ta
     return kind.from_rows(rows)
 
 
-def scores(kind: Any, of: TokenAnswers, rng: np.random.Generator, *, moved: float) -> Any:
+def scores(kind: Any, of: records.TokenAnswers, rng: np.random.Generator, *, moved: float) -> Any:
     """Scores of the answers' tokens; a share `moved` of them is not the most probable one."""
     rows = []
     for window, row in zip(of.windows(), of.table.to_pylist(), strict=True):
@@ -47,7 +37,7 @@ def scores(kind: Any, of: TokenAnswers, rng: np.random.Generator, *, moved: floa
     return kind.from_rows(rows)
 
 
-def distances(kind: Any, of: TokenScores, rng: np.random.Generator, scale: float) -> Any:
+def distances(kind: Any, of: records.TokenScores, rng: np.random.Generator, scale: float) -> Any:
     """Distances at the same tokens; with scale 0 those of equal models."""
     n = len(of)
     kl = scale * rng.exponential(size=n)
@@ -59,32 +49,38 @@ def distances(kind: Any, of: TokenScores, rng: np.random.Generator, scale: float
         "tv": np.minimum(np.sqrt(kl / 2), 1.0),
         **same,
     }
-    return kind.from_columns({**{c: of.table.column(c).to_pylist() for c in TokenScores.KEY}, **values})
+    return kind.from_columns({**{c: of.table.column(c).to_pylist() for c in records.TokenScores.KEY}, **values})
 
 
 def with_written(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
     """Return the inputs with greedy answers, and with traces as a further corpus, of a variant that moved or did not."""
     rng = np.random.default_rng(7)
     share = 0.8 if moved else 0.0
-    greedy, traces = answers(GreedyAnswers, rng, n=12), answers(Traces, rng, n=6, samples=2, task="traces")
-    on_greedy, on_traces = scores(GreedyScores, greedy, rng, moved=0.0), scores(TokenScores, traces, rng, moved=0.0)
+    greedy, traces = (
+        answers(records.GreedyAnswers, rng, n=12),
+        answers(records.Traces, rng, n=6, samples=2, task="traces"),
+    )
+    on_greedy, on_traces = (
+        scores(records.GreedyScores, greedy, rng, moved=0.0),
+        scores(records.TokenScores, traces, rng, moved=0.0),
+    )
     rows = greedy.table.to_pylist()
     for row in rows:
         row["tokens"][2] += int(rng.random() < share)
 
-    def added(run: RunRecords, *, scale: float | None) -> RunRecords:
+    def added(run: records.RunRecords, *, scale: float | None) -> records.RunRecords:
         assert run.token_scores is not None
-        run = replace(run, traces=traces, token_scores=TokenScores.concat([run.token_scores, on_traces]))
+        run = replace(run, traces=traces, token_scores=records.TokenScores.concat([run.token_scores, on_traces]))
         if scale is None:
             return replace(run, greedy_answers=greedy, greedy_scores=on_greedy)
         assert run.token_distances is not None
-        more = distances(TokenDistances, on_traces, rng, scale)
+        more = distances(records.TokenDistances, on_traces, rng, scale)
         return replace(
             run,
-            token_distances=TokenDistances.concat([run.token_distances, more]),
-            greedy_answers=GreedyAnswers.from_rows(rows),
-            greedy_scores=scores(GreedyScores, greedy, rng, moved=0.2) if moved else on_greedy,
-            greedy_distances=distances(GreedyDistances, on_greedy, rng, scale),
+            token_distances=records.TokenDistances.concat([run.token_distances, more]),
+            greedy_answers=records.GreedyAnswers.from_rows(rows),
+            greedy_scores=scores(records.GreedyScores, greedy, rng, moved=0.2) if moved else on_greedy,
+            greedy_distances=distances(records.GreedyDistances, on_greedy, rng, scale),
         )
 
     assert found.variant is not None and found.noise is not None
@@ -128,14 +124,14 @@ def with_samples(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
     """The inputs with two sampled answers of each model to 24 questions; some of them loop, end early, or are empty."""
     said = ("A short answer.", "It is blue. " * 5, "", "```\ncode", "\u041d\u0435\u0442.", "Yes.")
 
-    def answers(step: int) -> Generations:
+    def answers(step: int) -> records.Generations:
         rows = []
         for i in range(24):
             for sample in range(2):
                 text = said[(step * i + sample) % len(said)]
                 key = {"task": "instructions", "item_id": f"i{i}", "turn": 0, "sample": sample}
                 rows.append({**key, "prompt": f"question {i}", "text": text, "n_tokens": 1 + len(text) // 4})
-        return Generations.from_rows(rows)
+        return records.Generations.from_rows(rows)
 
     first = answers(1)
     questions = {f"i{i}": f"question {i}" for i in range(24)}

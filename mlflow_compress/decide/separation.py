@@ -15,18 +15,10 @@ from mlflow_compress.metrics.core.estimates import PairedDifference
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.requirements import PREDICTIONS, TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
+from mlflow_compress.metrics.stats import stratified
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects, same_length
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, are_grouped, group_sums
 from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, paired_mean
-from mlflow_compress.metrics.stats.stratified import (
-    EARLY,
-    NEARLY_ALL,
-    Design,
-    Units,
-    WeightedMean,
-    as_if_independent,
-    weighted_mean,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +33,7 @@ class ItemScores:
     # 1 where the baseline's answer is right and the variant's wrong, or the reverse, else 0; NaN like `correct`
     flipped: Float
     group: Int  # Code of the group that the item shares a text or source with; shape (n,)
-    design: Design | None = None  # How the items were drawn; None where they are all items
+    design: stratified.Design | None = None  # How the items were drawn; None where they are all items
 
     def __post_init__(self) -> None:
         same_length(**self._arrays())
@@ -84,7 +76,7 @@ class ItemScores:
         assert a is not None and b is not None
         known = [one.flips for one in (first.design, second.design) if one is not None and one.flips is not None]
         flips = np.minimum(np.sum(known, axis=0), 0.5) if known else None
-        design = Design(a.stratum, a.size, np.minimum(a.drawn, b.drawn), flips)
+        design = stratified.Design(a.stratum, a.size, np.minimum(a.drawn, b.drawn), flips)
         drawn = [Counter(one.design.stratum.tolist()) for one in (self, other) if one.design is not None]
         fewest = (drawn[0] & drawn[-1]).total()
         if len(pairs) != fewest or (a.stratum != b.stratum).any() or (a.size != b.size).any():
@@ -195,7 +187,9 @@ def by_document(first: MetricInputs, second: MetricInputs) -> DocumentsTest | No
     return DocumentsTest(first=signs[1.0], second=signs[-1.0], equal=signs[0.0])
 
 
-def _kl(first: ItemScores, second: ItemScores, level: float) -> tuple[Difference | None, WeightedMean | None]:
+def _kl(
+    first: ItemScores, second: ItemScores, level: float
+) -> tuple[Difference | None, stratified.WeightedMean | None]:
     """Return Student's paired test; of items in groups, of the groups' sums; of drawn items, of the weighted mean.
 
     The second is the mean of drawn items with its variances.
@@ -209,10 +203,10 @@ def _kl(first: ItemScores, second: ItemScores, level: float) -> tuple[Difference
     n, units, mean_of_all = len(difference), difference, None
     if n and first.design is not None:
         design = first.design[there]
-        mean_of_all = weighted_mean(difference, design, groups)
+        mean_of_all = stratified.weighted_mean(difference, design, groups)
         if mean_of_all.n_groups < FEWEST_GROUPS:
             return None, None
-        units = as_if_independent(difference, design, mean_of_all.population)
+        units = stratified.as_if_independent(difference, design, mean_of_all.population)
     elif n and are_grouped(groups):
         sums = group_sums(difference, groups)[0]
         units = sums * len(sums) / n  # whose mean is that of the items
@@ -233,7 +227,9 @@ OPEN = 0.025
 """Probability that all items tell a pair apart, above which a pair that is not told apart is open."""
 
 
-def _more_items(test: Difference, drawn: WeightedMean, design: Design, critical: float) -> int | None:
+def _more_items(
+    test: Difference, drawn: stratified.WeightedMean, design: stratified.Design, critical: float
+) -> int | None:
     """Return with how many items a test of drawn ones should be settled; None where it is.
 
     It is settled where the two are told apart by `EARLY` of the error; or not told apart, and with all items they
@@ -245,7 +241,7 @@ def _more_items(test: Difference, drawn: WeightedMean, design: Design, critical:
     Source: Lan, Simon and Halperin, "Stochastically curtailed tests in long-term clinical trials", 1982.
     """
     own, every = drawn.population - drawn.benchmark, design.n_items
-    if min(own, drawn.benchmark) <= 0 or test.p_holm < EARLY * SIGNIFICANCE:
+    if min(own, drawn.benchmark) <= 0 or test.p_holm < stratified.EARLY * SIGNIFICANCE:
         return None
 
     def apart(benchmark: float) -> float:
@@ -256,7 +252,7 @@ def _more_items(test: Difference, drawn: WeightedMean, design: Design, critical:
         return None
     for growth in (1.5, 2.0, 3.0):
         n = math.ceil(test.n * growth)
-        if n >= NEARLY_ALL * every:
+        if n >= stratified.NEARLY_ALL * every:
             break
         left = drawn.benchmark * (1 / n - 1 / every) / (1 / test.n - 1 / every)
         if abs(test.value) > 1.2 * critical * (own + left) ** 0.5 or apart(left) <= OPEN / 2:
@@ -268,7 +264,7 @@ def _correctness(first: ItemScores, second: ItemScores, level: float) -> Differe
     both = np.isfinite(first.correct) & np.isfinite(second.correct)
     if not both.any():
         return None
-    units = Units(first.group, first.design)[both]
+    units = stratified.Units(first.group, first.design)[both]
     change = PairedDifference.of(first.correct[both] == 1, second.correct[both] == 1, units)
     value, ends = change.at(MetricSettings(level=level), 1.0)
     if ends is None:

@@ -11,19 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from mlflow_compress import records
 from mlflow_compress.config import EngineConfig, InferenceConfig, ServedConfig, SourceConfig
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.records import (
-    ItemKey,
-    OptionBounds,
-    OptionDistances,
-    OptionScores,
-    Request,
-    TokenAnswers,
-    TokenDistances,
-    TokenScores,
-)
 from mlflow_compress.registry import Registry
 from mlflow_compress.scoring.generation.decoding import AnyCausalLM
 from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
@@ -76,8 +67,13 @@ class ModelScorer(Protocol):
         """Report on the last pass; None before the first."""
 
     def score(
-        self, requests: Sequence[Request], *, capture: Any = None, baseline: Any = None, resume: Path | None = None
-    ) -> tuple[OptionScores, OptionDistances | OptionBounds | None]:
+        self,
+        requests: Sequence[records.Request],
+        *,
+        capture: Any = None,
+        baseline: Any = None,
+        resume: Path | None = None,
+    ) -> tuple[records.OptionScores, records.OptionDistances | records.OptionBounds | None]:
         """Return one row per request, in order, and the distances from a baseline: exact, or bounds on them.
 
         An interrupted call resumes from the folder `resume`, and gives the same records.
@@ -86,7 +82,7 @@ class ModelScorer(Protocol):
     def score_corpus(
         self,
         task: str,
-        text: str | Sequence[str] | TokenAnswers,
+        text: str | Sequence[str] | records.TokenAnswers,
         *,
         window: int = 512,
         stride: int | None = None,
@@ -95,7 +91,7 @@ class ModelScorer(Protocol):
         capture: Any = None,
         baseline: Any = None,
         resume: Path | None = None,
-    ) -> tuple[TokenScores, TokenDistances | None]:
+    ) -> tuple[records.TokenScores, records.TokenDistances | None]:
         """Return one row per scored token, and the distances where the engine has whole distributions.
 
         `starts` has the characters at which the documents of a running text begin; they name its windows.
@@ -127,7 +123,7 @@ class EngineModel(IdentifiedModel, Protocol):
     def try_out(self) -> None:
         """Refuse a model that its engine cannot run on this machine, before hours go into another one."""
 
-    def listing(self, items: Collection[ItemKey]) -> "EngineModel":
+    def listing(self, items: Collection[records.ItemKey]) -> "EngineModel":
         """Return the model, asked for lists of most probable tokens of these items alone, where lists cost much.
 
         Whole distributions, which all other engines have, are always there.

@@ -8,20 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, DataError, JudgeError
-from mlflow_compress.judges.encoders import (
-    AnswerEncoder,
-    EncoderSettings,
-    EndpointEncoder,
-    RememberingEncoder,
-    load_encoder,
-    open_endpoint_encoder,
-)
+from mlflow_compress.judges import encoders
 from mlflow_compress.judges.judge_registry import JUDGES, AnswerVectors, Judge, Judged, JudgeInputs
 from mlflow_compress.kept import kept
 from mlflow_compress.records import Generations
 
 
-def answer_embeddings(answers: Mapping[str, Generations], encoder: AnswerEncoder, *, turn: int = 0) -> AnswerVectors:
+def answer_embeddings(
+    answers: Mapping[str, Generations], encoder: encoders.AnswerEncoder, *, turn: int = 0
+) -> AnswerVectors:
     """Return embeddings of the sampled answers of several models, for example "baseline", "again" and "variant".
 
     All models have answered the same instructions of one task, with the same number k of samples. A text is encoded
@@ -67,24 +62,24 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
     return by_item
 
 
-def _open(settings: EncoderSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
+def _open(settings: encoders.EncoderSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge, with its encoder opened."""
     if settings.encoder_base_url is not None:
-        remote = open_endpoint_encoder(settings, folder)
+        remote = encoders.open_endpoint_encoder(settings, folder)
         return lambda inputs: _by_endpoint(inputs, remote)
     name, device = settings.encoder, settings.device
     device = "auto" if device == "balanced" else device  # an encoder is small
-    encoder = kept(("encoder", name, device), lambda: load_encoder(name, device=device))
-    remembering = RememberingEncoder(encoder, folder / "vectors")
+    encoder = kept(("encoder", name, device), lambda: encoders.load_encoder(name, device=device))
+    remembering = encoders.RememberingEncoder(encoder, folder / "vectors")
     return lambda inputs: _judged(inputs, remembering)
 
 
-def _judged(inputs: JudgeInputs, encoder: AnswerEncoder) -> Judged:
+def _judged(inputs: JudgeInputs, encoder: encoders.AnswerEncoder) -> Judged:
     vectors = answer_embeddings(inputs.samples, encoder)
     return Judged(vectors=vectors, parameters={"encoder": encoder.name, "encoder_id": encoder.identity})
 
 
-def _by_endpoint(inputs: JudgeInputs, encoder: EndpointEncoder) -> Judged:
+def _by_endpoint(inputs: JudgeInputs, encoder: encoders.EndpointEncoder) -> Judged:
     """Return the vectors, and what they took. A call that fails must not cost the run what other judges have said."""
     try:
         judged = _judged(inputs, encoder)
@@ -100,7 +95,7 @@ def _by_endpoint(inputs: JudgeInputs, encoder: EndpointEncoder) -> Judged:
 JUDGES.register("similarity")(
     Judge(
         open=_open,
-        settings=EncoderSettings,
+        settings=encoders.EncoderSettings,
         requires="A sentence encoder: the embedded one, one in a folder or on the hub, or an endpoint's.",
         source=(
             "ConSCompF; the paper encodes with all-MiniLM-L12-v2, the embedded default is all-MiniLM-L6-v2, "

@@ -6,16 +6,7 @@ import numpy as np
 from scipy.special import factorial
 
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.metrics.core.estimates import (
-    Estimate,
-    Estimates,
-    Mean,
-    Number,
-    PairedDifference,
-    Proportion,
-    Resampled,
-    of_subset,
-)
+from mlflow_compress.metrics.core import estimates
 from mlflow_compress.metrics.core.item_table import ItemTable, predict
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import Direction, keys_of, metric
@@ -115,23 +106,23 @@ def all_orders(inputs: MetricInputs) -> list[MetricResult]:
         rows = subset.rows[complete[subset.rows]]
         if len(rows) and not (inputs.settings.pooled_only and subset.task):
             left = len(subset.rows) - len(rows)
-            results += of_subset(inputs, subset, _estimates(models, rows, view.group[rows]), n_unscored=left)
+            results += estimates.of_subset(inputs, subset, _estimates(models, rows, view.group[rows]), n_unscored=left)
     return results
 
 
-def _estimates(models: dict[str, _Orders], rows: Int, groups: Int) -> Estimates:
-    found: dict[str, Estimate] = {}
+def _estimates(models: dict[str, _Orders], rows: Int, groups: Int) -> estimates.Estimates:
+    found: dict[str, estimates.Estimate] = {}
     for suffix, model in models.items():
-        found[f"orders_robust_accuracy{suffix}"] = Proportion.of(model.always[rows], groups)
-        found[f"orders_accuracy{suffix}"] = Mean(model.right[rows], groups=groups)
-        found[f"orders_agreement{suffix}"] = Mean(model.same[rows], groups=groups)
+        found[f"orders_robust_accuracy{suffix}"] = estimates.Proportion.of(model.always[rows], groups)
+        found[f"orders_accuracy{suffix}"] = estimates.Mean(model.right[rows], groups=groups)
+        found[f"orders_agreement{suffix}"] = estimates.Mean(model.same[rows], groups=groups)
         bias = float(bias_of(model.excess[rows].mean(axis=0)))
-        found[f"orders_position_bias{suffix}"] = Number(bias, len(rows))
+        found[f"orders_position_bias{suffix}"] = estimates.Number(bias, len(rows))
     if "_baseline" in models:
         b, q = models["_baseline"], models[""]
-        found["orders_robust_accuracy_delta"] = PairedDifference.of(b.always[rows], q.always[rows], groups)
-        found["orders_accuracy_delta"] = Mean((q.right - b.right)[rows], groups=groups)
-        found["orders_agreement_delta"] = Mean((q.same - b.same)[rows], groups=groups)
+        found["orders_robust_accuracy_delta"] = estimates.PairedDifference.of(b.always[rows], q.always[rows], groups)
+        found["orders_accuracy_delta"] = estimates.Mean((q.right - b.right)[rows], groups=groups)
+        found["orders_agreement_delta"] = estimates.Mean((q.same - b.same)[rows], groups=groups)
         excess = np.hstack([b.excess[rows], q.excess[rows]])
-        found["orders_position_bias_delta"] = Resampled(excess, bias_difference, groups=groups)
+        found["orders_position_bias_delta"] = estimates.Resampled(excess, bias_difference, groups=groups)
     return {_KEYS[name]: estimate for name, estimate in found.items()}

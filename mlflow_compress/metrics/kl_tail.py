@@ -6,17 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from mlflow_compress.metrics.core import requirements
 from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, Proportion, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import GateValue, MetricKey, Pooled, metric, upper_end
-from mlflow_compress.metrics.core.requirements import (
-    ITEM_DISTANCES,
-    ITEMS,
-    OPTION_DISTANCES,
-    POSITIVE_KL,
-    PREDICTIONS,
-    VARIANT,
-)
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.intervals import are_grouped, group_sums
 from mlflow_compress.metrics.stats.stratified import Units
@@ -138,7 +131,7 @@ def _by_subset(inputs: MetricInputs, formula: Callable[[Float, Units], Estimates
 @metric(
     "kl_concentration",
     keys=(TOP_ITEM, TOP_PERCENT),
-    requires=(ITEMS, VARIANT, OPTION_DISTANCES, POSITIVE_KL),
+    requires=(requirements.ITEMS, requirements.VARIANT, requirements.OPTION_DISTANCES, requirements.POSITIVE_KL),
     source="ours; no interval of a mean can be trusted where one item holds much of it",
 )
 def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
@@ -163,7 +156,7 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
 @metric(
     "kl_clipped",
     keys=(CLIPPED, ABOVE_CLIP),
-    requires=(ITEMS, VARIANT, OPTION_DISTANCES),
+    requires=(requirements.ITEMS, requirements.VARIANT, requirements.OPTION_DISTANCES),
     source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
     noise=True,
     weighted=True,
@@ -181,7 +174,7 @@ def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
 @metric(
     "kl_items",
     keys=(KL_ITEMS,),
-    requires=(ITEMS, VARIANT, PREDICTIONS, ITEM_DISTANCES),
+    requires=(requirements.ITEMS, requirements.VARIANT, requirements.PREDICTIONS, requirements.ITEM_DISTANCES),
     source="ours; a generated answer has no distribution that both models give to the same text",
     weighted=True,
 )

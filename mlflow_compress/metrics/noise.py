@@ -8,19 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mlflow_compress.metrics.core import requirements
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, compute, key, metric
-from mlflow_compress.metrics.core.requirements import (
-    ASKED_AGAIN,
-    ENGINE,
-    NOISE,
-    OPTION_BOUNDS,
-    OPTION_DISTANCES,
-    PREDICTIONS,
-    TOKEN_DISTANCES,
-    VARIANT,
-)
 from mlflow_compress.metrics.divergence import ACCEPTANCE, ITEM_COLUMNS
 from mlflow_compress.metrics.flips import ALL_FLIPS, C2W, CHANGED_CORRECT, CHANGED_INCORRECT, FLIPS, W2C, W2W
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
@@ -68,7 +59,7 @@ def _renamed(prefix: str, keys: list[MetricKey], results: list[MetricResult]) ->
 @metric(
     "noise_floor",
     keys=lambda: _declare("noise/", floors(), "{} of the baseline's second run from its first.", on_request=False),
-    requires=(NOISE,),
+    requires=(requirements.NOISE,),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
 def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
@@ -83,7 +74,9 @@ def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
 
 def _of_both_engines() -> list[MetricKey]:
     """Return the distances that both engines have; bounds from lists of tokens are for models behind a server."""
-    bounds = {key.name for _, found in METRICS.items() if OPTION_BOUNDS in found.requires for key in found.keys}
+    bounds = {
+        key.name for _, found in METRICS.items() if requirements.OPTION_BOUNDS in found.requires for key in found.keys
+    }
     return [key for key in floors() if key.name not in bounds]
 
 
@@ -95,7 +88,7 @@ def _of_both_engines() -> list[MetricKey]:
         "{} of transformers from another engine (vLLM), with the baseline's checkpoint in both.",
         on_request=True,
     ),
-    requires=(ENGINE,),
+    requires=(requirements.ENGINE,),
     source="ours",
 )
 def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
@@ -108,7 +101,7 @@ def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
 
 def _of_a_server() -> list[MetricKey]:
     """Return the distances that a server shows: those of answers, and bounds from lists of tokens."""
-    complete = {OPTION_DISTANCES, TOKEN_DISTANCES}
+    complete = {requirements.OPTION_DISTANCES, requirements.TOKEN_DISTANCES}
     floored = [found for _, found in METRICS.items() if found.noise]
     shown = {key.name for found in floored if not complete & set(found.requires) for key in found.keys}
     return [key for key in floors() if key.name in shown]
@@ -122,7 +115,7 @@ def _of_a_server() -> list[MetricKey]:
         "{} of the served variant's second answers from its first, to the same prompts.",
         on_request=True,
     ),
-    requires=(VARIANT, ASKED_AGAIN),
+    requires=(requirements.VARIANT, requirements.ASKED_AGAIN),
     source="ours",
 )
 def served_noise(inputs: MetricInputs) -> list[MetricResult]:
@@ -214,7 +207,7 @@ def paired_p_values(inputs: MetricInputs) -> dict[str, float]:
     second, rows = MetricInputs(inputs.baseline, replace(inputs.noise, items=None)), inputs.headline_rows
     found: dict[str, float] = {}
     group = inputs.view.group
-    if inputs.missing(OPTION_DISTANCES) is None and inputs.noise.option_distances is not None:
+    if inputs.missing(requirements.OPTION_DISTANCES) is None and inputs.noise.option_distances is not None:
         for of_items, column in {**ITEM_COLUMNS, ACCEPTANCE: "tv"}.items():
             sign = -1.0 if of_items.direction == "higher" and of_items is not ACCEPTANCE else 1.0
             further = [sign * inputs.distance(column, noise=noise)[rows] for noise in (False, True)]
@@ -223,7 +216,7 @@ def paired_p_values(inputs: MetricInputs) -> dict[str, float]:
         found |= _paired_mean(CLIPPED.name, group[rows], *(np.minimum(values, CLIP) for values in kl))
         both = np.isfinite(kl[0]) & np.isfinite(kl[1])
         found[ABOVE_CLIP.name] = _mcnemar(kl[0][both] > CLIP, kl[1][both] > CLIP, group[rows][both])
-    if inputs.missing(PREDICTIONS) is None and second.missing(PREDICTIONS) is None:
+    if inputs.missing(requirements.PREDICTIONS) is None and second.missing(requirements.PREDICTIONS) is None:
         rows = rows[inputs.scored_by_both[rows] & second.scored_by_both[rows]]
         sets = [_changes(each, rows) for each in (inputs, second)]
         found |= {name: _mcnemar(sets[0][name], sets[1][name], group[rows]) for name in sets[0]}

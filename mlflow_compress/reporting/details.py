@@ -7,43 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from mlflow_compress.metrics import margins, uncertainty
+from mlflow_compress.metrics.core import requirements
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.requirements import (
-    ITEMS,
-    OPTION_DISTANCES,
-    OPTION_SCORES,
-    TOKEN_DISTANCES,
-    TOKEN_SCORES,
-    family,
-)
 from mlflow_compress.metrics.core.token_groups import matched
-from mlflow_compress.metrics.margins import (
-    BinnedMean,
-    BinnedShare,
-    kl_by_confidence,
-    share_by_bin,
-    token_kl_by_confidence,
-)
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.conformal import SCORES, Score, conformal, coverage_by_class, repeated_splits, split
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape, percentiles
 from mlflow_compress.metrics.stats.significance import Flips, adjusted_mcnemar, count_flips
-from mlflow_compress.metrics.uncertainty import (
-    DONT_KNOW,
-    NONE_OF_THESE,
-    models_of,
-    scored_rows,
-    six_probabilities,
-    split_groups,
-    split_seed,
-)
 from mlflow_compress.records import MetricResult, RunRecords
 
 
 def _kl(inputs: MetricInputs) -> Float:
-    if inputs.missing(OPTION_DISTANCES) is None:
+    if inputs.missing(requirements.OPTION_DISTANCES) is None:
         return inputs.distance("kl")
     return np.full(len(inputs.view), np.nan)
 
@@ -148,7 +126,7 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     ]
 
 
-def answers_by_margin(inputs: MetricInputs) -> tuple[BinnedShare, BinnedShare] | None:
+def answers_by_margin(inputs: MetricInputs) -> tuple[margins.BinnedShare, margins.BinnedShare] | None:
     """Return P(answer changed) and P(baseline incorrect) by bin of the baseline's top margin (figures 3 and 4).
 
     None without choice items, and where items were drawn by that margin.
@@ -160,8 +138,8 @@ def answers_by_margin(inputs: MetricInputs) -> tuple[BinnedShare, BinnedShare] |
     if not rows.any():
         return None
     margin, level = b.margin[rows, 0], inputs.settings.level
-    changed = share_by_bin(margin, b.content[rows, 0] != q.content[rows, 0], level=level)
-    return changed, share_by_bin(margin, ~b.correct[rows, 0], level=level)
+    changed = margins.share_by_bin(margin, b.content[rows, 0] != q.content[rows, 0], level=level)
+    return changed, margins.share_by_bin(margin, ~b.correct[rows, 0], level=level)
 
 
 def kl_values(inputs: MetricInputs) -> Float:
@@ -211,16 +189,20 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
     of that seed. `splits` has mean and central interval of UAcc, set size and coverage over `n_splits` random splits.
     It shows how much a value depends on the split. The mean of a model's `uacc` is the pooled `uncertainty/uacc`.
     """
-    if inputs.missing(family("lettered_six"), OPTION_SCORES):
+    if inputs.missing(requirements.family("lettered_six"), requirements.OPTION_SCORES):
         return []
     table = []
     for subset in inputs.view.subsets(("lettered_six",), categories=()):
-        rows = scored_rows(inputs, subset)
+        rows = uncertainty.scored_rows(inputs, subset)
         if len(rows) < 2:
             continue
-        gold, seed, groups = inputs.view.gold[rows], split_seed(inputs, rows), split_groups(inputs, rows)
-        for model in models_of(inputs):
-            p = six_probabilities(inputs, model, rows)
+        gold, seed, groups = (
+            inputs.view.gold[rows],
+            uncertainty.split_seed(inputs, rows),
+            uncertainty.split_groups(inputs, rows),
+        )
+        for model in uncertainty.models_of(inputs):
+            p = uncertainty.six_probabilities(inputs, model, rows)
             for score in SCORES:
                 row = {"task": subset.task, "model": model, "score": score, "split_seed": seed}
                 table.append({**row, **_conformal_row(inputs, p, gold, score, n_splits, seed, groups)})
@@ -253,8 +235,8 @@ def _conformal_row(
         "coverage": result.coverage,
         "uacc": result.uacc,
         "coverage_by_class": {LETTERS[c]: share for c, share in coverage_by_class(result, gold[test]).items()},
-        "dont_know_pct": 100.0 * float((answers == DONT_KNOW).mean()),
-        "none_of_these_pct": 100.0 * float((answers == NONE_OF_THESE).mean()),
+        "dont_know_pct": 100.0 * float((answers == uncertainty.DONT_KNOW).mean()),
+        "none_of_these_pct": 100.0 * float((answers == uncertainty.NONE_OF_THESE).mean()),
         "splits": {
             name: {"mean": float(values.mean()), "interval": [float(x) for x in np.quantile(values, tails)]}
             for name, values in runs.items()
@@ -268,7 +250,7 @@ def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     One row per corpus, columns as in `CorpusStatistics` (an estimate is [value, uncertainty]) plus `differences` as in
     `DifferenceShape`; empty without corpus records of both models.
     """
-    if inputs.missing(TOKEN_SCORES, TOKEN_DISTANCES) or inputs.variant is None:
+    if inputs.missing(requirements.TOKEN_SCORES, requirements.TOKEN_DISTANCES) or inputs.variant is None:
         return []
     base, variant, distances = (
         inputs.baseline.token_scores,
@@ -288,7 +270,7 @@ def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     return table
 
 
-def _bins(bins: BinnedMean | None) -> list[dict[str, float | None]]:
+def _bins(bins: margins.BinnedMean | None) -> list[dict[str, float | None]]:
     columns = asdict(bins) if bins is not None else {}
     rows = zip(*(values.tolist() for values in columns.values()), strict=True)
     return [{n: None if x != x else x for n, x in zip(columns, row, strict=True)} for row in rows]
@@ -301,12 +283,12 @@ def divergence_table(inputs: MetricInputs) -> dict[str, Any]:
     (corpus tokens by the baseline's probability of the target). The last two are rows with `left, right, n, mean, low,
     high`. A part without records is empty.
     """
-    kl = kl_values(inputs) if inputs.missing(ITEMS) is None else np.empty(0)
-    has_items = len(kl) > 0 and inputs.missing(OPTION_SCORES) is None
+    kl = kl_values(inputs) if inputs.missing(requirements.ITEMS) is None else np.empty(0)
+    has_items = len(kl) > 0 and inputs.missing(requirements.OPTION_SCORES) is None
     return {
         "item_percentiles": {f"{100 * level:g}": x for level, x in percentiles(kl).items()} if len(kl) else {},
-        "by_margin": _bins(kl_by_confidence(inputs) if has_items else None),
-        "by_probability": _bins(token_kl_by_confidence(inputs)),
+        "by_margin": _bins(margins.kl_by_confidence(inputs) if has_items else None),
+        "by_probability": _bins(margins.token_kl_by_confidence(inputs)),
     }
 
 

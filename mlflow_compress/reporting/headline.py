@@ -6,32 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlflow_compress.decide.gates import FLIPS, KL
+from mlflow_compress.metrics import kl_tail
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
-from mlflow_compress.metrics.kl_tail import (
-    ABOVE_CLIP,
-    CLIP,
-    CLIPPED,
-    KL_ITEMS,
-    TOP_ITEM,
-    TOP_PERCENT,
-    TRUSTED_ITEMS,
-    TRUSTED_TOP_PCT,
-    shows_clipped,
-)
 from mlflow_compress.metrics.noise import SIGNIFICANT, distinguishable
 from mlflow_compress.metrics.stats.significance import OneEnd, holm
 from mlflow_compress.metrics.win_rate import is_biased
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.numbers import (
-    Scale,
-    bytes_text,
-    interval_text,
-    ratio_text,
-    saved_dense,
-    scale_of,
-    value_text,
-)
+from mlflow_compress.reporting import numbers
 from mlflow_compress.reporting.tables import Column, Table, Words, escape_markdown, result_text
 
 if TYPE_CHECKING:
@@ -93,7 +75,7 @@ class HeadlineRow:
 
 def only_generated(pooled: Pooled) -> bool:
     """Return whether all answers were generated. Such items have flips, but no options and so no KL."""
-    items = pooled.get(KL_ITEMS.name)
+    items = pooled.get(kl_tail.KL_ITEMS.name)
     return items is not None and items.value == 0
 
 
@@ -112,25 +94,25 @@ def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
     counted = change or variant or baseline
     if counted is None:
         return None
-    scale, floor = scale_of(declared.unit), pooled.get(declared.floor or "")
+    scale, floor = numbers.scale_of(declared.unit), pooled.get(declared.floor or "")
     difference = distinguishable = None
     if change is not None:
         unchanged = key(change.name).unchanged
         ratio = each and unchanged == 1.0
-        shown = Scale(decimals=3) if ratio else scale
-        difference = ("x" if ratio else "") + interval_text(change, shown, difference=each and not ratio)
+        shown = numbers.Scale(decimals=3) if ratio else scale
+        difference = ("x" if ratio else "") + numbers.interval_text(change, shown, difference=each and not ratio)
         either_way = each or declared.low < unchanged < declared.high  # such as a win rate
         distinguishable = separates(change, unchanged) if either_way else above_floor(change, floor, unchanged)
     elif variant is not None and not declared.difference:  # the interval has no other place
-        difference = f"variant {interval_text(variant, scale, difference=False)}"
+        difference = f"variant {numbers.interval_text(variant, scale, difference=False)}"
     return HeadlineRow(
         label=declared.label,
         meaning=declared.meaning,
         n=_count(counted, declared.counted),
-        baseline=None if baseline is None else value_text(baseline, scale),
-        variant=None if variant is None else value_text(variant, scale),
+        baseline=None if baseline is None else numbers.value_text(baseline, scale),
+        variant=None if variant is None else numbers.value_text(variant, scale),
         difference=difference,
-        noise=None if floor is None else interval_text(floor, scale, difference=each),
+        noise=None if floor is None else numbers.interval_text(floor, scale, difference=each),
         distinguishable=distinguishable,
     )
 
@@ -143,14 +125,14 @@ def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
             HeadlineRow(label="KL, items (nats)", meaning=meaning, difference="not measured: answers are generated")
         ]
     rows = []
-    item, percent = pooled.get(TOP_ITEM.name), pooled.get(TOP_PERCENT.name)
+    item, percent = pooled.get(kl_tail.TOP_ITEM.name), pooled.get(kl_tail.TOP_PERCENT.name)
     if item is not None and percent is not None:
         held = f"{result_text(item)} / {result_text(percent)} of the mean"
         meaning = "How much of the mean KL the item with the largest KL holds, and the largest percent of the items."
         rows.append(
             HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
         )
-    gated = (CLIPPED, ABOVE_CLIP) if shows_clipped(pooled) else ()
+    gated = (kl_tail.CLIPPED, kl_tail.ABOVE_CLIP) if kl_tail.shows_clipped(pooled) else ()
     return rows + [
         HeadlineRow(label=k.label, meaning=k.meaning, n=_count(result, k.counted), difference=result_text(result))
         for k in gated
@@ -162,9 +144,9 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
     size = HeadlineRow(
         label="Size",
         meaning="Bytes of the stored tensors.",
-        baseline=bytes_text(sizes.base_size_bytes),
-        variant=bytes_text(sizes.size_bytes),
-        difference=ratio_text(sizes.size_ratio),
+        baseline=numbers.bytes_text(sizes.base_size_bytes),
+        variant=numbers.bytes_text(sizes.size_bytes),
+        difference=numbers.ratio_text(sizes.size_ratio),
     )
     zeros = HeadlineRow(
         label="Zeros in linear weights",
@@ -177,16 +159,16 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
         meaning="Stored bits per weight of the linear layers, scales and zero points included.",
         variant=f"{sizes.bits_per_weight:.2f}",
     )
-    rows = [size, *([zeros] if saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
+    rows = [size, *([zeros] if numbers.saved_dense(sizes.size_ratio, sizes.sparsity) else []), bits]
     before, now = sizes.base_cache_bytes_per_token, sizes.cache_bytes_per_token
     if before is None or now is None or before == now:
         return rows
     cache = HeadlineRow(
         label="Cache per token",
         meaning="Bytes of the keys and values of one token in all layers, scales included.",
-        baseline=bytes_text(round(before)),
-        variant=bytes_text(round(now)),
-        difference=ratio_text(before / now),
+        baseline=numbers.bytes_text(round(before)),
+        variant=numbers.bytes_text(round(now)),
+        difference=numbers.ratio_text(before / now),
     )
     return [*rows, cache]
 
@@ -244,11 +226,11 @@ def _distances(pooled: Pooled, section: str, named: tuple[tuple[str, str], ...],
 def footnotes(pooled: Pooled) -> list[str]:
     """Return the sentences under the headline table; empty if there are none."""
     notes = []
-    if shows_clipped(pooled):
+    if kl_tail.shows_clipped(pooled):
         notes.append(
-            f"The mean KL has no interval that can be trusted (fewer than {TRUSTED_ITEMS} items, or one holds "
-            f"{TRUSTED_TOP_PCT:g} % of it): read, as the gate does, the mean of the KL clipped at {CLIP:g} nat per "
-            "item, and the share of items above it."
+            f"The mean KL has no interval that can be trusted (fewer than {kl_tail.TRUSTED_ITEMS} items, or one holds "
+            f"{kl_tail.TRUSTED_TOP_PCT:g} % of it): read, as the gate does, the mean of the KL clipped at "
+            f"{kl_tail.CLIP:g} nat per item, and the share of items above it."
         )
     unscored: dict[str, None] = {}
     for shown in headline_keys():
@@ -342,7 +324,7 @@ def for_users(pooled: Mapping[str, MetricResult]) -> str:
     changed, others = [], []
     for declared, result, sure in found:
         if sure:
-            text = interval_text(result, scale_of(declared.unit), difference=declared.is_difference)
+            text = numbers.interval_text(result, numbers.scale_of(declared.unit), difference=declared.is_difference)
             changed.append(f"{declared.noticed} {text}")
         else:
             others.append(declared.noticed)

@@ -14,18 +14,8 @@ from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED, shows_cli
 from mlflow_compress.metrics.long_context import SLOPE
 from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, WORST_KL
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting import numbers
 from mlflow_compress.reporting.headline import noticed, only_generated
-from mlflow_compress.reporting.numbers import (
-    NATS,
-    PERCENT,
-    SHARE,
-    decimals,
-    interval_text,
-    plain,
-    ratio_text,
-    scale_of,
-    size_text,
-)
 
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
@@ -55,7 +45,7 @@ class SliceFinding:
     @property
     def text(self) -> str:
         """The finding, as in "Greek script: flips 11.3 % [9.0, 14.1], others 4.1 %"."""
-        value = interval_text(self.result, scale_of(key(self.result.name).unit), difference=False)
+        value = numbers.interval_text(self.result, numbers.scale_of(key(self.result.name).unit), difference=False)
         return f"{self.name}: {self.measured} {value}{f', others {self.others_text}' if self.others_text else ''}"
 
     @property
@@ -63,9 +53,9 @@ class SliceFinding:
         """The value of all other items, with as many digits."""
         if self.others is None:
             return ""
-        scale = scale_of(key(self.result.name).unit)
-        digits = decimals(self.result.value, self.result.low, self.result.high, fewest=scale.decimals)
-        return plain(self.others, digits) + scale.suffix
+        scale = numbers.scale_of(key(self.result.name).unit)
+        digits = numbers.decimals(self.result.value, self.result.low, self.result.high, fewest=scale.decimals)
+        return numbers.plain(self.others, digits) + scale.suffix
 
 
 def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
@@ -105,10 +95,10 @@ def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
 def _size(label: str, ratio: float | None, sparsity: float | None, cache_ratio: float | None) -> str:
     if ratio is None:
         return "size not known"
-    words = size_text(ratio, sparsity)
+    words = numbers.size_text(ratio, sparsity)
     if cache_ratio is not None and cache_ratio != 1:
-        return f"{words}, its cache {ratio_text(cache_ratio)}"
-    return "not compressed" if label == UNCOMPRESSED and words == size_text(1.0) else words
+        return f"{words}, its cache {numbers.ratio_text(cache_ratio)}"
+    return "not compressed" if label == UNCOMPRESSED and words == numbers.size_text(1.0) else words
 
 
 def _servers(served_by: Sequence[str] | None) -> str:
@@ -122,20 +112,20 @@ def _flips(flips: MetricResult | None) -> str:
         return "flips not measured"
     if flips.value == 0:
         return f"none of {flips.n:,} answers flipped" + (f" (at most {flips.high:.2g} %)" if flips.high else "")
-    return f"{interval_text(flips, PERCENT, difference=False)} of {flips.n:,} answers flipped"
+    return f"{numbers.interval_text(flips, numbers.PERCENT, difference=False)} of {flips.n:,} answers flipped"
 
 
 def _kl(pooled: Mapping[str, MetricResult]) -> str:
     if shows_clipped(pooled):
-        above = interval_text(pooled[ABOVE_CLIP.name], PERCENT, difference=False)
-        clipped = interval_text(pooled[CLIPPED.name], NATS, difference=False)
+        above = numbers.interval_text(pooled[ABOVE_CLIP.name], numbers.PERCENT, difference=False)
+        clipped = numbers.interval_text(pooled[CLIPPED.name], numbers.NATS, difference=False)
         return f"KL per item, clipped, {clipped}; {above} of items above {CLIP:g} nat"
     for name, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
         if name in pooled:
-            return f"{words} {interval_text(pooled[name], NATS, difference=False)}"
+            return f"{words} {numbers.interval_text(pooled[name], numbers.NATS, difference=False)}"
     bound = next((result for name, result in pooled.items() if name.startswith("distance/kl_top")), None)
     if bound is not None:  # of a served model
-        return f"KL at least {interval_text(bound, NATS, difference=False)}"
+        return f"KL at least {numbers.interval_text(bound, numbers.NATS, difference=False)}"
     return "KL not measured" + (": answers are generated" if only_generated(pooled) else "")
 
 
@@ -144,14 +134,15 @@ def _growth(pooled: Mapping[str, MetricResult]) -> str:
     slope = next((result for declared, result, sure in noticed(pooled) if sure and declared.name == SLOPE.name), None)
     if slope is None or slope.value <= 0.0:
         return ""
-    return f" and grows by {interval_text(slope, NATS, difference=False)} with each 1,000 tokens of a long context"
+    growth = numbers.interval_text(slope, numbers.NATS, difference=False)
+    return f" and grows by {growth} with each 1,000 tokens of a long context"
 
 
 def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> bool:
     """Return whether many answers flipped without a significant change of accuracy."""
     if delta is None or flips is None or significant is not False:
         return False
-    points = abs(SHARE.factor * delta.value)
+    points = abs(numbers.SHARE.factor * delta.value)
     return flips.value >= max(_TIMES * points, points + _POINTS)
 
 
@@ -197,6 +188,6 @@ def verdict(
         return f"{label}: {harm}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"
     significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
     link = ", but " if _hidden(delta, flips, significant) else ", "
-    accuracy = "" if delta is None else f"accuracy {interval_text(delta, SHARE, difference=True)}{link}"
+    accuracy = "" if delta is None else f"accuracy {numbers.interval_text(delta, numbers.SHARE, difference=True)}{link}"
     moves = f"{_flips(flips)}; {_kl(pooled)}{_growth(pooled)}"
     return f"{label}: {harm}; {accuracy}{moves}; {f'{slices}; ' if slices else ''}{size}{remark}"

@@ -19,15 +19,7 @@ from transformers import AutoModelForCausalLM
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.scoring.baseline_store import SHARD_BYTES
 from mlflow_compress.scoring.kernels.row_stats import BLOCK, TOP
-from mlflow_compress.scoring.plan.packing import (
-    NO_PREFIX,
-    PackedBatch,
-    PaddedBatch,
-    Plan,
-    group_units,
-    last_uses,
-    n_scored_rows,
-)
+from mlflow_compress.scoring.plan import packing
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -134,13 +126,13 @@ class Workload:
         return Workload(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
-def workload(plan: Plan, tokens_unshared: int, head_rows: int) -> Workload:
+def workload(plan: packing.Plan, tokens_unshared: int, head_rows: int) -> Workload:
     """Return the work of one plan; `tokens_unshared` counts its sequences as they were given."""
     return Workload(
         tokens=plan.n_tokens,
         tokens_unshared=tokens_unshared,
         pairs=sum(_pairs(unit) for unit in plan.units),
-        rows=sum(n_scored_rows(unit) for unit in plan.units),
+        rows=sum(packing.n_scored_rows(unit) for unit in plan.units),
         groups=tuple(_group_sizes(plan, head_rows)),
     )
 
@@ -158,32 +150,32 @@ def generation_workload(prompt_lengths: Iterable[int], new_tokens: int) -> Workl
     )
 
 
-def _pairs(unit: PackedBatch | PaddedBatch) -> int:
-    if isinstance(unit, PackedBatch):
+def _pairs(unit: packing.PackedBatch | packing.PaddedBatch) -> int:
+    if isinstance(unit, packing.PackedBatch):
         return int((unit.positions.astype("int64") + 1).sum())
     return sum(len(ids) * (len(ids) + 1) // 2 for ids in unit.sequences)
 
 
-def _computed(unit: PackedBatch | PaddedBatch) -> int:
+def _computed(unit: packing.PackedBatch | packing.PaddedBatch) -> int:
     """Return the tokens of a forward pass, padding included."""
-    if isinstance(unit, PackedBatch):
+    if isinstance(unit, packing.PackedBatch):
         return unit.n_tokens
     return len(unit.sequences) * max(len(ids) for ids in unit.sequences)
 
 
-def _group_sizes(plan: Plan, head_rows: int) -> Iterator[GroupSize]:
+def _group_sizes(plan: packing.Plan, head_rows: int) -> Iterator[GroupSize]:
     """Yield what each group holds: of kept prefixes, and of the unit that runs."""
-    done, size, kept = last_uses(plan.units), {NO_PREFIX: 0}, 0
-    for group in group_units(plan, head_rows):
+    done, size, kept = packing.last_uses(plan.units), {packing.NO_PREFIX: 0}, 0
+    for group in packing.group_units(plan, head_rows):
         longest = most = mask = 0
         for number in range(group.units.start, group.units.stop):
             unit, running = plan.units[number], 0
-            if isinstance(unit, PackedBatch):
+            if isinstance(unit, packing.PackedBatch):
                 # The running unit's cache is a copy of its prefix, and its own tokens.
                 running = size[unit.prefix] + unit.n_tokens
                 if size[unit.prefix] or not unit.is_path:  # a plain sequence needs no mask
                     mask = max(mask, unit.n_tokens * running)
-                if unit.keep != NO_PREFIX:
+                if unit.keep != packing.NO_PREFIX:
                     size[unit.keep] = running
                     kept += running
             longest, most = max(longest, _computed(unit)), max(most, kept + running)

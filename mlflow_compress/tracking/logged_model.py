@@ -12,15 +12,7 @@ from pathlib import Path
 
 import mlflow
 import pandas as pd
-from mlflow.entities import (
-    Dataset,
-    DatasetInput,
-    InputTag,
-    LoggedModelInput,
-    LoggedModelOutput,
-    LoggedModelStatus,
-    Metric,
-)
+from mlflow import entities
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.types.llm import CHAT_MODEL_OUTPUT_SCHEMA
@@ -187,10 +179,10 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
             checkpoint = str(entry.checkpoint), f"artifacts/{_CHECKPOINT}"
             client.wait_for(lambda: client.impatient.log_model_artifacts(model.model_id, *checkpoint), long=True)
     except BaseException:
-        client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
+        client.finalize_logged_model(model.model_id, entities.LoggedModelStatus.FAILED)
         raise
-    client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    client.finalize_logged_model(model.model_id, entities.LoggedModelStatus.READY)
+    client.log_outputs(run_id, [entities.LoggedModelOutput(model.model_id, step=0)])
     return str(model.model_id)
 
 
@@ -255,10 +247,12 @@ class DataSet:
 
 def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -> None:
     """Log data sets as inputs of a run."""
-    context = [InputTag(MLFLOW_DATASET_CONTEXT, "eval")]
+    context = [entities.InputTag(MLFLOW_DATASET_CONTEXT, "eval")]
     inputs = [
-        DatasetInput(
-            Dataset(name=s.name, digest=s.digest[:16], source_type=SOURCE_TYPE, source=json.dumps(dict(s.source))),
+        entities.DatasetInput(
+            entities.Dataset(
+                name=s.name, digest=s.digest[:16], source_type=SOURCE_TYPE, source=json.dumps(dict(s.source))
+            ),
             context,
         )
         for s in data_sets
@@ -269,7 +263,7 @@ def log_data_sets(tracker: Tracker, run_id: str, data_sets: Sequence[DataSet]) -
 def log_model_input(tracker: Tracker, run_ids: Iterable[str], model_id: str) -> None:
     """Log a model as the input of the runs that have measured it, as MLflow's pages of model and runs show it."""
     for run_id in run_ids:
-        tracker.client.log_inputs(run_id, models=[LoggedModelInput(model_id)])
+        tracker.client.log_inputs(run_id, models=[entities.LoggedModelInput(model_id)])
 
 
 def log_model_values(
@@ -281,5 +275,5 @@ def log_model_values(
     """
     now = int(time.time() * 1000)
     link = {"dataset_name": data_set.name, "dataset_digest": data_set.digest[:16]} if data_set else {}
-    metrics = [Metric(key, float(value), now, 0, model_id=model_id, **link) for key, value in values.items()]
+    metrics = [entities.Metric(key, float(value), now, 0, model_id=model_id, **link) for key, value in values.items()]
     tracker.client.log_batch(run_id, metrics=metrics)

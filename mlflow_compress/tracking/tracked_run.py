@@ -8,18 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlflow.entities import (
-    AssessmentError,
-    AssessmentSource,
-    Feedback,
-    Metric,
-    Param,
-    RunTag,
-    Span,
-    SpanType,
-    TraceInfo,
-    TraceLocation,
-)
+from mlflow import entities
 from mlflow.entities.trace_state import TraceState
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -73,10 +62,10 @@ def log_judged_answers(uri: str, experiment_id: str, run_id: str, judged: Sequen
         ) from error
 
 
-def _info(one: JudgedAnswer, trace_id: str, experiment_id: str, run_id: str, now: int) -> TraceInfo:
-    return TraceInfo(
+def _info(one: JudgedAnswer, trace_id: str, experiment_id: str, run_id: str, now: int) -> entities.TraceInfo:
+    return entities.TraceInfo(
         trace_id=trace_id,
-        trace_location=TraceLocation.from_experiment_id(experiment_id),
+        trace_location=entities.TraceLocation.from_experiment_id(experiment_id),
         request_time=now // 1_000_000,
         state=TraceState.OK,
         request_preview=one.messages[-1]["content"][:_PREVIEW],
@@ -87,30 +76,32 @@ def _info(one: JudgedAnswer, trace_id: str, experiment_id: str, run_id: str, now
     )
 
 
-def _feedback(given: AnswerFeedback, trace_id: str) -> Feedback:
-    return Feedback(
+def _feedback(given: AnswerFeedback, trace_id: str) -> entities.Feedback:
+    return entities.Feedback(
         trace_id=trace_id,
         name=given.name,
         value=given.value,
-        error=None if given.reason is None else AssessmentError(error_code=given.reason, error_message=given.rationale),
+        error=None
+        if given.reason is None
+        else entities.AssessmentError(error_code=given.reason, error_message=given.rationale),
         rationale=given.rationale,
-        source=AssessmentSource(source_type="LLM_JUDGE", source_id=given.source),
+        source=entities.AssessmentSource(source_type="LLM_JUDGE", source_id=given.source),
         metadata=dict(given.details),
     )
 
 
-def _span(one: JudgedAnswer, trace_id: str, now: int) -> Span:
+def _span(one: JudgedAnswer, trace_id: str, now: int) -> entities.Span:
     """Return the answer as a span without a duration: when it was generated is not known here."""
     attributes: dict[str, Any] = {
         SpanAttributeKey.REQUEST_ID: trace_id,
-        SpanAttributeKey.SPAN_TYPE: SpanType.CHAT_MODEL,
+        SpanAttributeKey.SPAN_TYPE: entities.SpanType.CHAT_MODEL,
         SpanAttributeKey.INPUTS: {"messages": [dict(message) for message in one.messages]},
         SpanAttributeKey.OUTPUTS: one.answer,
     }
     context = SpanContext(
         int(trace_id.removeprefix("tr-"), 16), secrets.randbits(63) + 1, is_remote=False, trace_flags=TraceFlags(1)
     )
-    return Span(
+    return entities.Span(
         ReadableSpan(
             name=f"{one.model}'s answer",
             context=context,
@@ -157,7 +148,7 @@ class TrackedRun(OpenRun):
         self._client.set_terminated(self.run_id, status)
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)[:_TAG_LIMIT]) for k, v in tags.items()])
+        self._client.log_batch(self.run_id, tags=[entities.RunTag(k, str(v)[:_TAG_LIMIT]) for k, v in tags.items()])
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log parameters. If the run has a parameter with another value, the new value is logged as ``resolved/NAME``.
@@ -166,7 +157,7 @@ class TrackedRun(OpenRun):
         """
         there = self._client.get_run(self.run_id).data.params
         new = new_parameters(there, {key: str(value) for key, value in params.items()})
-        self._client.log_batch(self.run_id, params=[Param(key, value) for key, value in new.items()])
+        self._client.log_batch(self.run_id, params=[entities.Param(key, value) for key, value in new.items()])
 
     def remove_tags(self, *keys: str) -> None:
         """Remove those of these tags that the run has."""
@@ -177,7 +168,7 @@ class TrackedRun(OpenRun):
 
     def log_values(self, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, 0) for k, v in values.items()])
+        self._client.log_batch(self.run_id, metrics=[entities.Metric(k, float(v), now, 0) for k, v in values.items()])
 
     def log_file(self, path: Path, folder: str = "") -> None:
         self._client.wait_for(lambda: self._artifacts.log_artifact(str(path), folder or None), long=True)

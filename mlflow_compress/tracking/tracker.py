@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
 from mlflow_compress.lifetime import KILLED_BY, processor_time
-from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking import live_processes, run_names
 from mlflow_compress.tracking.artifacts import json_artifact, local_folder
 from mlflow_compress.tracking.experiment import (
     AUTO,
@@ -31,14 +31,6 @@ from mlflow_compress.tracking.experiment import (
     tags_filter,
 )
 from mlflow_compress.tracking.lease import give_back_leases, leased
-from mlflow_compress.tracking.live_processes import (
-    dead_processes,
-    own_name,
-    run_ended,
-    run_not_closed,
-    run_opened,
-    runs_not_closed,
-)
 from mlflow_compress.tracking.store import RunLink, StoredRun, is_run_id, whole_id
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.unfinished_commands import note_run
@@ -81,10 +73,10 @@ def close_dead_runs(client: PatientClient, uri: str) -> None:
 
     Their leases are given back. A process that is alive, or on another machine, is left alone.
     """
-    for run_id in runs_not_closed(uri):  # the server was away when this process wanted to
+    for run_id in live_processes.runs_not_closed(uri):  # the server was away when this process wanted to
         _close(client, run_id, "the tracking server was away at its end")
-        run_ended(uri, run_id)
-    with dead_processes(uri) as names:
+        live_processes.run_ended(uri, run_id)
+    with live_processes.dead_processes(uri) as names:
         for name in names:
             mine = tags_filter({run_names.PROCESS: name})
             for run in search_runs(client, f"{mine} and attributes.status = 'RUNNING'"):
@@ -151,9 +143,9 @@ def until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[No
     try:
         client.set_terminated(run.run_id, "FINISHED")
     except TrackingError:
-        run_not_closed(uri, run.run_id)
+        live_processes.run_not_closed(uri, run.run_id)
         raise
-    run_ended(uri, run.run_id)
+    live_processes.run_ended(uri, run.run_id)
 
 
 @contextmanager
@@ -161,11 +153,11 @@ def _as_far_as_possible(uri: str, run: TrackedRun) -> Iterator[None]:
     try:
         yield
     except (TrackingError, MlflowException, OSError) as error:
-        run_not_closed(uri, run.run_id)
+        live_processes.run_not_closed(uri, run.run_id)
         logger.warning("Run %s stays open, until the next command closes it", run.run_id)
         logger.debug("because of this: %s", error)
     else:
-        run_ended(uri, run.run_id)
+        live_processes.run_ended(uri, run.run_id)
 
 
 def _fail(client: PatientClient, run: TrackedRun, error: BaseException) -> None:
@@ -288,7 +280,7 @@ class Tracker:
         with self._pointed_at(tracked, name, signpost), until_ended(self.client, self.uri, tracked):
             if given:
                 tracked.rename(name)
-                tracked.set_tags({**every, run_names.PROCESS: run_opened(self.uri, run_id)})
+                tracked.set_tags({**every, run_names.PROCESS: live_processes.run_opened(self.uri, run_id)})
             note_run(self.uri, stage, run_id)
             before = processor_time()
             yield tracked
@@ -309,7 +301,7 @@ class Tracker:
         tracked = TrackedRun(self.client, run_id)
         with until_ended(self.client, self.uri, tracked):
             self.client.update_run(run_id, status="RUNNING")
-            tracked.set_tags({run_names.PROCESS: run_opened(self.uri, run_id)})
+            tracked.set_tags({run_names.PROCESS: live_processes.run_opened(self.uri, run_id)})
             run = self.client.get_run(run_id)
             self.experiment_id = str(run.info.experiment_id)  # for the runs of its remaining stages
             note_run(self.uri, run.data.tags[run_names.STAGE], run_id)
@@ -320,7 +312,7 @@ class Tracker:
     def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
         if urlsplit(self.uri).scheme.partition("+")[0] not in _SHARED:
             return nullcontext(lambda: None)
-        return leased(self.client, self.experiment_id, key[:16], own_name(self.uri))
+        return leased(self.client, self.experiment_id, key[:16], live_processes.own_name(self.uri))
 
     def find_finished(self, stage: str, **tags: str) -> list[Run]:
         """Return the finished MLflow runs of a stage with the given tags, newest first, over all experiments."""

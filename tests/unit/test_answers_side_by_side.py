@@ -9,24 +9,14 @@ from hypothesis import strategies as st
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.records import Generations, Judgments
-from mlflow_compress.reporting.answers_page import (
-    REPORT_SHOWS,
-    ComparedAnswer,
-    MarkedText,
-    as_jsonl,
-    compared_answers,
-    first_differing_place,
-    from_jsonl,
-    marked,
-    render_answers,
-)
+from mlflow_compress.reporting import answers_page
 from mlflow_compress.reporting.html import render_report
 from tests.metric_records import generations_of
 from tests.report_results import Page
 from tests.unit.test_report_page import hostile
 
 
-def whole(text: MarkedText) -> str:
+def whole(text: answers_page.MarkedText) -> str:
     return text.folded_start + text.shared + text.mark + text.rest + text.folded_rest
 
 
@@ -44,7 +34,7 @@ def whole(text: MarkedText) -> str:
 def test_the_first_word_that_differs_is_marked(
     one: str, other: str, marks: tuple[str, str], ends: tuple[bool, bool]
 ) -> None:
-    found = marked(one, other)
+    found = answers_page.marked(one, other)
     assert tuple(text.mark for text in found) == marks and tuple(text.ends for text in found) == ends
     assert [whole(text) for text in found] == [one, other]
 
@@ -52,10 +42,10 @@ def test_the_first_word_that_differs_is_marked(
 @given(st.text(), st.text(), st.text())
 def test_the_parts_are_the_text_and_both_begin_alike(start: str, one: str, other: str) -> None:
     one, other = start + one, start + other
-    left, right = marked(one, other)
+    left, right = answers_page.marked(one, other)
     assert (whole(left), whole(right)) == (one, other)
     assert left.folded_start + left.shared == right.folded_start + right.shared or one == other
-    at = first_differing_place(one, other)
+    at = answers_page.first_differing_place(one, other)
     assert (at is None) == (one == other)
     if at is not None:
         assert one[:at] == other[:at] and one[at : at + 1] != other[at : at + 1]
@@ -66,15 +56,17 @@ def test_the_parts_are_the_text_and_both_begin_alike(start: str, one: str, other
 
 def test_long_texts_are_folded_around_the_difference() -> None:
     alike = "word " * 400
-    left, right = marked(alike + "dog " + "tail " * 1000, alike + "cat")
+    left, right = answers_page.marked(alike + "dog " + "tail " * 1000, alike + "cat")
     assert left.mark == "dog" and right.mark == "cat"
     assert len(left.shared) == 300 and len(left.folded_start) == 1700 and len(left.rest) == 1200
     assert left.folded_rest.endswith("tail ") and not right.folded_rest
 
 
-def pair(item: str, drop: float | None, similarity: float | None = None, variant: str = "other") -> ComparedAnswer:
+def pair(
+    item: str, drop: float | None, similarity: float | None = None, variant: str = "other"
+) -> answers_page.ComparedAnswer:
     grades = {} if drop is None else {"": 8.0}
-    return ComparedAnswer(
+    return answers_page.ComparedAnswer(
         item_id=item,
         turn=0,
         category="writing",
@@ -106,7 +98,7 @@ def test_largest_drop_first_then_lowest_similarity() -> None:
     texts = {name: ["x", "y"] for name in "abc"}
     baseline = graded({("a", 0): [8], ("a", 1): [8, 9], ("b", 0): [8], ("b", 1): [5], ("c", 0): [7]})
     variant = graded({("a", 0): [8], ("a", 1): [4, 5], ("b", 0): [9], ("b", 1): [None], ("c", 0): [7]})
-    found = compared_answers(
+    found = answers_page.compared_answers(
         questions,
         dict.fromkeys("abc", "writing"),
         (records("B", texts), records("V", texts)),
@@ -126,11 +118,11 @@ def test_several_judges_keep_their_names_and_the_drop_is_their_mean() -> None:
         Judgments.concat([graded({("a", 0): [one]}, "mt_bench/x"), graded({("a", 0): [other]}, "mt_bench/y")])
         for one, other in ((8.0, 6.0), (4.0, 4.0))
     ]
-    [found] = compared_answers(
+    [found] = answers_page.compared_answers(
         {"a": ("Q",)}, {"a": "c"}, (records("B", {"a": ["x"]}), records("V", {"a": ["x"]})), (both[0], both[1])
     )
     assert found.grades_baseline == {"x": 8.0, "y": 6.0} and found.drop == 3.0
-    assert "grade 8 (x), 6 (y)" in Page(render_answers("t", [found])).text
+    assert "grade 8 (x), 6 (y)" in Page(answers_page.render_answers("t", [found])).text
 
 
 @given(st.lists(st.tuples(st.text(), st.text(), st.text()), max_size=4))
@@ -139,19 +131,19 @@ def test_the_rows_are_read_back_as_they_were(texts: list[tuple[str, str, str]]) 
         replace(pair(str(i), 1.5, 0.25), question=question, baseline=one, variant=other)
         for i, (question, one, other) in enumerate(texts)
     ]
-    written = as_jsonl(pairs)
-    assert from_jsonl(written, "here") == pairs
+    written = answers_page.as_jsonl(pairs)
+    assert answers_page.from_jsonl(written, "here") == pairs
     for line, made in zip(written.split("\n"), pairs, strict=False):
-        assert json.loads(line)["first_difference"] == first_differing_place(made.baseline, made.variant)
+        assert json.loads(line)["first_difference"] == answers_page.first_differing_place(made.baseline, made.variant)
 
 
 def test_broken_rows_are_named() -> None:
     with pytest.raises(DataError, match=r"Line 2 .*here"):
-        from_jsonl(as_jsonl([pair("a", 1.0)]) + '{"item_id": "b"}\n', "here")
+        answers_page.from_jsonl(answers_page.as_jsonl([pair("a", 1.0)]) + '{"item_id": "b"}\n', "here")
 
 
 def test_hostile_text_is_escaped_on_page_and_report() -> None:
-    attack = ComparedAnswer(
+    attack = answers_page.ComparedAnswer(
         item_id=hostile("item_id"),
         turn=1,
         category=hostile("category"),
@@ -162,7 +154,7 @@ def test_hostile_text_is_escaped_on_page_and_report() -> None:
         grades_variant={hostile("judge"): 3.0},
     )
     for page in (
-        render_answers(hostile("title"), [attack]),
+        answers_page.render_answers(hostile("title"), [attack]),
         render_report(title=hostile("title"), verdict="v", results=[], answers=[attack]),
     ):
         parsed = Page(page)
@@ -174,8 +166,8 @@ def test_hostile_text_is_escaped_on_page_and_report() -> None:
 
 
 def test_the_report_shows_the_first_pairs_and_counts_the_others() -> None:
-    pairs = [pair(f"q{i}", float(10 - i)) for i in range(REPORT_SHOWS + 3)]
+    pairs = [pair(f"q{i}", float(10 - i)) for i in range(answers_page.REPORT_SHOWS + 3)]
     page = render_report(title="t", verdict="v", results=[], answers=pairs)
-    assert page.count('<article class="pair">') == REPORT_SHOWS
-    assert f"All {REPORT_SHOWS + 3} are in answers/answers.html" in page
+    assert page.count('<article class="pair">') == answers_page.REPORT_SHOWS
+    assert f"All {answers_page.REPORT_SHOWS + 3} are in answers/answers.html" in page
     assert "Answers side by side" not in render_report(title="t", verdict="v", results=[])

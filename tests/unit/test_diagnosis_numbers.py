@@ -8,28 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.diagnosis import (
-    DIGITS,
-    FIRST,
-    INSIDE,
-    KL,
-    OTHER,
-    PUNCTUATION,
-    RARE,
-    SPACE,
-    GroupMove,
-    SwapTable,
-    by_category,
-    by_class,
-    by_position,
-    class_rows,
-    groups_to_keep,
-    moved_texts,
-    paired_ratio,
-    rare_tokens,
-    summarize_groups,
-    token_class,
-)
+from mlflow_compress.metrics import diagnosis
 from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDistances
 
 
@@ -60,7 +39,7 @@ def records(**kl: list[list[float]]) -> SwapDistances:
 
 
 def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
-    table = SwapTable.of(
+    table = diagnosis.SwapTable.of(
         records(
             none=[[0.0, 0.0], [0.0, 0.0]] * 10,
             a=[[0.1, 0.3], [0.2, 0.6]] * 10,  # mean 0.3
@@ -70,7 +49,9 @@ def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
         )
     )
     groups = [Group("a", "qkv", 0), Group("b", "o", 0)]
-    found = summarize_groups(table, groups, {"a": "noise_a"}, {"b": "why"}, whole="all", together="all", no_swap="none")
+    found = diagnosis.summarize_groups(
+        table, groups, {"a": "noise_a"}, {"b": "why"}, whole="all", together="all", no_swap="none"
+    )
     a, b = found.groups
     assert a.kl.value == pytest.approx(0.3) and b.kl.value == pytest.approx(0.1) and a.kl.n == 40
     assert a.share == pytest.approx(0.75) and b.share == pytest.approx(0.25)
@@ -87,50 +68,52 @@ def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
 
 def test_a_ratio_of_equal_swaps_is_one_without_width() -> None:
     kl = [[0.1, 0.2], [0.3, 0.1], [0.5, 0.2]] * 7
-    table = SwapTable.of(records(a=kl, b=kl))
-    found = paired_ratio(table, "r", ["a"], ["b"])
+    table = diagnosis.SwapTable.of(records(a=kl, b=kl))
+    found = diagnosis.paired_ratio(table, "r", ["a"], ["b"])
     assert found is not None and found.value == pytest.approx(1.0)
     assert found.low == pytest.approx(1.0) and found.high == pytest.approx(1.0)  # pairing: no noise of the texts
-    few = paired_ratio(SwapTable.of(records(a=kl[:19], b=kl[:19])), "r", ["a"], ["b"])
+    few = diagnosis.paired_ratio(diagnosis.SwapTable.of(records(a=kl[:19], b=kl[:19])), "r", ["a"], ["b"])
     assert few is not None and (few.low, few.high) == (None, None)  # of 19 texts
 
 
 def test_the_groups_to_keep_carry_half_with_the_fewest_weights() -> None:
     """Of 1.0: o has the most per weight (0.02), then qkv (0.01), then down (0.008)."""
 
-    def moves(**kl: float) -> list[GroupMove]:
+    def moves(**kl: float) -> list[diagnosis.GroupMove]:
         return [
-            GroupMove(name=n, kind=n, layer=0, kl=MetricResult(KL, v, None, None), share=v, top_changed=0.0)
+            diagnosis.GroupMove(
+                name=n, kind=n, layer=0, kl=MetricResult(diagnosis.KL, v, None, None), share=v, top_changed=0.0
+            )
             for n, v in kl.items()
         ]
 
     sizes = {"qkv": 20, "o": 10, "down": 50}
     groups = moves(qkv=0.2, o=0.2, down=0.4, head=0.2)
-    assert groups_to_keep(groups, sizes) == ("o", "down")  # all three are taken, and qkv is not needed then
-    assert groups_to_keep(moves(qkv=0.3, o=0.2, down=0.5), sizes) == ("qkv", "o")
-    assert groups_to_keep(moves(qkv=0.2, head=0.8), sizes) == ()  # the head has no size: no recipe names it
-    assert groups_to_keep(moves(qkv=0.0, o=0.0, down=0.0), sizes) == ()
+    assert diagnosis.groups_to_keep(groups, sizes) == ("o", "down")  # all three are taken, and qkv is not needed then
+    assert diagnosis.groups_to_keep(moves(qkv=0.3, o=0.2, down=0.5), sizes) == ("qkv", "o")
+    assert diagnosis.groups_to_keep(moves(qkv=0.2, head=0.8), sizes) == ()  # the head has no size: no recipe names it
+    assert diagnosis.groups_to_keep(moves(qkv=0.0, o=0.0, down=0.0), sizes) == ()
 
 
 def test_where_nothing_moves_there_is_no_ratio_and_no_share() -> None:
-    table = SwapTable.of(records(none=[[0.0], [0.0]], a=[[0.0], [0.0]]))
-    assert paired_ratio(table, "r", ["a"], ["none"]) is None
-    found = summarize_groups(table, [Group("a", "o", 1)], {}, {}, whole="a", together="a", no_swap="none")
+    table = diagnosis.SwapTable.of(records(none=[[0.0], [0.0]], a=[[0.0], [0.0]]))
+    assert diagnosis.paired_ratio(table, "r", ["a"], ["none"]) is None
+    found = diagnosis.summarize_groups(table, [Group("a", "o", 1)], {}, {}, whole="a", together="a", no_swap="none")
     assert found.additivity is None and found.groups[0].share is None and found.noise_ratio is None
 
 
 def test_swaps_on_other_tokens_are_refused() -> None:
     with pytest.raises(DataError, match="no distances"):
-        SwapTable.of(records())
+        diagnosis.SwapTable.of(records())
     with pytest.raises(AlignmentError, match="other tokens"):
-        SwapTable.of(records(a=[[0.1, 0.2]], b=[[0.1]]))
+        diagnosis.SwapTable.of(records(a=[[0.1, 0.2]], b=[[0.1]]))
     with pytest.raises(AlignmentError, match="other tokens"):
-        SwapTable.of(records(a=[[0.1, 0.2]], b=[[0.1], [0.2]]))
+        diagnosis.SwapTable.of(records(a=[[0.1, 0.2]], b=[[0.1], [0.2]]))
 
 
 def test_positions_are_counted_from_one_in_powers_of_two() -> None:
-    table = SwapTable.of(records(a=[[float(i) for i in range(1, 10)], [float(i) for i in range(1, 10)]]))
-    found = by_position(table, "a")
+    table = diagnosis.SwapTable.of(records(a=[[float(i) for i in range(1, 10)], [float(i) for i in range(1, 10)]]))
+    found = diagnosis.by_position(table, "a")
     assert [r.category for r in found] == ["token 1", "tokens 2-3", "tokens 4-7", "tokens 8-15"]
     assert [r.value for r in found] == [1.0, 2.5, 5.5, 8.5]
     assert [r.n for r in found] == [2, 4, 8, 4]
@@ -139,38 +122,38 @@ def test_positions_are_counted_from_one_in_powers_of_two() -> None:
 @pytest.mark.parametrize(
     ("text", "before", "wanted"),
     [
-        (" mill", "the", FIRST),
-        ("Mill", " (", FIRST),
-        ("mill", "", FIRST),
-        ('"The', " ", FIRST),
-        ("er", " mill", INSIDE),
-        ("-old", "year", FIRST),
-        (" 12", "in", DIGITS),
-        ("B2", " ", DIGITS),
-        (", ", "er", PUNCTUATION),
-        ("\n\n", ".", SPACE),
-        (" ", ".", SPACE),
-        ("", "x", OTHER),
-        ("\N{REPLACEMENT CHARACTER}", "x", OTHER),
-        ("\N{LATIN SMALL LETTER E WITH ACUTE}t", "caf", INSIDE),
+        (" mill", "the", diagnosis.FIRST),
+        ("Mill", " (", diagnosis.FIRST),
+        ("mill", "", diagnosis.FIRST),
+        ('"The', " ", diagnosis.FIRST),
+        ("er", " mill", diagnosis.INSIDE),
+        ("-old", "year", diagnosis.FIRST),
+        (" 12", "in", diagnosis.DIGITS),
+        ("B2", " ", diagnosis.DIGITS),
+        (", ", "er", diagnosis.PUNCTUATION),
+        ("\n\n", ".", diagnosis.SPACE),
+        (" ", ".", diagnosis.SPACE),
+        ("", "x", diagnosis.OTHER),
+        ("\N{REPLACEMENT CHARACTER}", "x", diagnosis.OTHER),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}t", "caf", diagnosis.INSIDE),
     ],
 )
 def test_the_class_of_a_token(text: str, before: str, wanted: str) -> None:
-    assert token_class(text, before) == wanted
+    assert diagnosis.token_class(text, before) == wanted
 
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4), st.integers(0, 5)), min_size=1, max_size=40))
 def test_every_token_has_one_class(tokens: list[tuple[str, str, int]]) -> None:
     own, before, ids = zip(*tokens, strict=True)
-    rows = class_rows(own, before, np.asarray(ids))
-    classes = np.stack([rows[name] for name in rows if name != RARE])
+    rows = diagnosis.class_rows(own, before, np.asarray(ids))
+    classes = np.stack([rows[name] for name in rows if name != diagnosis.RARE])
     assert (classes.sum(axis=0) == 1).all() and all(chosen.any() for chosen in rows.values())
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=200))
 def test_rare_tokens_occur_less_often_than_others(ids: list[int]) -> None:
     tokens = np.asarray(ids)
-    rare = rare_tokens(tokens)
+    rare = diagnosis.rare_tokens(tokens)
     counts = np.asarray([(tokens == token).sum() for token in tokens])
     assert rare[counts == 1].all()
     if rare.any() and (~rare).any():
@@ -180,15 +163,20 @@ def test_rare_tokens_occur_less_often_than_others(ids: list[int]) -> None:
 
 
 def test_classes_split_the_tokens() -> None:
-    table = SwapTable.of(records(a=[[1.0, 2.0], [3.0, 4.0]]))
-    rows = class_rows([" a", "b", ",", " c"], ["x", "a", "b", ","], np.asarray([1, 2, 3, 1]))
-    found = {r.category: (r.value, r.n) for r in by_class(table, "a", rows)}
-    assert found == {FIRST: (2.5, 2), INSIDE: (2.0, 1), PUNCTUATION: (3.0, 1), RARE: (2.5, 2)}
+    table = diagnosis.SwapTable.of(records(a=[[1.0, 2.0], [3.0, 4.0]]))
+    rows = diagnosis.class_rows([" a", "b", ",", " c"], ["x", "a", "b", ","], np.asarray([1, 2, 3, 1]))
+    found = {r.category: (r.value, r.n) for r in diagnosis.by_class(table, "a", rows)}
+    assert found == {
+        diagnosis.FIRST: (2.5, 2),
+        diagnosis.INSIDE: (2.0, 1),
+        diagnosis.PUNCTUATION: (3.0, 1),
+        diagnosis.RARE: (2.5, 2),
+    }
 
 
 def test_the_texts_that_moved_most_and_their_first_change() -> None:
-    table = SwapTable.of(records(none=[[0.0] * 3] * 3, a=[[0.1, 0.1, 0.1], [0.0, 0.9, 0.8], [0.2, 0.2, 0.2]]))
-    first, second, third = moved_texts(table, "a", "none")
+    table = diagnosis.SwapTable.of(records(none=[[0.0] * 3] * 3, a=[[0.1, 0.1, 0.1], [0.0, 0.9, 0.8], [0.2, 0.2, 0.2]]))
+    first, second, third = diagnosis.moved_texts(table, "a", "none")
     assert (first.item_id, first.changed, first.first_change, first.baseline_top, first.variant_top) == (
         "1",
         2,
@@ -198,7 +186,7 @@ def test_the_texts_that_moved_most_and_their_first_change() -> None:
     )
     assert (second.item_id, second.changed, second.first_change) == ("2", 0, None)
     assert third.kl == pytest.approx(0.1)
-    assert [text.item_id for text in moved_texts(table, "a", "none", most=1)] == ["1"]
+    assert [text.item_id for text in diagnosis.moved_texts(table, "a", "none", most=1)] == ["1"]
 
 
 def test_categories_are_means_over_items_and_count_what_has_no_distance() -> None:
@@ -225,7 +213,7 @@ def test_categories_are_means_over_items_and_count_what_has_no_distance() -> Non
             ("4", 0, 0, None),
         )
     ]
-    found = by_category(Items.from_rows(rows), OptionDistances.from_rows(distances))
+    found = diagnosis.by_category(Items.from_rows(rows), OptionDistances.from_rows(distances))
     assert [(r.category, r.value, r.n, r.n_unscored) for r in found] == [
         ("y", 0.5, 1, 0),
         ("x", pytest.approx(0.3), 2, 1),

@@ -12,17 +12,7 @@ import pytest
 
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, DataError, JudgeError
-from mlflow_compress.judges import JudgeInputs, open_judge
-from mlflow_compress.judges.encoders import (
-    EncoderSettings,
-    EndpointEncoder,
-    RememberingEncoder,
-    SentenceEncoder,
-    check_files,
-    embedded_folder,
-    load_encoder,
-    open_endpoint_encoder,
-)
+from mlflow_compress.judges import JudgeInputs, encoders, open_judge
 from mlflow_compress.judges.judge_registry import declared_settings
 from mlflow_compress.judges.similarity import answer_embeddings
 from mlflow_compress.metrics.conscompf import similarity
@@ -37,8 +27,8 @@ MODEL = "all-MiniLM-L6-v2"
 
 
 @pytest.fixture(scope="module")
-def encoder() -> SentenceEncoder:
-    return load_encoder("embedded", device="cpu")
+def encoder() -> encoders.SentenceEncoder:
+    return encoders.load_encoder("embedded", device="cpu")
 
 
 @pytest.fixture
@@ -52,7 +42,7 @@ def response(vectors: np.ndarray[Any, Any], model: str = MODEL) -> dict[str, Any
     return {"object": "list", "data": data[::-1], "model": model, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
 
 
-def minilm(encoder: SentenceEncoder) -> Callable[[int, dict[str, Any]], Answer]:
+def minilm(encoder: encoders.SentenceEncoder) -> Callable[[int, dict[str, Any]], Answer]:
     """Return a script that embeds what is asked, and refuses an empty text as endpoints do."""
 
     def script(number: int, body: dict[str, Any]) -> Answer:
@@ -68,9 +58,11 @@ def served(script: Callable[[int, dict[str, Any]], Answer], folder: Path) -> Ite
     """Serve, and give a function that opens the encoder as the stage does."""
     with judge_server(script) as server:
 
-        def opened(**more: Any) -> EndpointEncoder:
+        def opened(**more: Any) -> encoders.EndpointEncoder:
             given = {"encoder": MODEL, "encoder_base_url": server.base_url, "judge_concurrency": 4, **more}
-            return open_endpoint_encoder(declared_settings(EncoderSettings, JudgeConfig(**given)), folder)
+            return encoders.open_endpoint_encoder(
+                declared_settings(encoders.EncoderSettings, JudgeConfig(**given)), folder
+            )
 
         yield server, opened
 
@@ -89,7 +81,9 @@ SAMPLES = {
 
 
 @pytest.mark.usefixtures("keyed")
-def test_an_endpoint_with_the_same_model_gives_the_same_similarity(tmp_path: Path, encoder: SentenceEncoder) -> None:
+def test_an_endpoint_with_the_same_model_gives_the_same_similarity(
+    tmp_path: Path, encoder: encoders.SentenceEncoder
+) -> None:
     inputs = JudgeInputs(instructions=(), graded={}, samples=SAMPLES)
     local = open_judge("similarity", JudgeConfig(device="cpu"), tmp_path)(inputs)
     with judge_server(minilm(encoder)) as server:
@@ -203,7 +197,7 @@ def test_vectors_are_in_the_order_of_their_index() -> None:
 @pytest.mark.usefixtures("keyed")
 def test_settings_that_name_no_endpoint_are_refused(given: dict[str, Any], wanted: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=wanted) as refused:
-        open_endpoint_encoder(declared_settings(EncoderSettings, JudgeConfig(**given)), tmp_path)
+        encoders.open_endpoint_encoder(declared_settings(encoders.EncoderSettings, JudgeConfig(**given)), tmp_path)
     assert "secret" not in str(refused.value)
 
 
@@ -212,14 +206,14 @@ def test_no_other_endpoints_key_is_sent(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("ENCODER_API_KEY", raising=False)
     config = JudgeConfig(encoder=MODEL, encoder_base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="Set ENCODER_API_KEY"):
-        open_endpoint_encoder(declared_settings(EncoderSettings, config), tmp_path)
+        encoders.open_endpoint_encoder(declared_settings(encoders.EncoderSettings, config), tmp_path)
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """Return a copy of the embedded encoder's folder."""
     folder = tmp_path / "encoder"
-    shutil.copytree(embedded_folder(), folder)
+    shutil.copytree(encoders.embedded_folder(), folder)
     return folder
 
 
@@ -227,8 +221,10 @@ def write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def test_pooling_normalisation_and_prompt_are_those_of_the_models_files(copied: Path, encoder: SentenceEncoder) -> None:
-    assert load_encoder(str(copied), device="cpu").identity == encoder.identity
+def test_pooling_normalisation_and_prompt_are_those_of_the_models_files(
+    copied: Path, encoder: encoders.SentenceEncoder
+) -> None:
+    assert encoders.load_encoder(str(copied), device="cpu").identity == encoder.identity
     modules = json.loads((copied / "modules.json").read_text())
     write(copied / "modules.json", modules[:2])  # without normalisation
     pooling = json.loads((copied / "1_Pooling" / "config.json").read_text())
@@ -238,7 +234,7 @@ def test_pooling_normalisation_and_prompt_are_those_of_the_models_files(copied: 
         copied / "config_sentence_transformers.json",
         {"prompts": {"passage": "passage: "}, "default_prompt_name": "passage"},
     )
-    changed = load_encoder(str(copied), device="cpu")
+    changed = encoders.load_encoder(str(copied), device="cpu")
     assert changed.identity != encoder.identity
     import torch
     from transformers import AutoModel, AutoTokenizer
@@ -257,33 +253,33 @@ def test_folders_that_run_code_are_pickled_or_say_no_pooling_are_refused(copied:
     modules = json.loads((copied / "modules.json").read_text())
     write(copied / "modules.json", [*modules, {"idx": 3, "name": "3", "path": "", "type": "os.system"}])
     with pytest.raises(CheckpointError, match=r"os\.system is code of its own"):
-        load_encoder(str(copied))
+        encoders.load_encoder(str(copied))
     write(copied / "modules.json", {"type": "x"})
     with pytest.raises(CheckpointError, match="no list of modules"):
-        load_encoder(str(copied))
+        encoders.load_encoder(str(copied))
     (copied / "modules.json").write_text('[{"type": "a", "type": "b"}]')
     with pytest.raises(CheckpointError, match="twice"):
-        load_encoder(str(copied))
+        encoders.load_encoder(str(copied))
     (copied / "modules.json").unlink()
     with pytest.raises(CheckpointError, match=r"no modules\.json"):
-        load_encoder(str(copied))
+        encoders.load_encoder(str(copied))
     write(copied / "modules.json", modules)
     (copied / "2_Dense").mkdir()
     (copied / "2_Dense" / "pytorch_model.bin").write_bytes(b"pickled")
     with pytest.raises(CheckpointError, match="is pickled"):
-        load_encoder(str(copied))
+        encoders.load_encoder(str(copied))
 
 
 @pytest.fixture(scope="module")
-def embedded() -> SentenceEncoder:
-    return load_encoder("embedded", device="cpu")
+def embedded() -> encoders.SentenceEncoder:
+    return encoders.load_encoder("embedded", device="cpu")
 
 
 def generations(answers: dict[str, list[str]], *, turn: int = 0, task: str = "t") -> Generations:
     return generations_of(answers, task=task, turn=turn)
 
 
-def test_paraphrases_are_nearer_than_other_sentences(embedded: SentenceEncoder) -> None:
+def test_paraphrases_are_nearer_than_other_sentences(embedded: encoders.SentenceEncoder) -> None:
     pairs = [
         ("The cat sleeps on the sofa.", "A cat is sleeping on the couch.", "The stock market fell on Monday."),
         ("How do I bake bread?", "What is the way to make bread at home?", "The train to the coast is late."),
@@ -294,7 +290,7 @@ def test_paraphrases_are_nearer_than_other_sentences(embedded: SentenceEncoder) 
         assert a @ b > 0.6 > 0.3 > a @ c
 
 
-def test_vectors_have_unit_length_and_repeat(embedded: SentenceEncoder) -> None:
+def test_vectors_have_unit_length_and_repeat(embedded: encoders.SentenceEncoder) -> None:
     texts = ["A short text.", "", "A somewhat longer text about nothing in particular.", "A short text."]
     vectors = embedded.encode(texts)
     assert vectors.shape == (4, embedded.dimension) == (4, 384)
@@ -310,12 +306,12 @@ def test_vectors_have_unit_length_and_repeat(embedded: SentenceEncoder) -> None:
 
 
 def test_vectors_of_the_same_texts_are_found_again_without_the_model(
-    embedded: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedded: encoders.SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["One.", "Two.", "One."]
-    vectors = RememberingEncoder(embedded, tmp_path).encode(texts)
+    vectors = encoders.RememberingEncoder(embedded, tmp_path).encode(texts)
     np.testing.assert_array_equal(vectors, embedded.encode(texts))
-    again = RememberingEncoder(load_encoder("embedded", device="cpu"), tmp_path)
+    again = encoders.RememberingEncoder(encoders.load_encoder("embedded", device="cpu"), tmp_path)
     np.testing.assert_array_equal(again.encode(texts), vectors)
     assert "model" not in vars(again.encoder)  # it was not loaded
     other = again.encode(["Two.", "One.", "One."])  # other texts, in another order, are encoded
@@ -326,7 +322,7 @@ def test_vectors_of_the_same_texts_are_found_again_without_the_model(
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_answers_become_arrays_in_the_order_of_items_and_samples(embedded: SentenceEncoder) -> None:
+def test_answers_become_arrays_in_the_order_of_items_and_samples(embedded: encoders.SentenceEncoder) -> None:
     baseline = generations({"q2": ["one", "two"], "q1": ["three", "four"]})
     variant = generations({"q1": ["three", "five"], "q2": ["two", "one"]})
     shuffled = Generations(variant.table.take([3, 0, 2, 1]))
@@ -341,7 +337,7 @@ def test_answers_become_arrays_in_the_order_of_items_and_samples(embedded: Sente
     np.testing.assert_allclose(ours[1, 1], embedded.encode(["four"])[0], rtol=0, atol=error)
 
 
-def test_only_the_asked_turn_is_embedded(embedded: SentenceEncoder) -> None:
+def test_only_the_asked_turn_is_embedded(embedded: encoders.SentenceEncoder) -> None:
     both = Generations.concat([generations({"q": ["first"]}), generations({"q": ["second"]}, turn=1)])
     first, second = (answer_embeddings({"m": both}, embedded, turn=turn).vectors["m"][0, 0] for turn in (0, 1))
     error = 2 * rounding_of_vectors(embedded)  # both are rounded
@@ -349,7 +345,7 @@ def test_only_the_asked_turn_is_embedded(embedded: SentenceEncoder) -> None:
     np.testing.assert_allclose(second, embedded.encode(["second"])[0], rtol=0, atol=error)
 
 
-def test_answers_that_do_not_fit_together_are_refused(embedded: SentenceEncoder) -> None:
+def test_answers_that_do_not_fit_together_are_refused(embedded: encoders.SentenceEncoder) -> None:
     two = generations({"q1": ["a", "b"], "q2": ["c", "d"]})
     with pytest.raises(AlignmentError, match="q2"):
         answer_embeddings({"baseline": two, "variant": generations({"q1": ["a", "b"]})}, embedded)
@@ -367,13 +363,13 @@ def test_changed_weights_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     right = "9b8a40b9f24e3df6eb8d5b9a6b9c0cd6c0e8f1b3b0ad8cbf8bdc2b8c5a0a7d11"
     with pytest.raises(CheckpointError, match="not the expected file"):
-        check_files(tmp_path, {"model.safetensors": right})
+        encoders.check_files(tmp_path, {"model.safetensors": right})
     with pytest.raises(CheckpointError, match="missing"):
-        check_files(tmp_path, {"tokenizer.json": right})
+        encoders.check_files(tmp_path, {"tokenizer.json": right})
 
 
 def test_an_encoder_that_is_not_there_is_an_error_not_another_encoder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be loaded"):
-        load_encoder(str(tmp_path), device="cpu")
+        encoders.load_encoder(str(tmp_path), device="cpu")
     with pytest.raises(ConfigError):
-        load_encoder(" ")
+        encoders.load_encoder(" ")

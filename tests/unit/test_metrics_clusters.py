@@ -22,16 +22,9 @@ from mlflow_compress.metrics.core.account import take_account
 from mlflow_compress.metrics.core.estimates import Mean, PairedDifference, Proportion, Resampled
 from mlflow_compress.metrics.core.metric_registry import compute
 from mlflow_compress.metrics.core.token_groups import token_groups
+from mlflow_compress.metrics.stats import intervals
 from mlflow_compress.metrics.stats.bootstrap import first_column, resample_counts
 from mlflow_compress.metrics.stats.conformal import resampled_quantiles, split
-from mlflow_compress.metrics.stats.intervals import (
-    FEWEST_GROUPS,
-    bounded_mean_interval,
-    design_effect,
-    group_sums,
-    paired_difference,
-    wilson,
-)
 from mlflow_compress.metrics.stats.sequential import BoundedCheck, ItemGroups, p_values
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
 from mlflow_compress.metrics.uncertainty import split_groups
@@ -51,26 +44,26 @@ ALONE = np.arange(len(GROUPS))
 
 def test_design_effect_by_hand() -> None:
     # Groups of 2, 2 and 1 with sums 2, 1, 0: mean 3/5, e = 0.8, -0.2, -0.6, sum(e^2) = 1.04, sum((x - m)^2) = 1.2.
-    found = design_effect([1, 1, 1, 0, 0], [7, 7, 5, 5, 6])
+    found = intervals.design_effect([1, 1, 1, 0, 0], [7, 7, 5, 5, 6])
     assert found.effect == pytest.approx(1.5 * 1.04 / 1.2) and found.n_groups == 3
     assert found.df == pytest.approx(min(2, 1.5 * 1.04**2 / (0.8**4 + 0.2**4 + 0.6**4)))
-    assert design_effect([0, 0, 0, 0, 0], [0, 0, 1, 1, 2]).effect == 9 / 5  # nothing varies: the groups count
-    assert design_effect([1, 0, 1, 0], [0, 0, 1, 1]).effect == 1.0  # alike by chance adds no items
+    assert intervals.design_effect([0, 0, 0, 0, 0], [0, 0, 1, 1, 2]).effect == 9 / 5  # nothing varies: the groups count
+    assert intervals.design_effect([1, 0, 1, 0], [0, 0, 1, 1]).effect == 1.0  # alike by chance adds no items
 
 
 def test_design_effect_is_the_cluster_robust_variance_over_the_plain_one() -> None:
     model = sm.OLS(HITS.astype(float), np.ones(len(HITS)))
     robust = model.fit(cov_type="cluster", cov_kwds={"groups": GROUPS, "use_correction": False}).bse[0] ** 2
     plain = HITS.var() / len(HITS)
-    found = design_effect(HITS, GROUPS)
+    found = intervals.design_effect(HITS, GROUPS)
     assert found.effect == pytest.approx(robust / plain * 40 / 39) and found.effect > 1.2
 
 
 def test_wilson_of_groups_is_wilson_of_fewer_items() -> None:
-    effect = design_effect(HITS, GROUPS)
+    effect = intervals.design_effect(HITS, GROUPS)
     n, count = len(HITS) / effect.effect, HITS.sum() / effect.effect
     expected = proportion_confint(count, n, alpha=2 * norm.sf(t.ppf(0.975, effect.df)), method="wilson")
-    assert wilson(int(HITS.sum()), len(HITS), effect=effect) == pytest.approx(expected)
+    assert intervals.wilson(int(HITS.sum()), len(HITS), effect=effect) == pytest.approx(expected)
     assert Proportion.of(HITS, GROUPS).at(SETTINGS, 1.0) == (HITS.mean(), pytest.approx(expected))
 
 
@@ -78,7 +71,7 @@ def test_items_that_stand_alone_are_as_before() -> None:
     other = np.roll(HITS, 3)
     change = PairedDifference.of(HITS, other, ALONE)
     gained, lost, n = int((other & ~HITS).sum()), int((HITS & ~other).sum()), len(HITS)
-    assert change.at(SETTINGS, 1.0) == ((gained - lost) / n, tuple(paired_difference(gained, lost, n)))
+    assert change.at(SETTINGS, 1.0) == ((gained - lost) / n, tuple(intervals.paired_difference(gained, lost, n)))
     assert change.p_value.value == mcnemar_mid_p(lost, gained)
     assert Proportion.of(HITS, ALONE) == Proportion(int(HITS.sum()), n)
     for groups in (None, ALONE):
@@ -94,7 +87,7 @@ def test_copies_of_an_item_add_nothing(size: int) -> None:
     copies, groups = np.repeat(values, size), np.repeat(np.arange(60), size)
     skewed = SETTINGS.skewed_interval(values)
     assert Mean(copies, skewed=True, groups=groups).at(SETTINGS, 1.0)[1] == pytest.approx(skewed)
-    bounded = bounded_mean_interval(values, upper=2.0)
+    bounded = intervals.bounded_mean_interval(values, upper=2.0)
     assert Mean(copies, groups=groups, upper=2.0).at(SETTINGS, 1.0)[1] == pytest.approx(bounded)
     d = np.repeat(RNG.choice([-1, 0, 1], 60, p=[0.1, 0.7, 0.2]), size)
     lost, gained = int((d < 0).sum() / size), int((d > 0).sum() / size)
@@ -120,7 +113,7 @@ def test_grouped_mcnemar_counts_all_signs() -> None:
 
 
 def test_few_groups_have_no_interval() -> None:
-    groups = np.repeat(np.arange(FEWEST_GROUPS - 1), 10)
+    groups = np.repeat(np.arange(intervals.FEWEST_GROUPS - 1), 10)
     hits, values = RNG.random(len(groups)) < 0.2, RNG.random(len(groups))
     for estimate in (
         Proportion.of(hits, groups),
@@ -134,8 +127,8 @@ def test_few_groups_have_no_interval() -> None:
 
 def test_bounded_sums_are_checked() -> None:
     with pytest.raises(DataError, match="must lie in"):
-        bounded_mean_interval([1.0, 2.5], [2, 2])
-    assert bounded_mean_interval([0.0] * 30, [3] * 30) == bounded_mean_interval([0.0] * 30)
+        intervals.bounded_mean_interval([1.0, 2.5], [2, 2])
+    assert intervals.bounded_mean_interval([0.0] * 30, [3] * 30) == intervals.bounded_mean_interval([0.0] * 30)
 
 
 def _grouped(inputs: MetricInputs, size: int, of: str = "mmlu") -> MetricInputs:
@@ -268,7 +261,7 @@ def test_perplexity_is_a_function_of_a_mean_over_documents() -> None:
     scores = _tokens(names, np.random.default_rng(1))
     inputs = MetricInputs(RunRecords(token_scores=scores), settings=SETTINGS)
     found = headline(compute_all(inputs))["quality/perplexity"]
-    sums, sizes = group_sums(scores.column("nll"), np.repeat(np.arange(30), 9))
+    sums, sizes = intervals.group_sums(scores.column("nll"), np.repeat(np.arange(30), 9))
     interval = SETTINGS.skewed_interval(sums, sizes)
     assert interval is not None and (found.low, found.high) == pytest.approx(np.exp(interval))
     assert found.value == pytest.approx(np.exp(scores.column("nll").mean()))

@@ -5,27 +5,17 @@ import pytest
 import scipy.stats
 from statsmodels.stats.proportion import proportion_confint
 
+from mlflow_compress import metrics
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.items.task import FAMILIES
-from mlflow_compress.metrics import (
-    Mean,
-    MetricInputs,
-    MetricKey,
-    MetricSettings,
-    Number,
-    PairedDifference,
-    Proportion,
-    by_subset,
-    pooled,
-)
 from mlflow_compress.metrics.stats.intervals import paired_difference
 from mlflow_compress.records import Items, RunRecords
 from tests.metric_records import item_of
 
-SETTINGS = MetricSettings(resamples=200)
-SHARE = MetricKey.share("quality/even", "neither", "Items with an even number.")
-PERCENT = MetricKey.percent("distance/even_pct", "neither", "The same in percent.", by_category=False)
+SETTINGS = metrics.MetricSettings(resamples=200)
+SHARE = metrics.MetricKey.share("quality/even", "neither", "Items with an even number.")
+PERCENT = metrics.MetricKey.percent("distance/even_pct", "neither", "The same in percent.", by_category=False)
 
 
 def _items(*families: str, n: int = 4) -> Items:
@@ -40,19 +30,19 @@ def _items(*families: str, n: int = 4) -> Items:
     )
 
 
-def _inputs(*families: str) -> MetricInputs:
-    return MetricInputs(RunRecords(items=_items(*families)), settings=SETTINGS)
+def _inputs(*families: str) -> metrics.MetricInputs:
+    return metrics.MetricInputs(RunRecords(items=_items(*families)), settings=SETTINGS)
 
 
 def test_a_proportion_has_wilsons_interval_in_the_keys_unit():
-    value, interval = Proportion(3, 12).at(SETTINGS, 1.0)
+    value, interval = metrics.Proportion(3, 12).at(SETTINGS, 1.0)
     assert value == 0.25 and interval == pytest.approx(proportion_confint(3, 12, method="wilson"))
-    value, percent = Proportion(3, 12).at(SETTINGS, 100.0)
+    value, percent = metrics.Proportion(3, 12).at(SETTINGS, 100.0)
     assert value == 25.0 and percent == pytest.approx([100 * x for x in interval])
 
 
 def test_a_paired_difference_has_tangos_interval_and_the_mid_p_value():
-    change = PairedDifference(gained=2, lost=7, n=50)
+    change = metrics.PairedDifference(gained=2, lost=7, n=50)
     assert change.at(SETTINGS, 1.0) == (-0.1, paired_difference(2, 7, 50))
     expected = scipy.stats.binomtest(2, 9).pvalue - scipy.stats.binom.pmf(2, 9, 0.5)
     assert change.p_value.at(SETTINGS, 1.0) == (pytest.approx(expected), None)
@@ -60,10 +50,10 @@ def test_a_paired_difference_has_tangos_interval_and_the_mid_p_value():
 
 
 def test_a_mean_counts_what_has_no_value():
-    mean = Mean.of_scored(np.array([1.0, np.nan, 3.0]))
+    mean = metrics.Mean.of_scored(np.array([1.0, np.nan, 3.0]))
     assert (mean.n, mean.n_unscored) == (2, 1)
     assert mean.at(SETTINGS, 100.0)[0] == 2.0  # a mean is in the key's unit already
-    assert Mean(np.empty(0)).n == 0
+    assert metrics.Mean(np.empty(0)).n == 0
 
 
 def test_a_formula_is_called_for_the_headline_each_task_and_each_category():
@@ -72,10 +62,10 @@ def test_a_formula_is_called_for_the_headline_each_task_and_each_category():
     number = inputs.view.item_id.astype(int)
 
     def even(rows):
-        share = Proportion(int((number[rows] % 2 == 0).sum()), len(rows))
+        share = metrics.Proportion(int((number[rows] % 2 == 0).sum()), len(rows))
         return {SHARE: share, PERCENT: share}
 
-    results = by_subset(inputs, even, scored=scored)
+    results = metrics.by_subset(inputs, even, scored=scored)
     shown = [(r.name, r.task, r.category, r.value, r.n, r.n_unscored) for r in results]
     # Pooled over the two families of multiple choice: 3 even ones of 7. Only lettered tasks are split by category, and
     # the category "even" has one scored item of two.
@@ -95,17 +85,17 @@ def test_a_formula_is_called_for_the_headline_each_task_and_each_category():
 
 def test_without_multiple_choice_all_graded_items_are_pooled():
     inputs = _inputs("exact", "ungraded")
-    found = by_subset(inputs, lambda rows: {SHARE: Proportion(0, len(rows))})
+    found = metrics.by_subset(inputs, lambda rows: {SHARE: metrics.Proportion(0, len(rows))})
     assert [(r.task, r.n) for r in found] == [(None, 4), ("t_exact", 4)]
 
 
 def test_an_estimate_of_nothing_is_left_out():
-    assert by_subset(_inputs("cloze"), lambda rows: {SHARE: Proportion(0, 0)}) == []
-    assert pooled(_inputs("cloze"), {SHARE: Number(0.5, 0)}) == []
+    assert metrics.by_subset(_inputs("cloze"), lambda rows: {SHARE: metrics.Proportion(0, 0)}) == []
+    assert metrics.pooled(_inputs("cloze"), {SHARE: metrics.Number(0.5, 0)}) == []
 
 
 def test_an_estimate_about_everything_has_neither_task_nor_category():
-    [found] = pooled(MetricInputs(RunRecords()), {SHARE: Number(0.5, 3, 2)})
+    [found] = metrics.pooled(metrics.MetricInputs(RunRecords()), {SHARE: metrics.Number(0.5, 3, 2)})
     assert (found.value, found.n, found.n_unscored, found.low) == (0.5, 3, 2, None)
     assert found.task is None and found.category is None
 
@@ -129,9 +119,9 @@ def test_every_family_declares_its_items():
 
 def test_records_of_a_family_that_is_not_installed_are_refused():
     with pytest.raises(ConfigError, match=r"Unknown item family.*lettered.*Got: 'riddles'"):
-        by_subset(_inputs("riddles"), lambda rows: {})
+        metrics.by_subset(_inputs("riddles"), lambda rows: {})
 
 
 def test_a_row_without_a_label_is_refused():
     with pytest.raises(ConfigError, match="label"):
-        MetricKey.share("quality/x", "higher", "X.", headline=5)
+        metrics.MetricKey.share("quality/x", "higher", "X.", headline=5)

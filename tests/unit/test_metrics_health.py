@@ -14,17 +14,8 @@ from mlflow_compress import demo
 from mlflow_compress.config.policy import MarginGate, MetricGate, Policy
 from mlflow_compress.decide.promotion import gates_of, read_gates
 from mlflow_compress.errors import AlignmentError
-from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all, headline
+from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all, headline, health
 from mlflow_compress.metrics.core.language import language, script
-from mlflow_compress.metrics.health import (
-    FEWEST_CHARACTERS,
-    FEWEST_REPEATS,
-    SampledAnswer,
-    defects_of,
-    has_broken_format,
-    is_unclosed,
-    loop_period,
-)
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 from tests.metric_records import QUICK, generations_of
@@ -61,7 +52,7 @@ def ordinary() -> list[str]:
 
 
 def test_of_ten_thousand_ordinary_texts_at_most_one_in_a_thousand_is_a_loop(ordinary: list[str]) -> None:
-    assert sum(loop_period(text) is not None for text in ordinary) <= 10
+    assert sum(health.loop_period(text) is not None for text in ordinary) <= 10
 
 
 def test_of_a_thousand_planted_loops_99_percent_are_found(ordinary: list[str]) -> None:
@@ -75,7 +66,7 @@ def test_of_a_thousand_planted_loops_99_percent_are_found(ordinary: list[str]) -
         span = source[begin : begin + length].strip() or "!"
         times = max(3, 400 // len(span))
         loop = span * (times + 1)
-        found += loop_period(f"{text} {loop[: len(span) * times + drawn.randrange(len(span))]}") is not None
+        found += health.loop_period(f"{text} {loop[: len(span) * times + drawn.randrange(len(span))]}") is not None
     assert found >= 990
 
 
@@ -89,14 +80,16 @@ def test_the_period_is_the_smallest_by_its_definition(text: str) -> None:
         return n
 
     periods = [
-        p for p in range(1, len(text) // FEWEST_REPEATS + 1) if length(p) >= max(FEWEST_REPEATS * p, FEWEST_CHARACTERS)
+        p
+        for p in range(1, len(text) // health.FEWEST_REPEATS + 1)
+        if length(p) >= max(health.FEWEST_REPEATS * p, health.FEWEST_CHARACTERS)
     ]
-    assert loop_period(text) == min(periods, default=None)
+    assert health.loop_period(text) == min(periods, default=None)
 
 
 def test_a_long_loop_takes_linear_time() -> None:
-    assert loop_period("a" * 200_000 + "b") is None  # quadratic time would be minutes
-    assert loop_period("b" + "a" * 200_000) == 1
+    assert health.loop_period("a" * 200_000 + "b") is None  # quadratic time would be minutes
+    assert health.loop_period("b" + "a" * 200_000) == 1
 
 
 @pytest.mark.parametrize(
@@ -142,7 +135,7 @@ def test_language(text: str, used: str | None) -> None:
     ],
 )
 def test_an_answer_in_another_language_than_the_question(question: str, answer: str, found: bool) -> None:
-    assert ("other_language" in defects_of(question, answer)) == found
+    assert ("other_language" in health.defects_of(question, answer)) == found
 
 
 @pytest.mark.parametrize(
@@ -161,7 +154,7 @@ def test_an_answer_in_another_language_than_the_question(question: str, answer: 
     ],
 )
 def test_broken_format(question: str, answer: str, is_broken: bool) -> None:
-    assert has_broken_format(question, answer) == is_broken
+    assert health.has_broken_format(question, answer) == is_broken
 
 
 @pytest.mark.parametrize(
@@ -175,7 +168,7 @@ def test_broken_format(question: str, answer: str, is_broken: bool) -> None:
     ],
 )
 def test_unclosed_reasoning(prompt: str, text: str, unclosed: bool) -> None:
-    assert is_unclosed(SampledAnswer("q", prompt, text, 5, 9)) == unclosed
+    assert health.is_unclosed(health.SampledAnswer("q", prompt, text, 5, 9)) == unclosed
 
 
 def generations(answers: Mapping[str, Sequence[str]], n_tokens: int = 4) -> Generations:

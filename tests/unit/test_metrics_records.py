@@ -16,14 +16,7 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, item_row
 from mlflow_compress.metrics import MetricInputs, compute_all
-from mlflow_compress.metrics.core.item_table import (
-    ItemTable,
-    normalise_answer,
-    option_grid,
-    option_means,
-    predict,
-    top_margin,
-)
+from mlflow_compress.metrics.core import item_table
 from mlflow_compress.metrics.core.requirements import NOISE, OPTION_DISTANCES, SHUFFLES
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import finite, same_length
@@ -57,8 +50,8 @@ def test_the_top_margin_is_that_of_the_probabilities(shift):
     # ln p plus a constant has the softmax p: 0.5 - 0.3 and, where an option is impossible, 0.75 - 0.25.
     with np.errstate(divide="ignore"):
         values = np.log([[0.2, 0.5, 0.3], [0.75, 0.25, 0.0]]) + shift
-    assert top_margin(values) == pytest.approx([0.2, 0.5])
-    assert np.isnan(top_margin(np.array([[1.0, -np.inf, -np.inf]]))).all()
+    assert item_table.top_margin(values) == pytest.approx([0.2, 0.5])
+    assert np.isnan(item_table.top_margin(np.array([[1.0, -np.inf, -np.inf]]))).all()
 
 
 def test_array_checks_name_what_is_wrong():
@@ -88,12 +81,12 @@ def test_length_normalisation_changes_the_answer():
         ("loglik_per_byte", rows, 0),
         ("loglik_per_byte", shorter, 1),
     ):
-        view = ItemTable(Items.from_rows([{**item, "rule": rule}]))
-        found, _ = predict(view, RunRecords(option_scores=OptionScores.from_rows(records)))
+        view = item_table.ItemTable(Items.from_rows([{**item, "rule": rule}]))
+        found, _ = item_table.predict(view, RunRecords(option_scores=OptionScores.from_rows(records)))
         assert found.letter[0, 0] == letter, rule
     no_text = OptionScores.from_rows([{**row, "n_bytes": 0} for row in rows])
     with pytest.raises(DataError, match="no characters"):
-        option_grid(view, no_text)
+        item_table.option_grid(view, no_text)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +106,14 @@ def test_length_normalisation_changes_the_answer():
     ],
 )
 def test_normalised_answers(text, expected):
-    assert normalise_answer(text) == expected
+    assert item_table.normalise_answer(text) == expected
 
 
 def test_exact_match_reads_the_first_sample_and_counts_the_rest_apart():
     items = FULL.baseline.items.where(family="exact")
     answers = FULL.baseline.generations
     fixed = _edit(_edit(answers, 0, text=" ANSWER 0! "), 1, text="wrong")
-    found, grid = predict(ItemTable(items), RunRecords(generations=_without(fixed, 2)))
+    found, grid = item_table.predict(item_table.ItemTable(items), RunRecords(generations=_without(fixed, 2)))
     assert grid is None
     assert found.correct[:2, 0].tolist() == [True, False]
     assert found.scored[:4, 0].tolist() == [True, True, False, True]
@@ -157,7 +150,7 @@ def test_duplicates_and_strangers_are_refused():
     with pytest.raises(DataError, match="an option that its item does not have"):
         compute_all(_with_scores(_edit(scores, 0, option=7)))
     with pytest.raises(AlignmentError, match="Duplicate keys in the items"):
-        ItemTable(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
+        item_table.ItemTable(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
 
 
 def test_a_generation_twice_is_refused():
@@ -169,10 +162,10 @@ def test_a_generation_twice_is_refused():
 
 def test_items_are_checked():
     with pytest.raises(DataError, match="empty"):
-        ItemTable(Items.concat([]))
+        item_table.ItemTable(Items.concat([]))
     for gold in (None, 4):
         with pytest.raises(DataError, match="no valid gold"):
-            ItemTable(_edit(FULL.baseline.items, 0, gold=gold))
+            item_table.ItemTable(_edit(FULL.baseline.items, 0, gold=gold))
 
 
 @pytest.mark.parametrize(
@@ -205,14 +198,14 @@ def test_other_answer_orders_are_refused():
 def test_distances_average_options_and_refuse_nan():
     view = FULL.view
     distances = FULL.variant.option_distances
-    values = option_means(view, distances, "kl")
+    values = item_table.option_means(view, distances, "kl")
     mine = distances.where(task="mmlu", item_id="00004", permutation=0).column("kl")
     assert values[4] == pytest.approx(mine.sum() / 4)
     assert np.isnan(values[view.family == "exact"]).all()
     with pytest.raises(DataError, match="kl distances hold NaN"):
-        option_means(view, _edit(distances, 5, kl=float("nan")), "kl")
+        item_table.option_means(view, _edit(distances, 5, kl=float("nan")), "kl")
     with pytest.raises(DataError, match="3 of 4 options"):
-        option_means(view, OptionDistances(distances.table.slice(1)), "kl")
+        item_table.option_means(view, OptionDistances(distances.table.slice(1)), "kl")
 
 
 def test_evidence_says_what_is_missing():

@@ -16,29 +16,15 @@ from mlflow_compress.errors import CheckpointError, ConfigError
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.scoring import costs
 from mlflow_compress.scoring.baseline_store import StateWriter
-from mlflow_compress.scoring.costs import (
-    GroupSize,
-    Machine,
-    ModelShape,
-    Workload,
-    answer_seconds,
-    calibration_operations,
-    generation_workload,
-    model_shape,
-    scoring_memory,
-    scoring_operations,
-    solving_seconds,
-    states_bytes,
-    workload,
-)
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.packing import plan_batches, plan_packs
 
 SCALE = Path(__file__).parents[2] / "examples" / "scale"
 
 
-def tiny(**more: object) -> ModelShape:
+def tiny(**more: object) -> costs.ModelShape:
     """Hidden 8, feed-forward 16, 2 layers, 2 heads of 4, one of keys; 10 words."""
     config = LlamaConfig(
         vocab_size=10,
@@ -49,7 +35,7 @@ def tiny(**more: object) -> ModelShape:
         num_key_value_heads=1,
         **more,
     )
-    return model_shape(config)
+    return costs.model_shape(config)
 
 
 def sequences(*texts: list[int]) -> list[np.ndarray]:
@@ -76,7 +62,7 @@ def test_a_mixture_uses_some_of_its_experts() -> None:
         num_local_experts=4,
         num_experts_per_tok=2,
     )
-    shape = model_shape(config)
+    shape = costs.model_shape(config)
     assert shape.experts == 4 * 3 * 8 * 16
     assert shape.dense == 4 * 64 + 4 * 8  # attention, and the router
     assert shape.active == shape.dense + shape.experts / 2
@@ -84,92 +70,92 @@ def test_a_mixture_uses_some_of_its_experts() -> None:
 
 @pytest.mark.parametrize(("model", "parameters"), [("llama-3-70b", 70_553_706_496), ("deepseek-v3", 671_026_404_352)])
 def test_published_sizes(model: str, parameters: int) -> None:
-    shape = model_shape(AutoConfig.from_pretrained(SCALE / model))
+    shape = costs.model_shape(AutoConfig.from_pretrained(SCALE / model))
     assert shape.parameters == parameters
 
 
 def test_deepseek_reads_37_billion_weights_a_token() -> None:
-    shape = model_shape(AutoConfig.from_pretrained(SCALE / "deepseek-v3"))
+    shape = costs.model_shape(AutoConfig.from_pretrained(SCALE / "deepseek-v3"))
     assert round((shape.active + 2 * shape.head) / 1e9) in (37, 38)  # its report says 37, embedding and head included
 
 
 def test_work_of_packs_and_batches_by_hand() -> None:
     texts = sequences([1, 2, 3, 4], [1, 2, 3, 5, 6])
-    packed = workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 64)
+    packed = costs.workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (packed.tokens, packed.tokens_unshared, packed.rows) == (6, 9, 2)
     assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
-    assert packed.groups == (GroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, rows=2),)
-    assert workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).groups[0].rows == 1  # a product has one row
-    padded = workload(plan_batches(texts, [1, 1], batch_tokens=64), 9, 64)
+    assert packed.groups == (costs.GroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, rows=2),)
+    assert costs.workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).groups[0].rows == 1  # a product has one row
+    padded = costs.workload(plan_batches(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (padded.tokens, padded.pairs) == (9, 10 + 15)
-    assert padded.groups == (GroupSize(longest_unit=10, rows=2),)
+    assert padded.groups == (costs.GroupSize(longest_unit=10, rows=2),)
 
 
 def test_cached_prefixes_are_counted_while_they_live() -> None:
     stem = list(range(1, 21))
     texts = sequences(*[[*stem, 30 + i, 40 + i] for i in range(8)])
     plan = plan_packs(texts, [1] * 8, batch_tokens=24, min_shared=16)
-    found = workload(plan, sum(map(len, texts)), 64)
+    found = costs.workload(plan, sum(map(len, texts)), 64)
     assert found.tokens == 20 + 8 * 2  # the stem once
     most_cached = max(group.most_cached for group in found.groups)
     assert most_cached == 20 + 20 + max(unit.n_tokens for unit in plan.units if unit.prefix)
 
 
 def test_work_adds_up() -> None:
-    small, large = GroupSize(rows=1), GroupSize(rows=2)
-    a, b = Workload(tokens=3, rows=1, groups=(small,)), Workload(tokens=4, rows=2, groups=(large,))
-    assert a + b == Workload(tokens=7, rows=3, groups=(small, large))
-    assert generation_workload([2], 1) == Workload(
-        tokens=3, tokens_unshared=3, pairs=6, rows=1, groups=(GroupSize(longest_unit=2, most_cached=3, rows=1),)
+    small, large = costs.GroupSize(rows=1), costs.GroupSize(rows=2)
+    a, b = costs.Workload(tokens=3, rows=1, groups=(small,)), costs.Workload(tokens=4, rows=2, groups=(large,))
+    assert a + b == costs.Workload(tokens=7, rows=3, groups=(small, large))
+    assert costs.generation_workload([2], 1) == costs.Workload(
+        tokens=3, tokens_unshared=3, pairs=6, rows=1, groups=(costs.GroupSize(longest_unit=2, most_cached=3, rows=1),)
     )
 
 
 def test_formulas_by_hand() -> None:
-    shape, work = tiny(), Workload(tokens=10, pairs=55, rows=4)
+    shape, work = tiny(), costs.Workload(tokens=10, pairs=55, rows=4)
     body = 2 * 10 * shape.dense + 2 * 55 * 2 * 16
-    assert scoring_operations(shape, work) == body + 2 * 4 * 8 * 10
-    assert scoring_operations(shape, work, heads=2) == body + 2 * (2 * 4 * 8 * 10)
-    assert states_bytes(shape, work, 4) == 4 * (8 * 4 + 20) + 80 * 4
-    assert calibration_operations("slicegpt", shape, 64, 8) is None
-    twice = 2 * scoring_operations(shape, Workload(tokens=64, pairs=64 * 9 // 2))
-    assert calibration_operations("wanda", shape, 64, 8) == twice
+    assert costs.scoring_operations(shape, work) == body + 2 * 4 * 8 * 10
+    assert costs.scoring_operations(shape, work, heads=2) == body + 2 * (2 * 4 * 8 * 10)
+    assert costs.states_bytes(shape, work, 4) == 4 * (8 * 4 + 20) + 80 * 4
+    assert costs.calibration_operations("slicegpt", shape, 64, 8) is None
+    twice = 2 * costs.scoring_operations(shape, costs.Workload(tokens=64, pairs=64 * 9 // 2))
+    assert costs.calibration_operations("wanda", shape, 64, 8) == twice
     hessians = 2 * 64 * shape.square_inputs + 4 / 3 * shape.cube_inputs + 2 * shape.solve
-    assert calibration_operations("gptq", shape, 64, 8) == pytest.approx(twice + hessians)
+    assert costs.calibration_operations("gptq", shape, 64, 8) == pytest.approx(twice + hessians)
 
 
 def test_memory_by_hand() -> None:
-    group = GroupSize(longest_unit=10, most_cached=12, largest_mask=30, rows=3)
-    work = Workload(groups=(group,), rows=5, tokens_unshared=11)
+    group = costs.GroupSize(longest_unit=10, most_cached=12, largest_mask=30, rows=3)
+    work = costs.Workload(groups=(group,), rows=5, tokens_unshared=11)
     shape, held = tiny(), 7 + 4 * 11  # weights and tokens
     layers = 2 * (12 * 2 * 8) + 2 * (15 * 10 * 8 + 2 * 30)  # keys and values of two layers, activations, masks
     product, head, sought = 4 * 3 * 10, 80 * 2, 3 * 10 * 128 * 21
-    assert scoring_memory(shape, work, 2, weights=7.0) == held + layers > held + product
-    assert scoring_memory(shape, work, 2, weights=7.0, heads=2) == held + head + 2 * product + sought
-    assert scoring_memory(shape, work, 2, weights=7.0, captures=True) == held + layers
-    few = Workload(rows=500, groups=(GroupSize(rows=1),))
-    assert scoring_memory(shape, few, 2, weights=7.0, captures=True) == 7 + 4 * 10 + 2 * 500 * (8 * 2 + 20)
-    many = Workload(rows=10**9)  # no more than a shard is in memory
-    assert scoring_memory(shape, many, 2, weights=7.0, captures=True) == 7 + 2 * 2**26
+    assert costs.scoring_memory(shape, work, 2, weights=7.0) == held + layers > held + product
+    assert costs.scoring_memory(shape, work, 2, weights=7.0, heads=2) == held + head + 2 * product + sought
+    assert costs.scoring_memory(shape, work, 2, weights=7.0, captures=True) == held + layers
+    few = costs.Workload(rows=500, groups=(costs.GroupSize(rows=1),))
+    assert costs.scoring_memory(shape, few, 2, weights=7.0, captures=True) == 7 + 4 * 10 + 2 * 500 * (8 * 2 + 20)
+    many = costs.Workload(rows=10**9)  # no more than a shard is in memory
+    assert costs.scoring_memory(shape, many, 2, weights=7.0, captures=True) == 7 + 2 * 2**26
 
 
 def test_products_keep_their_memory_for_the_groups_after_them() -> None:
-    shape, wide, long = tiny(), GroupSize(rows=300), GroupSize(longest_unit=100)
+    shape, wide, long = tiny(), costs.GroupSize(rows=300), costs.GroupSize(longest_unit=100)
     product, layers = 4 * 300 * 10, 2 * 15 * 100 * 8
-    first = scoring_memory(shape, Workload(groups=(wide, long)), 2, weights=0.0)
+    first = costs.scoring_memory(shape, costs.Workload(groups=(wide, long)), 2, weights=0.0)
     assert first == product + layers
-    assert scoring_memory(shape, Workload(groups=(long, wide)), 2, weights=0.0) == max(product, layers)
+    assert costs.scoring_memory(shape, costs.Workload(groups=(long, wide)), 2, weights=0.0) == max(product, layers)
 
 
 def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:
-    shape, work = tiny(), generation_workload([4] * 6, 5)
-    machine = Machine(devices=1, memory=1e9, flops=1e30, bandwidth=100.0, disk=1.0, price=None)
+    shape, work = tiny(), costs.generation_workload([4] * 6, 5)
+    machine = costs.Machine(devices=1, memory=1e9, flops=1e30, bandwidth=100.0, disk=1.0, price=None)
 
-    def seconds(on: Machine) -> float:
-        return answer_seconds(shape, work, number_bytes=2, batch=4, new_tokens=5, answers=6, machine=on)
+    def seconds(on: costs.Machine) -> float:
+        return costs.answer_seconds(shape, work, number_bytes=2, batch=4, new_tokens=5, answers=6, machine=on)
 
     assert seconds(machine) == pytest.approx(2 * 5 * 2 * (shape.dense + shape.head) / 100.0)  # two batches, five steps
-    slow = Machine(devices=1, memory=1e9, flops=1.0, bandwidth=1e30, disk=1.0, price=None)
-    assert seconds(slow) == scoring_operations(shape, work)
+    slow = costs.Machine(devices=1, memory=1e9, flops=1.0, bandwidth=1e30, disk=1.0, price=None)
+    assert seconds(slow) == costs.scoring_operations(shape, work)
 
 
 def test_the_plan_counts_what_the_engine_does(tmp_path: Path) -> None:
@@ -240,9 +226,9 @@ def test_gptq_takes_what_was_published(name: str) -> None:
     billions, seconds = PUBLISHED[name]
     shape = replace(tiny(), dense=int(billions * 1e9), experts=0)
     forward = 2 * 2.0 * shape.dense * 128 * 2048 / 125e12
-    predicted = solving_seconds("gptq", shape) + forward
+    predicted = costs.solving_seconds("gptq", shape) + forward
     assert 0.85 < predicted / seconds < 1.17, f"{predicted:.0f} s predicted, {seconds:.0f} s published"
-    assert solving_seconds("awq", shape) == 0
+    assert costs.solving_seconds("awq", shape) == 0
 
 
 def test_a_plan_names_its_machine_and_a_cpu_is_this_one() -> None:

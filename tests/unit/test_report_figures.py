@@ -14,16 +14,7 @@ from mlflow_compress.metrics.greedy_answers import Forks
 from mlflow_compress.metrics.margins import share_by_bin
 from mlflow_compress.records import Items, MetricResult
 from mlflow_compress.reporting.figures import draw_all, draw_scoreboard
-from mlflow_compress.reporting.plots.distances import (
-    MOST,
-    CategoryFlips,
-    draw_answers_part,
-    draw_categories,
-    draw_contexts,
-    draw_divergence,
-    draw_margin,
-    draw_positions,
-)
+from mlflow_compress.reporting.plots import distances
 from mlflow_compress.reporting.plots.style import RC
 from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_variants
 from tests import written_records
@@ -156,8 +147,8 @@ def test_the_scoreboard_draws_a_front_for_each_cost_that_two_variants_have(tmp_p
 def test_where_answers_part_by_hand():
     # Of four answers two part, at tokens 2 and 4: half have parted by token 4.
     forks = Forks(np.array([2, 4, 6, 9]), np.array([True, True, False, False]))
-    title = draw_answers_part(forks, level=0.95).title
-    same = draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
+    title = distances.draw_answers_part(forks, level=0.95).title
+    same = distances.draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
     assert title == "Half of the greedy answers have parted by token 4; 2 of 4 greedy answers are the same to the end"
     assert same == "1 of 1 greedy answers are the same to the end"
 
@@ -171,7 +162,7 @@ def test_kl_by_position_states_both_ends():
         for name, kl in parts.items()
     }
     whole = MetricResult(name="distance/traces_kl", value=0.25, low=0.2, high=0.3, n=30)
-    drawing = draw_positions(whole, found)
+    drawing = distances.draw_positions(whole, found)
     ends = "0.1 at the first token and 0.4 at tokens 8-15"
     assert drawing.title == f"KL on text that the baseline wrote: 0.25 nats per token, {ends}"
     [axes] = drawing.canvas.axes
@@ -184,7 +175,7 @@ def test_kl_by_context_states_both_ends():
         return MetricResult(name="distance/corpus_kl_mean", value=kl, n=5, task="corpus", category=name)
 
     parts = {name: part(kl, name) for name, kl in (("tokens 256-287", 0.1), ("tokens 288-319", 0.4))}
-    drawing = draw_contexts(part(0.25), parts)
+    drawing = distances.draw_contexts(part(0.25), parts)
     assert drawing.title == "KL as the context grows: 0.1 nats at tokens 256-287, 0.4 at tokens 288-319"
     [axes] = drawing.canvas.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == list(parts)
@@ -198,7 +189,7 @@ def test_ends_whose_intervals_overlap_are_not_told_apart():
             )
             for name, (low, high) in (("tokens 0-1", first), ("tokens 2-3", last))
         ]
-        return draw_contexts(found[0], {part.category: part for part in found}).title
+        return distances.draw_contexts(found[0], {part.category: part for part in found}).title
 
     assert ends((0.1, 0.2), (0.2, 0.3)).endswith(" (not told apart)")
     assert ends((0.1, 0.2), (0.21, 0.3)).endswith("0.2 at tokens 2-3")
@@ -219,20 +210,23 @@ def test_labels_do_not_overlap():
 def test_the_margin_finding_by_hand():
     # Below 0.5: margins 0.1 (changed), 0.2 (not); above: 0.8, 0.9 (neither) -> 50 % against 0 %.
     bins, wrong = (share_by_bin([0.1, 0.2, 0.8, 0.9], events) for events in ([1, 0, 0, 0], [0, 1, 0, 0]))
-    assert draw_margin(bins, wrong, level=0.95).title == (
+    assert distances.draw_margin(bins, wrong, level=0.95).title == (
         "50.0 % of answers with a margin below 0.5 changed, 0.0 % above it"
     )
 
 
 def test_zeros_of_the_kl_are_counted():
-    drawing = draw_divergence(np.array([0.0, 0.0, 0.01, 0.02, 0.03]), unit="item")
-    one = draw_divergence(np.array([0.5]), unit="item")
+    drawing = distances.draw_divergence(np.array([0.0, 0.0, 0.01, 0.02, 0.03]), unit="item")
+    one = distances.draw_divergence(np.array([0.5]), unit="item")
     assert drawing.caption.endswith("2 items with a KL of exactly 0.")
     assert one.caption.endswith("no items with a KL of exactly 0.")
 
 
 def test_many_categories_are_cut_and_counted():
-    groups = [CategoryFlips(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0) for i in range(MOST + 7)]
-    drawing = draw_categories(groups)
+    groups = [
+        distances.CategoryFlips(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0)
+        for i in range(distances.MOST + 7)
+    ]
+    drawing = distances.draw_categories(groups)
     assert drawing.caption.endswith("7 further categories are not drawn.")
     assert drawing.title == "Answers changed most in c30 (31.0 %), least in c00 (1.0 %)"

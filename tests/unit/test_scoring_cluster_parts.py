@@ -22,15 +22,7 @@ from mlflow_compress.engines.ray import workers as workers_module
 from mlflow_compress.engines.ray.cluster_worker import ShardResult, cut_into_shards, shards_for
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers, connected
 from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, StoreAwayError, WorkerError
-from mlflow_compress.scoring.baseline_store import (
-    CapturedRows,
-    SentHead,
-    SentStates,
-    StateStore,
-    StateWriter,
-    as_bytes,
-    from_bytes,
-)
+from mlflow_compress.scoring import baseline_store
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.body import split_body_and_head
 from mlflow_compress.scoring.journal import PassParts, joined_arrays
@@ -158,8 +150,8 @@ def test_states_come_back_as_they_were(dtype: str) -> None:
     rows = torch.randn(7, 5).to(getattr(torch, dtype))
     keys = np.arange(7 * 16, dtype=np.uint8).reshape(7, 16)
     given_parts = [
-        CapturedRows(0, rows[:4], keys[:4], np.arange(4, dtype=np.int32), "log_probs", "a reason"),
-        CapturedRows(4, rows[4:], keys[4:], np.arange(4, 7, dtype=np.int32), "log_probs", "a reason"),
+        baseline_store.CapturedRows(0, rows[:4], keys[:4], np.arange(4, dtype=np.int32), "log_probs", "a reason"),
+        baseline_store.CapturedRows(4, rows[4:], keys[4:], np.arange(4, 7, dtype=np.int32), "log_probs", "a reason"),
     ]
     arrays = {"logprob": np.zeros(9), "argmax": np.arange(7), "same_top": np.arange(7) % 2 == 0}
     result = pickle.loads(pickle.dumps(ShardResult.of(arrays, given_parts, 2)))  # noqa: S301 - our own bytes
@@ -169,16 +161,17 @@ def test_states_come_back_as_they_were(dtype: str) -> None:
     assert np.array_equal(found.keys, keys) and np.array_equal(found.targets, np.arange(7))
     assert (found.row, found.kind, found.reason) == (0, "log_probs", "a reason")
     assert all(np.array_equal(result.arrays[name], values) for name, values in arrays.items())
-    assert torch.equal(from_bytes(as_bytes(rows), dtype, (7, 5)), rows)
+    assert torch.equal(baseline_store.from_bytes(baseline_store.as_bytes(rows), dtype, (7, 5)), rows)
 
 
 def test_a_part_of_a_store_that_was_sent_gives_the_stores_logits(tmp_path: Path) -> None:
     loaded = load_random("llama", path=tmp_path / "model")
-    with StateWriter(tmp_path / "store", loaded, shard_bytes=3000) as writer:
+    with baseline_store.StateWriter(tmp_path / "store", loaded, shard_bytes=3000) as writer:
         Scorer(loaded, ScoringConfig(progress=False)).score(mixed_requests(), capture=writer)
-    store = StateStore.open(tmp_path / "store")
+    store = baseline_store.StateStore.open(tmp_path / "store")
     rows, device = np.arange(3, 40), torch.device("cpu")
-    sent = SentStates(pickle.loads(pickle.dumps(SentHead.of(store))), as_bytes(store.states(rows)))  # noqa: S301
+    head = pickle.loads(pickle.dumps(baseline_store.SentHead.of(store)))  # noqa: S301
+    sent = baseline_store.SentStates(head, baseline_store.as_bytes(store.states(rows)))
     here = sent.rows_of(np.zeros((len(rows), 16), np.uint8))
     assert torch.equal(sent.logits(here[5:9], device), store.logits(rows[5:9], device))
 

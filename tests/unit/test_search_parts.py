@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 from mlflow_compress import demo
-from mlflow_compress.commands.search.choice import (
-    cache_bytes,
-    candidates,
-    limits_of,
-    recipe_variant,
-    require_in_reach,
-    require_mixable,
-)
+from mlflow_compress.commands.search import choice
 from mlflow_compress.commands.search.measured_costs import joined_distances, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import SearchedVariant
@@ -32,21 +25,15 @@ from mlflow_compress.errors import AlignmentError, ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.records import TokenDistances
+from mlflow_compress.reporting import search_tables
 from mlflow_compress.reporting.figures import draw_search
-from mlflow_compress.reporting.search_tables import (
-    rows_csv,
-    search_finding,
-    search_markdown,
-    search_notes,
-    search_table,
-)
 
 SOURCE = resolve(str(demo.MODEL_DIR))
 
 
 def test_formats_are_variants_with_the_settings_of_their_methods() -> None:
     config = SearchConfig(formats="gptq:3, fp8, none", group_size="64", calibration_samples=8)
-    found, may_keep = candidates(config)
+    found, may_keep = choice.candidates(config)
     assert may_keep and [one.uniform.name for one in found] == ["gptq-3bit-g64", "fp8"]
     assert found[0].calibration_samples == 8 and found[1].calibration_samples == 0
     assert found[0].described["group_size"] == 64 and "seed" not in found[0].described
@@ -66,21 +53,21 @@ def test_formats_that_the_target_does_not_take_are_refused_before_any_work(
 ) -> None:
     config = SearchConfig(formats=formats, target=target)
     with pytest.raises(UnsupportedError, match=reason):
-        require_mixable(config, candidates(config)[0], SOURCE)
+        choice.require_mixable(config, choice.candidates(config)[0], SOURCE)
     accepted = SearchConfig(formats="rtn:4,gptq:4", target="vllm-cpu")
-    require_mixable(accepted, candidates(accepted)[0], SOURCE)
+    choice.require_mixable(accepted, choice.candidates(accepted)[0], SOURCE)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'")
 def test_k_quants_of_a_search_are_pure(tmp_path: Path) -> None:
     config = SearchConfig(formats="gguf-k:3,gguf:8", method_args="native=true")
-    found, _ = candidates(config)
+    found, _ = choice.candidates(config)
     assert [one.uniform.name for one in found] == ["gguf-q3_k-pure-native", "gguf-q8_0-native"]
     assert found[0].described["mix"] == "pure" and found[0].described["native"] is True
-    require_mixable(config, found, SOURCE)
-    mixed, _ = candidates(SearchConfig(formats="gguf-k:3,gguf-k:4", method_args="mix=M"))
+    choice.require_mixable(config, found, SOURCE)
+    mixed, _ = choice.candidates(SearchConfig(formats="gguf-k:3,gguf-k:4", method_args="mix=M"))
     with pytest.raises(ConfigError, match="mixes no types"):
-        require_mixable(config, mixed, SOURCE)
+        choice.require_mixable(config, mixed, SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +82,7 @@ def test_k_quants_of_a_search_are_pure(tmp_path: Path) -> None:
 )
 def test_wrong_formats_are_refused(formats: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        candidates(SearchConfig(formats=formats))
+        choice.candidates(SearchConfig(formats=formats))
 
 
 def test_groups_that_share_a_module_become_one() -> None:
@@ -107,15 +94,15 @@ def test_groups_that_share_a_module_become_one() -> None:
 
 
 def test_limits() -> None:
-    assert limits_of(SearchConfig(bits_per_weight="4.5,3.25,4.5")) == [
+    assert choice.limits_of(SearchConfig(bits_per_weight="4.5,3.25,4.5")) == [
         Limit(kind="bits_per_weight", value=3.25),
         Limit(kind="bits_per_weight", value=4.5),
     ]
-    assert limits_of(SearchConfig(max_kl="0.05")) == [Limit(kind="max_kl", value=0.05)]
+    assert choice.limits_of(SearchConfig(max_kl="0.05")) == [Limit(kind="max_kl", value=0.05)]
     with pytest.raises(ConfigError, match=r"one kind of limit.*Got: 'none'"):
-        limits_of(SearchConfig())
+        choice.limits_of(SearchConfig())
     with pytest.raises(ConfigError, match=r"one kind of limit.*bits_per_weight, max_kl"):
-        limits_of(SearchConfig(bits_per_weight="4", max_kl="0.05"))
+        choice.limits_of(SearchConfig(bits_per_weight="4", max_kl="0.05"))
 
 
 def test_formats_of_caches_and_their_bytes() -> None:
@@ -132,11 +119,13 @@ def test_formats_of_caches_and_their_bytes() -> None:
     plain = 100 * heads * 2 * width * 2  # bfloat16
     eight, floats, mixed = 2 * (width + 4), 2 * (width + 2), width // 2 + 4 + width // 4 + 4
     expected = [plain, plain, *(100 * heads * one for one in (eight, floats, mixed))]
-    found = cache_bytes(config, SOURCE)
+    found = choice.cache_bytes(config, SOURCE)
     assert list(found) == ["baseline", *config.caches] and list(found.values()) == expected
-    assert cache_bytes(SearchConfig(), SOURCE) == {}
+    assert choice.cache_bytes(SearchConfig(), SOURCE) == {}
     # The budget is that of weights and cache: above that of the weights alone.
-    require_in_reach(Limit(kind="max_bytes", value=SOURCE.layers * plain + 7e6), candidates(config)[0], SOURCE, found)
+    choice.require_in_reach(
+        Limit(kind="max_bytes", value=SOURCE.layers * plain + 7e6), choice.candidates(config)[0], SOURCE, found
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,11 +150,11 @@ def test_a_limit_is_a_positive_number(value: str) -> None:
 
 @pytest.mark.parametrize(("kind", "value"), [("bits_per_weight", 2.9), ("bits_per_weight", 16.5), ("max_bytes", 1e6)])
 def test_a_budget_out_of_reach_is_refused_before_any_work(kind: Any, value: float) -> None:
-    found, _ = candidates(SearchConfig(formats="rtn:3,rtn:8"))
+    found, _ = choice.candidates(SearchConfig(formats="rtn:3,rtn:8"))
     with pytest.raises(ConfigError, match=f"{kind} is out of range. Allowed: .*a little more for scales.*the baseline"):
-        require_in_reach(Limit(kind=kind, value=value), found, SOURCE)
-    require_in_reach(Limit(kind="bits_per_weight", value=3.0), found, SOURCE)
-    require_in_reach(Limit(kind="max_kl", value=1e-9), found, SOURCE)
+        choice.require_in_reach(Limit(kind=kind, value=value), found, SOURCE)
+    choice.require_in_reach(Limit(kind="bits_per_weight", value=3.0), found, SOURCE)
+    choice.require_in_reach(Limit(kind="max_kl", value=1e-9), found, SOURCE)
 
 
 def test_parameters_survive_the_way_through_text() -> None:
@@ -176,15 +165,15 @@ def test_parameters_survive_the_way_through_text() -> None:
 
 def test_a_recipe_is_a_variant_that_its_content_names(tmp_path: Path) -> None:
     config = SearchConfig(formats="gptq:3,gptq:8", calibration_samples=8)
-    found, _ = candidates(config)
+    found, _ = choice.candidates(config)
     layers = {name: ("gptq:3", "gptq:8")[i % 2] for i, name in enumerate(SOURCE.linear)}
-    one = recipe_variant(config, found, layers, "4.5bit", tmp_path)
+    one = choice.recipe_variant(config, found, layers, "4.5bit", tmp_path)
     assert one.name == "mixed-gptq-4.5bit" and one.config.compression.calibration_samples == 8
-    again = recipe_variant(config, found, layers, "4.5bit", tmp_path)
+    again = choice.recipe_variant(config, found, layers, "4.5bit", tmp_path)
     assert one.settings == again.settings and len(list(tmp_path.rglob("*.json"))) == 1
     [file] = tmp_path.rglob("*.json")
     assert json.loads(file.read_text())["layers"] == layers
-    other = recipe_variant(config, found, dict.fromkeys(layers, "gptq:3"), "4.5bit", tmp_path)
+    other = choice.recipe_variant(config, found, dict.fromkeys(layers, "gptq:3"), "4.5bit", tmp_path)
     assert other.settings.settings() != one.settings.settings()
 
 
@@ -257,27 +246,27 @@ def test_what_a_row_says() -> None:
 
 
 def test_the_finding_counts_both_ways() -> None:
-    said = search_finding(rows())
+    said = search_tables.search_finding(rows())
     assert said.startswith("3 variants of mixed precision; 1 of 3 closer to the baseline than the linear mix")
     assert "1 farther" in said and said.endswith("predicted KL at most 50 % off")
-    assert search_finding(rows()[:2]).startswith("1 variant of")
+    assert search_tables.search_finding(rows()[:2]).startswith("1 variant of")
 
 
 def test_the_notes_say_why_a_prediction_misses_and_what_is_not_inside() -> None:
-    notes = search_notes(rows(), search_text="A", held_out="B")
+    notes = search_tables.search_notes(rows(), search_text="A", held_out="B")
     assert "mean over B" in notes[0] and [n for n in notes if "-50 % off" in n and n.startswith("farther")]
     assert not [n for n in notes if n.startswith("closer")]
     outside = {**rows()[1], "limit": "kl0.01", "max_kl": 0.01, "gap": 0.02}
-    notes = search_notes([outside], search_text="A", held_out="B")
+    notes = search_tables.search_notes([outside], search_text="A", held_out="B")
     assert [n for n in notes if "not surely within the limit" in n] and [n for n in notes if "2 % below" in n]
 
 
 def test_the_tables_hold_every_value() -> None:
-    table = "\n".join(search_table(rows()).lines())
+    table = "\n".join(search_tables.search_table(rows()).lines())
     assert len({len(line.rstrip()) for line in table.splitlines()[2:]}) == 1 and "-0.010 [-0.020, -0.005]" in table
-    markdown = search_markdown(rows(), "it | found", ["a <b> note"])
+    markdown = search_tables.search_markdown(rows(), "it | found", ["a <b> note"])
     assert "it \\| found" in markdown and "&lt;b>" in markdown and markdown.count("\n| ") == 6
-    read = list(csv.DictReader(io.StringIO(rows_csv(rows()))))
+    read = list(csv.DictReader(io.StringIO(search_tables.rows_csv(rows()))))
     assert len(read) == 5 and float(read[1]["difference_high"]) == -0.005 and read[0]["predicted_kl"] == ""
 
 

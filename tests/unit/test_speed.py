@@ -19,14 +19,7 @@ from mlflow_compress.lifetime import as_the_user_set, let_threads_sleep
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.records.kinds import ServingMemory, Timings
-from mlflow_compress.scoring.speed.timing import (
-    PROCESSES,
-    MeasuredModel,
-    RuntimeCall,
-    TimingPlan,
-    runtime_of,
-    timings_in_turn,
-)
+from mlflow_compress.scoring.speed import timing
 
 
 def timings(rounds: list[list[float]], batch: int = 1, prompt_tokens: int = 10) -> Timings:
@@ -123,8 +116,8 @@ def test_there_are_more_rounds_until_every_ratio_is_known_within_ten_percent(noi
         def generate(self, prompts: Sequence[Sequence[int]], n_new: int) -> list[float]:
             return np.cumsum(self.seconds * np.exp(noise * self.draw.normal(size=n_new))).tolist()
 
-    plan = TimingPlan(tokens=range(9), prompt_tokens=2, new_tokens=3, repeats=3, enough=are_precise)
-    timed = timings_in_turn({"baseline": Model(1.0), "variant": Model(0.5)}, plan)
+    plan = timing.TimingPlan(tokens=range(9), prompt_tokens=2, new_tokens=3, repeats=3, enough=are_precise)
+    timed = timing.timings_in_turn({"baseline": Model(1.0), "variant": Model(0.5)}, plan)
     assert [len(times) for times in timed.values()] == [2 * rounds * 3] * 2  # batches, rounds, steps
     assert are_precise(timed) is (noise < 1.0)
 
@@ -147,7 +140,7 @@ def test_a_format_has_the_runtime_that_computes_with_it(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    choice = runtime_of(tmp_path, "cpu")
+    choice = timing.runtime_of(tmp_path, "cpu")
     assert choice.runtime == runtime and reason in choice.reason
 
 
@@ -169,7 +162,7 @@ def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     ratio = measured["speed/memory_peak_ratio"]
     assert ratio.value == pytest.approx(ours / theirs) and ratio.low is not None and ratio.low < ratio.value
     memory = measured.records().serving_memory
-    assert memory is not None and len(memory) == PROCESSES == ratio.n
+    assert memory is not None and len(memory) == timing.PROCESSES == ratio.n
     assert min(peaks := memory.table.column("peak_bytes").to_pylist()) <= ours * 2**20 <= max(peaks)
     table = measured.records().timings
     assert table is not None and len(table) == 2 * rounds * 3  # batches, rounds, steps
@@ -206,21 +199,21 @@ def test_longer_than_the_context_is_refused(tmp_path: Path) -> None:
         mc.speed(halved, speed_prompt_tokens=1000, speed_new_tokens=100, store=tmp_path)
 
 
-def call_of(runtime: str, folder: Path) -> RuntimeCall:
+def call_of(runtime: str, folder: Path) -> timing.RuntimeCall:
     more = {"dtype": "auto", "device": "cpu", "n_threads": 1, "n_context": 8, "n_batch": 1}
-    return RuntimeCall(runtime=runtime, python=sys.executable, folder=str(folder), **more)
+    return timing.RuntimeCall(runtime=runtime, python=sys.executable, folder=str(folder), **more)
 
 
 def test_a_runtime_that_cannot_load_says_why(tmp_path: Path) -> None:
     with (
-        MeasuredModel(call_of("transformers", tmp_path)) as model,
+        timing.MeasuredModel(call_of("transformers", tmp_path)) as model,
         pytest.raises(WorkerError, match="Not a model folder"),
     ):
         model.open()
 
 
 def test_a_process_that_ends_is_one_error() -> None:
-    with MeasuredModel(call_of("vllm", MODEL_DIR)) as model:
+    with timing.MeasuredModel(call_of("vllm", MODEL_DIR)) as model:
         model._process.kill()
         with pytest.raises(WorkerError, match="ended with code -9"):
             model.open()

@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlflow_compress.commands.search.measured_costs import (
-    SearchText,
-    SwapCosts,
-    cache_groups,
-    format_groups,
-    read_search_text,
-)
+from mlflow_compress.commands.search import measured_costs
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.mixed_recipe import MixedRecipe
@@ -250,7 +244,7 @@ SMALL = {"group_size": 32, "calibration_samples": 4, "calibration_length": 64}
 def test_groups_are_what_engines_fuse(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "llama")
     source = resolve(str(base))
-    groups = format_groups(SearchConfig(model=str(base)), source, [], rescaled=False)
+    groups = measured_costs.format_groups(SearchConfig(model=str(base)), source, [], rescaled=False)
     assert [group.name for group in groups] == [
         f"layers.{layer}.{kind}" for layer in (0, 1) for kind in ("qkv", "o", "gate_up", "down")
     ]
@@ -272,7 +266,7 @@ def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measure
     config = SearchConfig(
         model=str(base), device="cpu", search_text=str(tmp_path / "text.txt"), search_windows=4, calibration_length=64
     )
-    groups = format_groups(config, source, folders, rescaled=True)
+    groups = measured_costs.format_groups(config, source, folders, rescaled=True)
     linear = [name for group in groups for name in group.modules if name in source.linear]
     assert sorted(linear) == sorted(source.linear)  # each once
     norms = {name for group in groups for name in group.modules if name not in source.linear}
@@ -280,8 +274,8 @@ def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measure
     [owner] = [group for group in groups if "model.layers.0.input_layernorm" in group.modules]
     assert {f"model.layers.0.self_attn.{part}_proj" for part in "qkv"} <= set(owner.modules)
 
-    text: SearchText = read_search_text(config, source, used=0)
-    costs = SwapCosts(config=config, text=text, resume=tmp_path / "resume", groups=groups)
+    text: measured_costs.SearchText = measured_costs.read_search_text(config, source, used=0)
+    costs = measured_costs.SwapCosts(config=config, text=text, resume=tmp_path / "resume", groups=groups)
     three, eight = costs.alone(folders[0]), costs.alone(folders[1])
     assert three.shape == eight.shape == (len(groups), 4)
     assert (eight.mean(axis=1) < three.mean(axis=1)).all()  # scales that were left behind would cost the same in both
@@ -314,12 +308,12 @@ def test_costs_of_caches_are_those_of_the_checkpoints_that_round_them(tmp_path: 
 
     second = {"1": {"key_bits": 2, "value_bits": 2}}
     weights, cache, both = recipe("w", "rtn:3", {}), recipe("c", "none", second), recipe("b", "rtn:3", second)
-    groups = format_groups(config, source, [weights], rescaled=False)
-    text, layers = read_search_text(config, source, used=0), cache_groups(source)
+    groups = measured_costs.format_groups(config, source, [weights], rescaled=False)
+    text, layers = measured_costs.read_search_text(config, source, used=0), measured_costs.cache_groups(source)
     assert [(group.name, group.modules) for group in layers] == [
         (f"layers.{layer}.cache", (f"model.layers.{layer}.self_attn",)) for layer in (0, 1)
     ]
-    costs = SwapCosts(config=config, text=text, resume=tmp_path / "resume", groups=groups, caches=layers)
+    costs = measured_costs.SwapCosts(config=config, text=text, resume=tmp_path / "resume", groups=groups, caches=layers)
     two_bits = QuantizedCache(Rounding(2, "token", 16), Rounding(2, "token", 16))
     alone = costs.alone_caches(two_bits)
     assert (alone[1] == costs.whole(cache)).all() and (alone > 0).all()

@@ -13,23 +13,8 @@ import pytest
 
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
+from mlflow_compress.reporting.page import page_tables, variants_page
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
-from mlflow_compress.reporting.page.page_tables import (
-    LEVELS,
-    direction_table,
-    heat_map,
-    scores_table,
-    shared_table,
-    worst_slices,
-)
-from mlflow_compress.reporting.page.variants_page import (
-    choice_reason,
-    choice_sentence,
-    content_values,
-    gate_texts,
-    page_markdown,
-    render_page,
-)
 from tests.page_contents import EXAMPLES, HOSTILE, directed_board, page_content
 from tests.report_results import Page
 
@@ -96,7 +81,7 @@ def test_the_embedded_data_stay_within_their_limit():
     text, values = page_data(content, most_bytes=len(whole) - 1)
     assert len(text) < len(whole) and 0 < values["changes"]["shown"] < values["changes"]["total"] == 5
     assert unpacked(text) == json.loads(json.dumps(values))
-    page = render_page(replace(content, notes=["left out"]))
+    page = variants_page.render_page(replace(content, notes=["left out"]))
     assert "5 answers changed, over all variants." in page and "left out." in page
 
 
@@ -111,34 +96,37 @@ def test_variants_share_changed_answers():
     together, by_count = shared_changes(page_content().changes, 4)
     assert together.tolist() == [[1, 1], [1, 4]]  # both changed c1
     assert by_count == {1: 3, 2: 1}
-    table = shared_table(page_content())
-    assert (table.n_items, table.table.shades) == (4, [[LEVELS, LEVELS], [LEVELS // 4, LEVELS]])
+    table = page_tables.shared_table(page_content())
+    assert (table.n_items, table.table.shades) == (
+        4,
+        [[page_tables.LEVELS, page_tables.LEVELS], [page_tables.LEVELS // 4, page_tables.LEVELS]],
+    )
     assert "Of 4 items, 3 changed under one variant only, 1 under all 2." in " ".join(
-        Page(render_page(page_content())).text.split()
+        Page(variants_page.render_page(page_content())).text.split()
     )
 
 
 def test_the_baseline_has_a_row_and_other_numbers_of_items_say_why():
     content = page_content()
-    table = scores_table(content)
+    table = page_tables.scores_table(content)
     assert [str(row[0]) for row in table.rows] == ["base (baseline)", "near *", "far *"] and table.strong == {1}
     assert str(table.rows[0][1]) == "8 MB"  # 4 MB are half of it
-    text = Page(render_page(replace(content, board=replace(content.board, n_items=3)))).text
+    text = Page(variants_page.render_page(replace(content, board=replace(content.board, n_items=3)))).text
     assert "Of 4 items of all tasks (the scoreboard has the 3 of multiple choice), 3 changed" in " ".join(text.split())
 
 
 def test_the_heat_map_has_each_category_once():
-    heat = heat_map(page_content())
+    heat = page_tables.heat_map(page_content())
     assert [column.label for column in heat.columns[2:]] == ["near", "far"]
     assert [[str(cell) for cell in row] for row in heat.rows] == [
         ["choice: animals", "3", "1.0 [0.5, 2.0]", "21.0 [10.5, 42.0]"]
     ]
     assert heat.rows[0][0].value == "task=choice&category=animals"  # by which a cell opens the answers that it counts
-    assert list(heat.shades) == [[None, round(LEVELS / 21), LEVELS]]
+    assert list(heat.shades) == [[None, round(page_tables.LEVELS / 21), page_tables.LEVELS]]
 
 
 def test_flips_and_the_change_of_accuracy_say_how_many_answers_broke():
-    table = direction_table(replace(page_content(), board=directed_board()))
+    table = page_tables.direction_table(replace(page_content(), board=directed_board()))
     assert [[str(cell) for cell in row] for row in table.rows] == [
         # 3 % flipped and 1 % lost: 2 % broke, 1 % were repaired. The same KL and as many right answers are a tie.
         ["a", "2.00", "1.00", "-1.0 pt [-1.8, -0.2]", "worse", "b"],
@@ -154,14 +142,14 @@ def test_flips_and_the_change_of_accuracy_say_how_many_answers_broke():
 def test_the_first_sentence_says_what_the_gates_choose():
     content = page_content()
     assert (
-        choice_sentence(content)
+        variants_page.choice_sentence(content)
         == "Ship near: no worse than 1 point, 2.00x smaller, KL 0.010 [0.005, 0.020], 1.0 % [0.5, 2.0] of answers flipped."
     )
-    assert choice_reason(content) == "It is the only one of 2 variants that passes the default policy."
+    assert variants_page.choice_reason(content) == "It is the only one of 2 variants that passes the default policy."
     outcomes = content.decision.outcomes
     none = replace(content, decision=Decision(champion=None, outcomes=tuple(o for o in outcomes if not o.passed)))
-    assert choice_sentence(none) == "Ship none of them yet: no variant passes the default policy."
-    assert choice_reason(none) == (
+    assert variants_page.choice_sentence(none) == "Ship none of them yet: no variant passes the default policy."
+    assert variants_page.choice_reason(none) == (
         "The closest to the baseline, far, fails: KL (upper end): 0.42 > 0.05; flips in % (upper end): 42 > 5."
     )
     # A control is named only where there is nothing else.
@@ -172,20 +160,22 @@ def test_the_first_sentence_says_what_the_gates_choose():
         for o in outcomes
     )
     controlled = replace(content, decision=Decision(champion=None, outcomes=both))
-    assert choice_reason(controlled) == "The closest that is compressed, far, fails: no."
+    assert variants_page.choice_reason(controlled) == "The closest that is compressed, far, fails: no."
     alone = replace(
         content, decision=Decision(champion=None, outcomes=tuple(o for o in both if o.candidate.name == first))
     )
-    assert choice_reason(alone) == "The closest to the baseline, near, fails: no."
+    assert variants_page.choice_reason(alone) == "The closest to the baseline, near, fails: no."
     empty = replace(
         content, board=scoreboard([], baseline="b", evaluation=None), decision=Decision(champion=None, outcomes=())
     )
-    assert choice_sentence(empty) == "No variant has results, so there is nothing to ship." and not choice_reason(empty)
-    assert len(gate_texts([])) == 0 and len(content.gates) == 3
+    assert variants_page.choice_sentence(
+        empty
+    ) == "No variant has results, so there is nothing to ship." and not variants_page.choice_reason(empty)
+    assert len(variants_page.gate_texts([])) == 0 and len(content.gates) == 3
 
 
 def test_the_policy_names_the_scripts_and_the_style_of_the_page():
-    page = render_page(page_content(HOSTILE))
+    page = variants_page.render_page(page_content(HOSTILE))
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
@@ -200,7 +190,7 @@ def test_the_policy_names_the_scripts_and_the_style_of_the_page():
 
 
 def test_what_models_wrote_is_never_markup():
-    page = render_page(page_content(HOSTILE))
+    page = variants_page.render_page(page_content(HOSTILE))
     assert HOSTILE not in page and "<img" not in page
     parsed = Page(page)
     assert "img" not in parsed.tags and HOSTILE in parsed.text
@@ -211,7 +201,7 @@ def test_what_models_wrote_is_never_markup():
 
 
 def test_every_label_and_every_link_leads_somewhere():
-    page = render_page(page_content())
+    page = variants_page.render_page(page_content())
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     targets = re.findall(r'aria-labelledby="([^"]+)"', page) + re.findall(r'href="#([^"]+)"', page)
@@ -228,14 +218,14 @@ def _ids_of(path):
 
 def test_the_slice_that_moves_most_is_named_for_each_variant():
     # Of 4 items with 1 % and 21 % of flips, 2 have 2 % and 42 %: the others have none.
-    table = worst_slices(page_content())
+    table = page_tables.worst_slices(page_content())
     assert [(name, said.text, said.notes) for name, said in table.rows] == [
         ("near", "choice/law: flips 2.0 % [1.0, 3.0], others 0 %", ["corrected p 0.01"]),
         ("far", "choice/law: flips 42.0 % [21.0, 63.0], others 0 %", ["corrected p 0.01"]),
     ]
-    assert "The slice that moves most" in render_page(page_content())
-    assert "choice/law: flips" in page_markdown(page_content())
-    assert [row["variant"] for row in content_values(page_content())["worst_slices"]] == ["near", "far"]
+    assert "The slice that moves most" in variants_page.render_page(page_content())
+    assert "choice/law: flips" in variants_page.page_markdown(page_content())
+    assert [row["variant"] for row in variants_page.content_values(page_content())["worst_slices"]] == ["near", "far"]
 
 
 def test_a_page_without_items_has_neither_explorer_nor_heat_map():
@@ -244,7 +234,7 @@ def test_a_page_without_items_has_neither_explorer_nor_heat_map():
         replace(v, changes=None, answers=None, results=[r for r in v.results if r.task is None])
         for v in content.variants
     ]
-    text = Page(render_page(replace(content, items=None, answers=None, variants=bare))).text
+    text = Page(variants_page.render_page(replace(content, items=None, answers=None, variants=bare))).text
     assert "Scoreboard" in text and "Changed answers" not in text and "Flips by category" not in text
 
 
@@ -260,7 +250,7 @@ def test_the_libraries_have_their_licences():
 
 @pytest.mark.parametrize("text", ["why", HOSTILE, "a | b\nc"])
 def test_the_tables_as_markdown(text):
-    lines = page_markdown(page_content(text)).splitlines()
+    lines = variants_page.page_markdown(page_content(text)).splitlines()
     assert lines[0].startswith("**Ship near: ")
     head = lines.index("| flips, % | items | near | far |")
     assert lines[head + 2] == "| choice: animals | 3 | 1.0 [0.5, 2.0] | 21.0 [10.5, 42.0] |"
@@ -271,7 +261,7 @@ def test_the_tables_as_markdown(text):
 
 
 def test_the_tables_as_json():
-    values = json.loads(json.dumps(content_values(page_content()), allow_nan=False))
+    values = json.loads(json.dumps(variants_page.content_values(page_content()), allow_nan=False))
     assert values["choice"].startswith("Ship near")
     assert values["gates"][0] == {"variant": "near", "passed": True, "rank": 1, "failed": []}
     assert values["shared_changes"]["together"] == [[1, 1], [1, 4]]

@@ -12,13 +12,7 @@ from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Check
 from mlflow_compress.config import check_text
 from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError
 from mlflow_compress.items.sources.question_files import read_jsonl
-from mlflow_compress.metrics.core.answer_files import (
-    Answer,
-    answers_from_harness,
-    answers_from_rows,
-    compare_answers,
-    compare_records,
-)
+from mlflow_compress.metrics.core import answer_files
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, unmet
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.records import RunRecords
@@ -85,7 +79,7 @@ class Comparison(Tabular):
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 
 
-def _read(source: str, store: Store | None) -> Path | list[Answer]:
+def _read(source: str, store: Store | None) -> Path | list[answer_files.Answer]:
     """Return one side of the comparison: the folder of its records, or the answers of a JSONL file."""
     check_text("run, folder or file", source)
     path = Path(source)
@@ -94,7 +88,7 @@ def _read(source: str, store: Store | None) -> Path | list[Answer]:
     if path.is_file():
         rows = read_jsonl(path)
         harness = "filtered_resps" in rows[0]
-        return answers_from_harness(rows) if harness else answers_from_rows(rows)
+        return answer_files.answers_from_harness(rows) if harness else answer_files.answers_from_rows(rows)
     if is_run_id(source):
         store = store_with(source, store)
         return store.fetch(run_of_stage(store, source, "evaluate").run_id, RECORDS)
@@ -120,10 +114,10 @@ def compare(baseline: str, variant: str, store: Store | None = None) -> Comparis
     left, right = _read(baseline, store), _read(variant, store)
     if isinstance(left, Path) and isinstance(right, Path):
         check_comparable(read_metadata(left), read_metadata(right))
-        return Comparison(compare_records(RunRecords.read(left), RunRecords.read(right)))
+        return Comparison(answer_files.compare_records(RunRecords.read(left), RunRecords.read(right)))
     if isinstance(left, Path) or isinstance(right, Path):
         raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")
-    return Comparison(compare_answers(left, right))
+    return Comparison(answer_files.compare_answers(left, right))
 
 
 LOAD_EVALUATION_ACCEPTED = "the id of a main, evaluate or baseline run, or a folder of Parquet records"

@@ -16,17 +16,8 @@ from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, Diagnos
 from mlflow_compress.commands.diagnose.result import Advice, Diagnosis
 from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.quantize.run import quantize
+from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, store_of_command
-from mlflow_compress.commands.shared.inputs import (
-    calibration_set,
-    described,
-    folder_or_hub,
-    method_settings,
-    model_label,
-    model_path,
-    suite_of,
-    with_chat_template,
-)
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
 from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe
@@ -273,7 +264,7 @@ VariantMaker = Callable[[OpenRun, str], tuple[CheckpointManifest, Path]]
 
 def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
-    suite = suite_of(config.evaluate_config)
+    suite = inputs.suite_of(config.evaluate_config)
     corpora = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
     if not corpora or len(corpora) < len(suite.corpora):
         raise ConfigError(
@@ -294,9 +285,9 @@ def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = 
 def _diagnose(
     config: DiagnoseConfig, suite: Suite, corpora: Sequence[Corpus], make: VariantMaker, store: Store, say: Say
 ) -> Diagnosis:
-    label = model_label(config.source.model)
-    path = model_path(config.source.model)
-    with folder_or_hub("model", path):
+    label = inputs.model_label(config.source.model)
+    path = inputs.model_path(config.source.model)
+    with inputs.folder_or_hub("model", path):
         base = light(path, config.source, config.inference)
     with store.run(f"diagnose {label}", "diagnose", {run_names.BASE_MODEL: label}) as run:
         inference = as_baseline(config.inference, base)
@@ -318,7 +309,7 @@ def _diagnose(
             say(f"{manifest.label} differs from {label} in {len(differences.groups)} groups of weights")
             windows = texts_of(corpora, models[0], config.diagnosis)
             records, groups, whole_model_reason = _measure(config, models, differences, windows, resume)
-            categories = _categories(models, with_chat_template(base.tokenizer, suite), resume)
+            categories = _categories(models, inputs.with_chat_template(base.tokenizer, suite), resume)
         table = SwapTable.of(records)
         texts = TokenTexts(windows, base.tokenizer)
         tokens, texts_of_tokens, before = texts.rows(table)
@@ -357,11 +348,11 @@ def _maker(config: DiagnoseConfig) -> VariantMaker:
     """Return what gives the variant: the checkpoint that exists, or the compression. Wrong settings are refused now."""
     checkpoint = config.compression.checkpoint
     if checkpoint is not None and (Path(checkpoint) / MANIFEST_FILE).is_file():
-        manifest = described(config.evaluate_config.with_values(checkpoint=checkpoint))
+        manifest = inputs.described(config.evaluate_config.with_values(checkpoint=checkpoint))
         assert isinstance(manifest, CheckpointManifest)  # a folder is not served
         return lambda run, uri: (manifest, Path(checkpoint))
     quantization = config.quantize_config
-    settings, calibration = method_settings(quantization), calibration_set(quantization)
+    settings, calibration = inputs.method_settings(quantization), inputs.calibration_set(quantization)
     METHODS.get(quantization.compression.method).require_backend(settings)
 
     def make(run: OpenRun, uri: str) -> tuple[CheckpointManifest, Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
+from mlflow_compress.commands.evaluate import models
 from mlflow_compress.commands.evaluate.baseline import (
     Baseline,
     evaluation_of_sample,
@@ -14,15 +15,6 @@ from mlflow_compress.commands.evaluate.baseline import (
     item_keys,
     noise_sample,
     with_traces,
-)
-from mlflow_compress.commands.evaluate.models import (
-    BlockScorer,
-    cores_shared_out,
-    engine_started,
-    open_baseline,
-    open_variant,
-    recognised_in,
-    run_sampled,
 )
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
@@ -74,8 +66,8 @@ def readable(store: Store, base: EngineModel, suite: Suite, config: EvaluateConf
 
 def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
     """Return the baseline's evaluation: found in the store, or evaluated now."""
-    with cores_shared_out(config.running, config.source):
-        base = open_baseline(config)
+    with models.cores_shared_out(config.running, config.source):
+        base = models.open_baseline(config)
         return find_or_evaluate(store, base, readable(store, base, suite_of(config), config), config)
 
 
@@ -102,8 +94,8 @@ def evaluate_variant(
     The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
     `until_finished` is closed, so that an interrupted run can resume.
     """
-    base = open_baseline(config)
-    variant = open_variant(config, base)
+    base = models.open_baseline(config)
+    variant = models.open_variant(config, base)
     for model in (base, variant):
         if about := model.about():
             say(about)
@@ -140,7 +132,7 @@ def evaluate_variant(
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
         account = read_account(store, earlier[0].run_id)
     else:
-        recognised_in(resume, variant)
+        models.recognised_in(resume, variant)
         states, loaded = states_for(baseline, base, variant), variant.load()
         sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
         with ExitStack() as stack:
@@ -219,8 +211,8 @@ def _on_drawn_items(
     seed = config.source.seed
     settings = MetricSettings(seed=seed, split_seed=seed)
     sampler = ItemSampler.of_baseline(config.sampling.size, MetricInputs(baseline=baseline.records), seed=seed)
-    blocks = BlockScorer(suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True)
-    return run_sampled(
+    blocks = models.BlockScorer(suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True)
+    return models.run_sampled(
         blocks, sampler, lambda found: MetricInputs(baseline=baseline.records, variant=found, settings=settings), scored
     )
 
@@ -297,8 +289,8 @@ def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store,
     with (
         ExitStack() as until_finished,
         keeping(),  # the requests' tokens: of the baseline and of the variant they are the same
-        engine_started(config.running, config.source),
-        cores_shared_out(config.running, config.source),
+        models.engine_started(config.running, config.source),
+        models.cores_shared_out(config.running, config.source),
         store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
     ):
         run.rename(f"evaluate {variant.label} {label}")

@@ -4,32 +4,22 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import Bound, PromoteConfig
 from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.config import groups
 from mlflow_compress.config.declarations import OptionalText, Parameters, like, option
-from mlflow_compress.config.groups import (
-    CHECKPOINT_OR_SERVED,
-    AnswerConfig,
-    EngineConfig,
-    EvaluationConfig,
-    InferenceConfig,
-    ServedConfig,
-    SourceConfig,
-    TimingConfig,
-    TracesConfig,
-)
 
 
 class GateConfig(Parameters):
     """Evaluate a checkpoint in random blocks of items, until a policy's verdict is sure. For CI."""
 
-    source: SourceConfig = SourceConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    traces: TracesConfig = TracesConfig()
-    inference: InferenceConfig = InferenceConfig()
-    served: ServedConfig = ServedConfig()
-    timing: TimingConfig = TimingConfig()
-    answers: AnswerConfig = AnswerConfig(judges="similarity,divergent_tokens")
-    vllm_python: OptionalText = like(EngineConfig, "vllm_python")
-    checkpoint: OptionalText = option(None, CHECKPOINT_OR_SERVED, path="folder")
+    source: groups.SourceConfig = groups.SourceConfig()
+    evaluation: groups.EvaluationConfig = groups.EvaluationConfig()
+    traces: groups.TracesConfig = groups.TracesConfig()
+    inference: groups.InferenceConfig = groups.InferenceConfig()
+    served: groups.ServedConfig = groups.ServedConfig()
+    timing: groups.TimingConfig = groups.TimingConfig()
+    answers: groups.AnswerConfig = groups.AnswerConfig(judges="similarity,divergent_tokens")
+    vllm_python: OptionalText = like(groups.EngineConfig, "vllm_python")
+    checkpoint: OptionalText = option(None, groups.CHECKPOINT_OR_SERVED, path="folder")
     policy: OptionalText = option(
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )

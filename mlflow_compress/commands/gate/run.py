@@ -13,17 +13,8 @@ import pyarrow.compute as pc
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
+from mlflow_compress.commands.evaluate import models
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, item_keys, noise_sample
-from mlflow_compress.commands.evaluate.models import (
-    BlockScorer,
-    Keys,
-    as_baseline,
-    cores_shared_out,
-    joined_records,
-    open_baseline,
-    open_variant,
-    recognised_in,
-)
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -130,7 +121,7 @@ def restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
     return RunRecords(**kept)
 
 
-def blocks(order: Keys, group: Mapping[ItemKey, int], size: int) -> Iterator[tuple[int, Keys]]:
+def blocks(order: models.Keys, group: Mapping[ItemKey, int], size: int) -> Iterator[tuple[int, models.Keys]]:
     """Iterate over the blocks of an order, numbered; the last one may be smaller. Groups of items stay whole."""
     start = number = 0
     while start < len(order):
@@ -152,7 +143,7 @@ def shuffled(keys: Sequence[ItemKey], group: Mapping[ItemKey, int], seed: int) -
     return [key for place in random_order([first for first, *_ in groups], seed=seed) for key in groups[place]]
 
 
-def in_order(values: Float, found: Keys, order: Keys) -> list[float]:
+def in_order(values: Float, found: models.Keys, order: models.Keys) -> list[float]:
     """Return one value per item of `order`; `found` names the items of the values."""
     by_key = dict(zip(found, values.tolist(), strict=True))
     return [by_key[key] for key in order if key in by_key]
@@ -193,7 +184,7 @@ class ChecksSoFar:
     parts: list[RunRecords] = field(default_factory=list)  # The variant's records of every block
     shortened: Shortened = field(default_factory=Shortened)  # Items that it could not read whole
 
-    def look(self, inputs: MetricInputs, order: Keys) -> None:
+    def look(self, inputs: MetricInputs, order: models.Keys) -> None:
         """Take the items of one block, and decide what can be decided."""
         view = inputs.view
         names = list(zip(view.task.tolist(), view.item_id.tolist(), strict=True))
@@ -273,7 +264,7 @@ class GateWork:
     judged: "Callable[[], MeasuredForGate]"  # Lets both models answer instructions, at the first call
     baseline: Baseline
     families: tuple[str, ...]  # Families that pooled checks are about
-    order: Keys  # The items in the order in which they are looked at
+    order: models.Keys  # The items in the order in which they are looked at
     groups: ItemsInGroups
     n_unanswered: int  # Items that the baseline has not answered, and that no gate looks at
     conditions: Mapping[str, str]  # Under which the variant is compared
@@ -294,7 +285,10 @@ class GateWork:
             return Account(asked=0, setting=self.conditions)
         short = so_far.shortened
         looked = take_account(
-            self.inputs(joined_records(so_far.parts)), cut=short.cut, too_long=short.too_long, setting=self.conditions
+            self.inputs(models.joined_records(so_far.parts)),
+            cut=short.cut,
+            too_long=short.too_long,
+            setting=self.conditions,
         )
         left_out = round(self.n_unanswered * so_far.n_items / len(self.order))
         more = {"the baseline gave none": left_out} if left_out else {}
@@ -342,7 +336,7 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     open_gates = [gate for gate, verdict in so_far.by_gate().items() if verdict == "undecided"]
     all_used = so_far.n_items == available
     # An interval of 95 % holds for a number of items that was fixed before: not for where a gate has stopped.
-    results = compute_all(work.inputs(joined_records(so_far.parts))) if all_used and so_far.parts else []
+    results = compute_all(work.inputs(models.joined_records(so_far.parts))) if all_used and so_far.parts else []
     harm = harm_of(headline(results), policy.margin)
     if all_used and open_gates and not failed:
         decided = _fixed_n(work, results, open_gates, so_far.n_items)
@@ -516,8 +510,8 @@ def run_gate(
     _check_served(made, policy)
     store = store if store is not None else Tracker(config.experiment)
     label = baseline_label(evaluation)
-    base = open_baseline(evaluation)
-    variant = open_variant(evaluation, base)
+    base = models.open_baseline(evaluation)
+    variant = models.open_variant(evaluation, base)
     for model in (base, variant):
         if about := model.about():
             progress(about)
@@ -530,10 +524,10 @@ def run_gate(
     }
     with (
         keeping(),  # the tokens of a baseline that is evaluated now are stored with it, and not made twice
-        cores_shared_out(evaluation.running, evaluation.source),
+        models.cores_shared_out(evaluation.running, evaluation.source),
         store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run,
     ):
-        dtype = as_baseline(config.inference, base).dtype
+        dtype = models.as_baseline(config.inference, base).dtype
         run.log_params({**as_text(config), "dtype": dtype, "policy_sha256": policy.sha256})
         suite = readable(store, base, suite, evaluation)
         baseline = find_or_evaluate(store, base, suite, evaluation)
@@ -569,15 +563,15 @@ def run_gate(
             {"stage": "gate", **variant.identity, "baseline": baseline.run_id, "order": order, "block": config.block}
         )
         with resumable_workdir(store.uri, fingerprint) as folder:
-            recognised_in(folder, variant)
+            models.recognised_in(folder, variant)
             # The model is loaded for the first block that must be scored.
             listed = item_keys(noise_sample(suite, evaluation.evaluation.noise_items, seed=config.source.seed))
             load_once = cache(lambda: variant.listing(listed).scorer(variant.load()))
-            scorer = BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
+            scorer = models.BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
             so_far = _look(work, scorer, progress)
             found = verdict_of_gate(work, so_far, label, store.link(run.run_id))
             with scratch_folder(store.uri) as scratch:
-                joined_records(so_far.parts).write(scratch)
+                models.joined_records(so_far.parts).write(scratch)
                 run.log_folder(scratch, RECORDS)
         _log(store, run, found)
     if config.output is not None:
@@ -606,7 +600,7 @@ def _without_kl(policy: ItemPolicy) -> ItemPolicy:
     return ItemPolicy(gates=policy.gates, checks=kept, at_once=policy.at_once | of_kl)
 
 
-def _check_counts(policy: Policy, order: Keys) -> None:
+def _check_counts(policy: Policy, order: models.Keys) -> None:
     for task, fewest in [(None, policy.require.items), *policy.require.items_by_task.items()]:
         n = sum(task in (None, name) for name, _ in order)
         if n < fewest:
@@ -617,7 +611,7 @@ def _check_counts(policy: Policy, order: Keys) -> None:
             )
 
 
-def _look(work: GateWork, scorer: BlockScorer, progress: Say) -> ChecksSoFar:
+def _look(work: GateWork, scorer: models.BlockScorer, progress: Say) -> ChecksSoFar:
     """Look at block after block until the verdict is sure; return what is known."""
     so_far = ChecksSoFar(policy=work.wanted, headline=work.families, error=work.config.error, in_groups=work.groups)
     if any(row.verdict == "fail" for row in at_once(work)):

@@ -8,14 +8,8 @@ from typing import Any
 from mlflow_compress.commands.evaluate.baseline import STATES
 from mlflow_compress.commands.evaluate.models import OneLoaded, open_baseline
 from mlflow_compress.commands.judge.parameters import JudgeConfig
+from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
-from mlflow_compress.commands.shared.inputs import (
-    baseline_label,
-    described,
-    instructions_of,
-    model_label,
-    read_manifest,
-)
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.sources.instructions import Instruction, fingerprint_of
 from mlflow_compress.judges import JUDGES, chosen_judges
@@ -149,7 +143,9 @@ def baseline_answers(
         _log_speed(run, speed)
 
     fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, _ = get_or_create_run(store, "baseline-answers", baseline_label(config), fingerprint, work, before=before)
+    run_id, _ = get_or_create_run(
+        store, "baseline-answers", inputs.baseline_label(config), fingerprint, work, before=before
+    )
     answers = kept(("answers", run_id), lambda: _read_answers(store, run_id))
     return run_id, answers, kept(("again", run_id), lambda: Generations.read(store.fetch(run_id, SAMPLES_AGAIN)))
 
@@ -180,7 +176,7 @@ def variant_answers(
         _log_speed(stored, speed)
 
     asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
-    label = f"{described(config).label} {baseline_label(config)}"
+    label = f"{inputs.described(config).label} {inputs.baseline_label(config)}"
     below = {run_names.PARENT: run.run_id}
     run_id, fresh = get_or_create_run(store, "answers", label, {"stage": "judge", **asked}, work, below)
     return run_id, fresh, _read_answers(store, run_id)
@@ -231,7 +227,7 @@ def baseline_greedy(
         RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
 
     fingerprint = _greedy_fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, _ = get_or_create_run(store, "baseline-greedy", model_label(config.source.model), fingerprint, work)
+    run_id, _ = get_or_create_run(store, "baseline-greedy", inputs.model_label(config.source.model), fingerprint, work)
     return run_id, kept(("greedy", run_id), lambda: RunRecords.read(store.fetch(run_id, RECORDS)))
 
 
@@ -268,7 +264,7 @@ def variant_greedy(
         ).write(folder / RECORDS)
 
     asked = _greedy_fingerprint(variant, base.tokenizer.chat_template, instructions, config)
-    label = f"{read_manifest(config.checkpoint).label} {model_label(config.source.model)}"
+    label = f"{inputs.read_manifest(config.checkpoint).label} {inputs.model_label(config.source.model)}"
     fingerprint = {"stage": "greedy", **asked, "baseline": baseline_run}
     run_id, _ = get_or_create_run(store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
     run.set_tags({run_names.BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})
@@ -277,7 +273,7 @@ def variant_greedy(
 
 def answer_baseline(config: JudgeConfig, store: Store) -> None:
     """Let the baseline answer the instructions, unless the store has its answers."""
-    base, instructions = open_baseline(config), instructions_of(config)
+    base, instructions = open_baseline(config), inputs.instructions_of(config)
     load = OneLoaded()
     baseline_answers(store, base, instructions, config, load)
     if any(JUDGES.get(name).greedy for name in chosen_judges(config.answers.judges)):

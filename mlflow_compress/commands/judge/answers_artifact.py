@@ -6,13 +6,7 @@ from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.metrics.core.metric_inputs import AnswerEmbeddings, MetricInputs
 from mlflow_compress.records import Generations
-from mlflow_compress.reporting.answers_page import (
-    ComparedAnswer,
-    as_jsonl,
-    compared_answers,
-    from_jsonl,
-    render_answers,
-)
+from mlflow_compress.reporting import answers_page
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import ANSWERS
 from mlflow_compress.tracking.store import OpenRun, Store
@@ -32,7 +26,7 @@ def log_answers(
 
     `uri` is the store of the run.
     """
-    pairs = compared_answers(
+    pairs = answers_page.compared_answers(
         {item.item_id: item.turns for item in instructions},
         {item.item_id: item.category for item in instructions},
         answers,
@@ -40,8 +34,8 @@ def log_answers(
         _similarity(inputs.embeddings),
     )
     with scratch_folder(uri) as folder:
-        (folder / ROWS).write_text(as_jsonl(pairs), encoding="utf-8")
-        (folder / PAGE).write_text(render_answers(title, pairs), encoding="utf-8")
+        (folder / ROWS).write_text(answers_page.as_jsonl(pairs), encoding="utf-8")
+        (folder / PAGE).write_text(answers_page.render_answers(title, pairs), encoding="utf-8")
         run.log_folder(folder, ANSWERS)
 
 
@@ -53,7 +47,7 @@ def _similarity(given: AnswerEmbeddings | None) -> dict[str, float]:
     return dict(zip(given.item_ids, values.tolist(), strict=True))
 
 
-def read_answers(store: Store, run_id: str) -> list[ComparedAnswer]:
+def read_answers(store: Store, run_id: str) -> list[answers_page.ComparedAnswer]:
     """Return the answers that `log_answers` has logged. A run without them is a `TrackingError`."""
     path = store.fetch(run_id, ANSWERS) / ROWS
-    return from_jsonl(path.read_text(encoding="utf-8"), str(path))
+    return answers_page.from_jsonl(path.read_text(encoding="utf-8"), str(path))

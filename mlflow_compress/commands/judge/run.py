@@ -42,15 +42,7 @@ from mlflow_compress.judges.encoders import EMBEDDED, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
 from mlflow_compress.metrics.bertscore import authors_layer
-from mlflow_compress.metrics.core.metric_inputs import (
-    AnswerEmbeddings,
-    AnswerSamples,
-    MetricInputs,
-    MetricSettings,
-    compute_all,
-    headline,
-    unmet,
-)
+from mlflow_compress.metrics.core import metric_inputs
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.source_model import resolve_folder
 from mlflow_compress.records import Generations, Judgments, RunRecords
@@ -125,11 +117,13 @@ def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
     return next(iter(vectors.values()), None)
 
 
-def _embeddings(given: AnswerVectors | None) -> AnswerEmbeddings | None:
+def _embeddings(given: AnswerVectors | None) -> metric_inputs.AnswerEmbeddings | None:
     if given is None:
         return None
     by_model = given.vectors
-    return AnswerEmbeddings(given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"])
+    return metric_inputs.AnswerEmbeddings(
+        given.task, given.item_ids, by_model["baseline"], by_model["variant"], by_model["again"]
+    )
 
 
 def _write_embeddings(given: AnswerVectors, folder: Path) -> None:
@@ -155,7 +149,7 @@ class _Outcome:
     `account` has the numbers of judgments, calls and tokens, and the cost.
     """
 
-    inputs: MetricInputs
+    inputs: metric_inputs.MetricInputs
     skipped: str
     remarks: tuple[str, ...]
     failed: str | None
@@ -171,7 +165,7 @@ def judge(
         judges = {name: open_judge(name, config, home(store.uri)) for name in chosen_judges(config.answers.judges)}
     with folder_or_hub("bertscore_model", config.answers.bertscore_model or ""):
         bertscore_model = _bertscore_model(config.answers.bertscore_model)
-    settings = MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
+    settings = metric_inputs.MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
     base = open_baseline(config)
     models = base, open_variant(config, base)
     for model in models:
@@ -215,11 +209,11 @@ def judge(
         if spending.by_model:
             run.log_values(spending.values())
     vectors = _vectors(judged)
-    inputs = MetricInputs(
+    inputs = metric_inputs.MetricInputs(
         baseline=_records(baseline.graded, judged, "baseline"),
         variant=_records(variant.graded, judged, "variant"),
         embeddings=_embeddings(vectors),
-        samples=AnswerSamples(
+        samples=metric_inputs.AnswerSamples(
             baseline=baseline.samples,
             variant=variant.samples,
             questions={item.item_id: item.turns[0] for item in instructions},
@@ -283,7 +277,9 @@ def _with_account(text: str, values: Mapping[str, float], run: OpenRun) -> str:
     return f"{text.rstrip('.')}. Account: {account_text(values)}; every reply is kept; run {run.run_id}"
 
 
-def _show(run: OpenRun, instructions: list[Instruction], answers: JudgeInputs, inputs: MetricInputs) -> str:
+def _show(
+    run: OpenRun, instructions: list[Instruction], answers: JudgeInputs, inputs: metric_inputs.MetricInputs
+) -> str:
     """Show the judgments as traces; return what the note says if that failed. They are in the records in any case."""
     said = {"baseline": inputs.baseline.judgments, "variant": inputs.subject.judgments}
     try:
@@ -341,18 +337,18 @@ def _judge(
         )
         outcome = judge(config, instructions, store, run, say)
         inputs, skipped = outcome.inputs, outcome.skipped
-        results = compute_all(inputs)
+        results = metric_inputs.compute_all(inputs)
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
-        run.log_json(unmet(inputs), "not_computed.json")
-        values = "; ".join(f"{name} {result.value:.4f}" for name, result in headline(results).items())
+        run.log_json(metric_inputs.unmet(inputs), "not_computed.json")
+        values = "; ".join(f"{name} {result.value:.4f}" for name, result in metric_inputs.headline(results).items())
         run.set_note("\n\n".join([values, *(f"{text}." for text in (*outcome.remarks, skipped) if text)]))
         if outcome.failed:
             raise JudgeError(_with_account(outcome.failed, outcome.account, run))
     return AnswerEvaluation(
         name=manifest.label,
         results=tuple(results),
-        not_computed=unmet(inputs),
+        not_computed=metric_inputs.unmet(inputs),
         records_folder=store.fetch(run.run_id, RECORDS),
         run=store.link(run.run_id),
         baseline=label,

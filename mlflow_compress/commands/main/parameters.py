@@ -6,21 +6,8 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.speed.parameters import SpeedConfig
+from mlflow_compress.config import groups
 from mlflow_compress.config.declarations import OptionalText, Parameters, option
-from mlflow_compress.config.groups import (
-    AnswerConfig,
-    CompressionConfig,
-    EngineConfig,
-    EvaluationConfig,
-    InferenceConfig,
-    JudgeModelConfig,
-    SamplingConfig,
-    ServedConfig,
-    SourceConfig,
-    TimingConfig,
-    TracesConfig,
-    is_endpoint,
-)
 
 LogWeights = Literal["auto", "true", "false"]
 
@@ -28,17 +15,17 @@ LogWeights = Literal["auto", "true", "false"]
 class MainConfig(Parameters):
     """quantize -> evaluate -> judge -> speed for one variant, under one parent run; a served one is not quantized."""
 
-    source: SourceConfig = SourceConfig()
-    compression: CompressionConfig = CompressionConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    sampling: SamplingConfig = SamplingConfig()
-    traces: TracesConfig = TracesConfig()
-    inference: InferenceConfig = InferenceConfig()
-    running: EngineConfig = EngineConfig()
-    served: ServedConfig = ServedConfig()
-    answers: AnswerConfig = AnswerConfig()
-    judging: JudgeModelConfig = JudgeModelConfig()
-    timing: TimingConfig = TimingConfig()
+    source: groups.SourceConfig = groups.SourceConfig()
+    compression: groups.CompressionConfig = groups.CompressionConfig()
+    evaluation: groups.EvaluationConfig = groups.EvaluationConfig()
+    sampling: groups.SamplingConfig = groups.SamplingConfig()
+    traces: groups.TracesConfig = groups.TracesConfig()
+    inference: groups.InferenceConfig = groups.InferenceConfig()
+    running: groups.EngineConfig = groups.EngineConfig()
+    served: groups.ServedConfig = groups.ServedConfig()
+    answers: groups.AnswerConfig = groups.AnswerConfig()
+    judging: groups.JudgeModelConfig = groups.JudgeModelConfig()
+    timing: groups.TimingConfig = groups.TimingConfig()
     judge: bool = option(True, "run the judge stage")
     speed: bool = option(True, "run the speed stage")
     log_weights: LogWeights = option(
@@ -50,7 +37,7 @@ class MainConfig(Parameters):
     @property
     def is_served(self) -> bool:
         """Whether the variant is a model that a server has: nothing is compressed."""
-        return is_endpoint(self.compression.checkpoint)
+        return groups.is_endpoint(self.compression.checkpoint)
 
     @property
     def quantize_config(self) -> QuantizeConfig:

@@ -16,20 +16,8 @@ from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.stages import STAGES, Progress, Stages, StartStage, VariantRun, as_project
 from mlflow_compress.commands.quantize.run import resolved, variant_name
+from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import digest, unfinished_until_ended
-from mlflow_compress.commands.shared.inputs import (
-    OWN_ENGINES,
-    SERVED_METHOD,
-    baseline_label,
-    calibration_set,
-    described,
-    instructions_of,
-    is_small,
-    method_settings,
-    model_path,
-    not_served,
-    suite_of,
-)
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import (
@@ -68,15 +56,15 @@ def check(config: MainConfig) -> dict[str, object]:
     So a misspelt task is refused before an hour of compression. For the demo and for files, the checks import neither
     torch nor transformers. For tasks of lm-evaluation-harness they do, because that package imports both.
     """
-    if config.running.engine not in OWN_ENGINES:
+    if config.running.engine not in inputs.OWN_ENGINES:
         from mlflow_compress.engines.interface import engine_of_files  # imports torch
 
         engine_of_files(config.running.engine)
-    calibration, suite = _compression(config), suite_of(config.evaluate_config())
+    calibration, suite = _compression(config), inputs.suite_of(config.evaluate_config())
     if calibration is not None:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
-        instructions_of(config.judge_config())
+        inputs.instructions_of(config.judge_config())
         prices_of(config.judging)
         if config.answers.judges != "all":
             chosen_judges(config.answers.judges)
@@ -89,15 +77,15 @@ def _compression(config: MainConfig) -> CalibrationSet | None:
         check_served(config)
         return None
     if is_endpoint(config.source.model):
-        raise not_served("model", config.source.model)
+        raise inputs.not_served("model", config.source.model)
     compression = config.quantize_config
-    METHODS.get(config.compression.method).require_backend(method_settings(compression))
-    return calibration_set(compression)
+    METHODS.get(config.compression.method).require_backend(inputs.method_settings(compression))
+    return inputs.calibration_set(compression)
 
 
 def check_served(config: MainConfig) -> None:
     """Refuse a served variant without a name, and one with settings of a compression, which would have no effect."""
-    described(config.evaluate_config(config.compression.checkpoint))
+    inputs.described(config.evaluate_config(config.compression.checkpoint))
     default = CompressionConfig()
     for name, value in config.compression.model_dump().items():
         unused = value != getattr(default, name) and (name, value) != ("method", "checkpoint")
@@ -112,7 +100,7 @@ def check_served(config: MainConfig) -> None:
 def name_of(config: MainConfig) -> str:
     """Return the variant's short name, such as "awq-4bit-g128" or "endpoint-my-llama"."""
     if config.is_served:
-        return described(config.evaluate_config(config.compression.checkpoint)).label
+        return inputs.described(config.evaluate_config(config.compression.checkpoint)).label
     return variant_name(config.quantize_config)
 
 
@@ -133,9 +121,9 @@ def _resolved_compression(config: MainConfig, calibration: CalibrationSet | None
     """Return the parameters of the compression; a served variant has none."""
     if not config.is_served:
         compression = config.quantize_config
-        return resolved(compression, method_settings(compression), calibration)
+        return resolved(compression, inputs.method_settings(compression), calibration)
     unused = {name: NONE for name in CompressionConfig.model_fields if name != "checkpoint"}
-    return {**unused, "method": SERVED_METHOD}
+    return {**unused, "method": inputs.SERVED_METHOD}
 
 
 # Where work is done, how calls are made, and what they may cost decide no result. The dtype is part of the evaluation,
@@ -179,7 +167,7 @@ def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
     if config.judge:
         judge = config.judge_config()
         deciding["judge"] = {name: value for name, value in as_text(judge).items() if name not in _NOT_DECIDING}
-        deciding["instructions"] = [asdict(instruction) for instruction in instructions_of(judge)]
+        deciding["instructions"] = [asdict(instruction) for instruction in inputs.instructions_of(judge)]
     if config.speed:
         # With vLLM at hand, a variant may have a speed that it could not have before.
         deciding["speed"] = {**config.timing.model_dump(), "vllm": named_python(config.running.vllm_python) is not None}
@@ -278,7 +266,7 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
                 return earlier
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
-            together = config.judge and config.running.engine == "local" and is_small(config.source)
+            together = config.judge and config.running.engine == "local" and inputs.is_small(config.source)
             return run_variant(
                 config,
                 tracker,
@@ -305,11 +293,11 @@ def digest_of(config: MainConfig) -> str | None:
     """
     if config.is_served or is_endpoint(config.source.model):
         return None
-    folders = [local_model_folder(model_path(config.source.model))]
+    folders = [local_model_folder(inputs.model_path(config.source.model))]
     if config.compression.checkpoint is not None:
         folders.append(Path(config.compression.checkpoint))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-    calibration = calibration_set(config.quantize_config)
+    calibration = inputs.calibration_set(config.quantize_config)
     judge = config.judge_config()
     # The package by its source: a metric that has changed is computed again, whatever the version.
     found = (point for kind in _PLUG_INS for point in entry_points(group=f"mlflow_compress.{kind}"))
@@ -317,9 +305,9 @@ def digest_of(config: MainConfig) -> str | None:
     deciding = {
         "parameters": as_text(config),
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
-        "suite": suite_of(config.evaluate_config()).hashes(),
+        "suite": inputs.suite_of(config.evaluate_config()).hashes(),
         "calibration": [] if calibration is None else calibration.plain(),
-        "instructions": [asdict(one) for one in instructions_of(judge)] if config.judge else [],
+        "instructions": [asdict(one) for one in inputs.instructions_of(judge)] if config.judge else [],
         "software": [code_identity(), package_hash(), sys.version, *sorted(plug_ins)],
         "machine": [platform.node(), platform.processor(), os.cpu_count(), certainly_on_cpu("auto")],
         "environment": {name: os.environ[name] for name in os.environ if name.startswith(_OF_KERNELS)},
@@ -335,7 +323,7 @@ def done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> V
         run_id = run.info.run_id
         children = finished_stages(tracker, run_id)
         if "evaluate" in children and (Path(run.data.tags[run_names.CHECKPOINT]) / MANIFEST_FILE).is_file():
-            label, name = baseline_label(config.evaluate_config()), name_of(config)
+            label, name = inputs.baseline_label(config.evaluate_config()), name_of(config)
             say(f"Done before, and nothing has changed since: the results are those of run {run_id}")
             target = f"experiments/{run.info.experiment_id}/runs/{run_id}"
             tracker.note_given_run(f"see {name} {label}", f"The results are in run [{name} {label}](#/{target}).")
@@ -358,8 +346,8 @@ def run_variant(
 
     - `beside`: See `Stages.run_all`.
     """
-    label, variant = baseline_label(config.evaluate_config()), name_of(config)
-    method = SERVED_METHOD if config.is_served else config.compression.method
+    label, variant = inputs.baseline_label(config.evaluate_config()), name_of(config)
+    method = inputs.SERVED_METHOD if config.is_served else config.compression.method
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method}
     with _open(config, tracker, {**tags, **more_tags}) as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)

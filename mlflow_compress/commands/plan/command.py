@@ -6,15 +6,8 @@ from pydantic import Field
 
 from mlflow_compress.commands.command import configured, register_command
 from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.config import groups
 from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Parameters, like, option
-from mlflow_compress.config.groups import (
-    AnswerConfig,
-    AutoOrCount,
-    CompressionConfig,
-    EvaluationConfig,
-    InferenceConfig,
-    SourceConfig,
-)
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.plan.run import CostPlan
@@ -49,16 +42,16 @@ class MachineConfig(Group):
 class PlanConfig(Parameters):
     """What every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run."""
 
-    source: SourceConfig = SourceConfig()
+    source: groups.SourceConfig = groups.SourceConfig()
     tokenizer: OptionalText = option(None, "folder or hub id of the tokenizer; none: the model's own", path="folder")
-    method: str = like(CompressionConfig, "method")
+    method: str = like(groups.CompressionConfig, "method")
     bits: int = option(4, "bits per weight of the compressed linear layers", ge=1, le=16)
-    calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
-    calibration_length: int = like(CompressionConfig, "calibration_length")
+    calibration_samples: groups.AutoOrCount = like(groups.CompressionConfig, "calibration_samples")
+    calibration_length: int = like(groups.CompressionConfig, "calibration_length")
     variants: int = option(1, "variants of this baseline", ge=1)
-    evaluation: EvaluationConfig = EvaluationConfig()
-    inference: InferenceConfig = InferenceConfig()
-    answers: AnswerConfig = AnswerConfig()
+    evaluation: groups.EvaluationConfig = groups.EvaluationConfig()
+    inference: groups.InferenceConfig = groups.InferenceConfig()
+    answers: groups.AnswerConfig = groups.AnswerConfig()
     judge: bool = like(MainConfig, "judge")
     machine: MachineConfig = MachineConfig()
 

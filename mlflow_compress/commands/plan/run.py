@@ -13,13 +13,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.plan.command import MachineConfig, PlanConfig
-from mlflow_compress.commands.shared.inputs import (
-    instructions_of,
-    model_label,
-    model_path,
-    suite_of,
-    with_chat_template,
-)
+from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.errors import CheckpointError, ConfigError
@@ -366,8 +360,10 @@ def run_plan(config: PlanConfig) -> CostPlan:
     model_config, tokenizer = _opened(config)
     length = max_length(model_config, tokenizer)
     shape = model_shape(model_config, trust_remote_code=config.source.trust_remote_code)
-    suite = suite_of(EvaluateConfig(source=config.source, evaluation=config.evaluation, inference=config.inference))
-    suite = with_chat_template(tokenizer, suite, config.inference.system_prompt or "")
+    suite = inputs.suite_of(
+        EvaluateConfig(source=config.source, evaluation=config.evaluation, inference=config.inference)
+    )
+    suite = inputs.with_chat_template(tokenizer, suite, config.inference.system_prompt or "")
     encoder = Encoder(tokenizer, length)
     # Batches and numbers have the size that they have on a GPU, unless a CPU is asked for.
     on_cpu, dtype = config.source.device == "cpu", config.inference.dtype
@@ -392,10 +388,10 @@ def run_plan(config: PlanConfig) -> CostPlan:
     stages += [costs.compression(), costs.variant(written)]
     if config.judge:
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
-        stages += costs.answers(*instruction_answers(instructions_of(judged), tokenizer, config, length))
+        stages += costs.answers(*instruction_answers(inputs.instructions_of(judged), tokenizer, config, length))
     spread = f"The layers of one copy lie on {costs.per_copy} devices, which work one after another"
     return CostPlan(
-        model=model_label(config.source.model),
+        model=inputs.model_label(config.source.model),
         parameters=shape.parameters,
         active_parameters=shape.active,
         devices=config.machine.devices,
@@ -422,7 +418,7 @@ def _opened(config: PlanConfig) -> tuple[Any, Any]:
     """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
     from transformers import AutoConfig, AutoTokenizer
 
-    model = model_path(config.source.model)
+    model = inputs.model_path(config.source.model)
     trusted = config.source.trust_remote_code
     try:
         return (

@@ -8,15 +8,9 @@ from typing import Any
 
 from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
 from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback, Tenure
+from mlflow_compress.commands.shared import past_runs
 from mlflow_compress.commands.shared.get_or_create import unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import model_label
-from mlflow_compress.commands.shared.past_runs import (
-    base_weights,
-    candidates_of,
-    headline_of,
-    records_of,
-    registered_model_of,
-)
 from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.config import as_text, is_endpoint
 from mlflow_compress.config.declarations import AUTO, NONE
@@ -45,22 +39,8 @@ from mlflow_compress.decide.promotion import (
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.intervals import items_for_flips_gate
 from mlflow_compress.reporting.tables import Column, Table
-from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking import model_registry, run_names
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
-from mlflow_compress.tracking.model_registry import (
-    create_model,
-    end_waiting,
-    holder,
-    move_alias,
-    note_decision,
-    planned_model,
-    previous_alias,
-    receipt_of,
-    register_version,
-    version_tags,
-    versions_by_run,
-    waiting_versions,
-)
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -86,7 +66,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
     """Return the evaluations of one baseline, given by its folder or by a name that only one model has."""
     hashes = list(dict.fromkeys(evaluation.base_weights for evaluation in every))
     listed = [f"weights {key[:8]}: {', '.join(e.described for e in every if e.base_weights == key)}" for key in hashes]
-    weights = base_weights(config.model)
+    weights = past_runs.base_weights(config.model)
     if weights is not None and weights not in hashes:
         raise ConfigError(
             f"The finished variants of '{label}' have other base weights than this folder",
@@ -251,7 +231,7 @@ def _compare(tracker: Tracker, candidate: Candidate, incumbent: Incumbent | None
         return "nobody has the alias"
     if incumbent.evaluation != evaluation:
         return "the champion was measured on other items"
-    sides = [records_of(tracker, run_id) for run_id in (incumbent.run_id, candidate.run_id)]
+    sides = [past_runs.records_of(tracker, run_id) for run_id in (incumbent.run_id, candidate.run_id)]
     champion, challenger = sides
     if isinstance(champion, str):
         return champion
@@ -260,7 +240,7 @@ def _compare(tracker: Tracker, candidate: Candidate, incumbent: Incumbent | None
 
 def _harm(tracker: Tracker, winner: Candidate | None, margin: float) -> list[str]:
     """Return a remark on whether the winner is worse than its baseline, no worse than the margin, or open."""
-    harm = None if winner is None else harm_of(headline_of(tracker, winner.run_id), margin)
+    harm = None if winner is None else harm_of(past_runs.headline_of(tracker, winner.run_id), margin)
     return [] if winner is None or harm is None else [f"Accuracy of {winner.name}: {harm.text}."]
 
 
@@ -304,10 +284,12 @@ def _promote(
     tracker = Tracker(config.experiment)
     competition = choose_competition(tracker, config)
     evaluation = competition.evaluation
-    name, naming = planned_model(tracker, competition.label, evaluation.base_weights)
-    incumbent = holder(tracker, name, config.alias)
-    versions = {run_id: str(version.version) for run_id, version in versions_by_run(tracker, name).items()}
-    candidates = candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
+    name, naming = model_registry.planned_model(tracker, competition.label, evaluation.base_weights)
+    incumbent = model_registry.holder(tracker, name, config.alias)
+    versions = {
+        run_id: str(version.version) for run_id, version in model_registry.versions_by_run(tracker, name).items()
+    }
+    candidates = past_runs.candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
     decision = unwaived = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
     if waiver is not None:
         gates = _without(waiver, policy)
@@ -359,7 +341,7 @@ def _promote(
         **asked_by,
     }
     tags |= {} if waiver is None or not failed else {run_names.WAIVER: waiver.described}
-    receipt = {} if settlement.winner is None else receipt_of(tracker, settlement.winner.run_id)
+    receipt = {} if settlement.winner is None else model_registry.receipt_of(tracker, settlement.winner.run_id)
     tags |= receipt
     noted = {run_names.POLICY: policy.sha256, **receipt}
     passed = [reason for o in decision.outcomes if o.candidate is settlement.winner for reason in o.reasons]
@@ -402,19 +384,22 @@ def _apply(
     """Register the winner and move the alias to it, where it moves; return the winner's version."""
     winner = settlement.winner
     if winner is None or settlement.outcome == "unchanged":
-        end_waiting(tracker, name, alias)
+        model_registry.end_waiting(tracker, name, alias)
         return None if winner is None else winner.version
     variant = next(v for v in competition.evaluation.variants if v.run.info.run_id == winner.run_id)
-    create_model(tracker, name, competition.evaluation.base_weights)
-    version = versions.get(winner.run_id) or register_version(tracker, name, variant.run)
-    noted = {**version_tags(variant.run), **noted}  # a version that somebody has registered by hand lacks them
+    model_registry.create_model(tracker, name, competition.evaluation.base_weights)
+    version = versions.get(winner.run_id) or model_registry.register_version(tracker, name, variant.run)
+    noted = {
+        **model_registry.version_tags(variant.run),
+        **noted,
+    }  # a version that somebody has registered by hand lacks them
     waits = settlement.outcome == "waiting"
     if not waits:  # the tags come first: a history that lacks a move is worse than one with a move that did not end
         run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
-    note_decision(tracker, name, version, run.run_id, words(version), noted)
-    end_waiting(tracker, name, alias, version if waits else None)
+    model_registry.note_decision(tracker, name, version, run.run_id, words(version), noted)
+    model_registry.end_waiting(tracker, name, alias, version if waits else None)
     if not waits:
-        move_alias(tracker, name, alias, version)
+        model_registry.move_alias(tracker, name, alias, version)
     return version
 
 
@@ -422,8 +407,11 @@ def run_rollback(config: RollbackConfig) -> Rollback:
     """Move the alias back, and its "-previous" to the version that had it. A second rollback undoes the first."""
     tracker = Tracker(config.experiment)
     label = model_label(config.model)
-    name = registered_model_of(tracker, config.model)
-    now, before = (holder(tracker, name, alias) for alias in (config.alias, previous_alias(config.alias)))
+    name = past_runs.registered_model_of(tracker, config.model)
+    now, before = (
+        model_registry.holder(tracker, name, alias)
+        for alias in (config.alias, model_registry.previous_alias(config.alias))
+    )
     if now is None:
         raise ConfigError(f"No version of {name} has this alias", got=config.alias)
     if before is None:
@@ -445,8 +433,8 @@ def run_rollback(config: RollbackConfig) -> Rollback:
     with tracker.run(f"rollback {label}", "rollback", tags) as run:
         run.log_params({**as_text(config), "model": label})
         note = verdict if config.reason is None else f"{verdict}\n\nReason: {config.reason}"
-        note_decision(tracker, name, before.version, run.run_id, note)
-        move_alias(tracker, name, config.alias, before.version)
+        model_registry.note_decision(tracker, name, before.version, run.run_id, note)
+        model_registry.move_alias(tracker, name, config.alias, before.version)
         run.set_note(note)
     return Rollback(
         registered_model=name,
@@ -485,17 +473,17 @@ def _tenure(run: Any, until: str | None) -> Tenure:
 def read_history(config: HistoryConfig) -> AliasHistory:
     """Return who had an alias when, newest first. Moves by hand leave no run; the last one of them is named."""
     tracker = Tracker(config.experiment)
-    name = registered_model_of(tracker, config.model)
+    name = past_runs.registered_model_of(tracker, config.model)
     wanted = {run_names.REGISTERED_MODEL: name, run_names.ALIAS: config.alias}
     runs = [run for stage in ("promote", "approve", "rollback") for run in tracker.find_finished(stage, **wanted)]
     moves = sorted((r for r in runs if run_names.MOVED_TO in r.data.tags), key=lambda run: run.info.end_time)
     ends = [_time(run.info.end_time) for run in moves[1:]]
     tenures = [_tenure(run, until) for run, until in zip(moves, [*ends, None], strict=False)]
-    now = holder(tracker, name, config.alias)
+    now = model_registry.holder(tracker, name, config.alias)
     remarks = [
         f"Version {number} waits for an approval as '{alias}', "
         f"by the decision of run {version.tags[run_names.DECISION][:8]}."
-        for number, (version, alias) in waiting_versions(tracker, name).items()
+        for number, (version, alias) in model_registry.waiting_versions(tracker, name).items()
         if alias == config.alias
     ]
     recorded = tenures[-1].version if tenures else None

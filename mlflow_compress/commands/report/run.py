@@ -27,14 +27,8 @@ from mlflow_compress.commands.shared.stored import read_metadata
 from mlflow_compress.commands.shared.tabular import ScoredVariants
 from mlflow_compress.config import check_text, parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
+from mlflow_compress.decide import promotion
 from mlflow_compress.decide.champion import choice_notes
-from mlflow_compress.decide.promotion import (
-    Decision,
-    decide,
-    gates_of,
-    ranking_of,
-    read_gates,
-)
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, ScoreRow
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
@@ -49,14 +43,8 @@ from mlflow_compress.records import (
     RunRecords,
 )
 from mlflow_compress.records.kinds import Embeddings
+from mlflow_compress.reporting.page import variants_page
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
-from mlflow_compress.reporting.page.variants_page import (
-    choice_and_reason,
-    content_values,
-    gate_texts,
-    page_markdown,
-    render_page,
-)
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, HIDDEN, RECORDS
@@ -70,7 +58,7 @@ class VariantsReport(ScoredVariants):
     """What `report` wrote."""
 
     board: Scoreboard  # The variants side by side, and which of them can be told apart
-    decision: Decision  # What the default gates say; nothing was promoted
+    decision: promotion.Decision  # What the default gates say; nothing was promoted
     choice: str  # What the policy chooses, and why
     path: Path  # The file
 
@@ -191,14 +179,14 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
                 grades=_table(answered, Judgments) if answered else None,
             )
         )
-    gates = gates_of(policy, policy_file)
-    score, ranked_by = ranking_of(policy.objective)
+    gates = promotion.gates_of(policy, policy_file)
+    score, ranked_by = promotion.ranking_of(policy.objective)
     makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
     candidates = [
         candidate_of(
             v.name,
             runs[v.name],
-            read_gates(v.results, gates.readings),
+            promotion.read_gates(v.results, gates.readings),
             children[v.name],
             makes=makes[v.name],
         )
@@ -207,7 +195,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     answered_by = [v for v in variants if v.answers is not None]
     required = policy.require
     further = (required, policy.anomalies) != (Requirements(), AnomalyRule())
-    decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+    decision = promotion.decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
     return PageContent(
         board=board,
         decision=decision,
@@ -215,7 +203,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         policy="the default policy" if policy_file is None else f"the policy {Path(policy_file).name}",
         objective=policy.objective.by,
         gates=[
-            *gate_texts(gates.gates),
+            *variants_page.gate_texts(gates.gates),
             f"at most {required.max_unscored_pct:g} % of the items without a score",
             f"at most {required.max_cut_pct:g} % of the prompts cut",
             *(["what its further rules require"] if further else []),
@@ -314,7 +302,7 @@ def run_report(config: ReportConfig) -> VariantsReport:
     content = page_content(store, _scored(store, run_ids, policy.margin), policy, config.policy)
     text = text_of(content)
     report = VariantsReport(
-        board=content.board, decision=content.decision, choice=choice_and_reason(content), path=path
+        board=content.board, decision=content.decision, choice=variants_page.choice_and_reason(content), path=path
     )
     if "MLFLOW_RUN_ID" not in os.environ:
         atomic.write(path, text.encode())
@@ -330,10 +318,10 @@ def run_report(config: ReportConfig) -> VariantsReport:
 def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
     """Return the function that writes the wanted form; "auto" goes by the file's suffix."""
     writers: dict[str, Callable[[PageContent], str]] = {
-        "html": render_page,
-        "md": page_markdown,
+        "html": variants_page.render_page,
+        "md": variants_page.page_markdown,
         "csv": lambda content: scoreboard_csv(content.board),
-        "json": lambda content: json.dumps(content_values(content), indent=1, allow_nan=False) + "\n",
+        "json": lambda content: json.dumps(variants_page.content_values(content), indent=1, allow_nan=False) + "\n",
     }
     chosen = path.suffix.removeprefix(".").lower() if form == "auto" else form
     if chosen not in writers:

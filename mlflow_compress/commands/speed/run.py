@@ -43,17 +43,7 @@ from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.records.kinds import ServingMemory, Timings
-from mlflow_compress.scoring.speed.timing import (
-    BATCHES,
-    LLAMA_CPP,
-    VLLM,
-    ModelTimes,
-    RuntimeCall,
-    RuntimeChoice,
-    TimingPlan,
-    runtime_of,
-    timed_in_turn,
-)
+from mlflow_compress.scoring.speed import timing
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
@@ -117,18 +107,18 @@ NO_MEMORY_OF_SERVED = "the memory of a server is not seen from here"
 _PROMPT, _NEW = 256, 32
 
 
-def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[RuntimeChoice, str]:
+def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[timing.RuntimeChoice, str]:
     """Return the runtime of a checkpoint, and the interpreter of its environment."""
-    choice = runtime_of(folder, device)
-    if choice.runtime != VLLM:
+    choice = timing.runtime_of(folder, device)
+    if choice.runtime != timing.VLLM:
         return choice, sys.executable
     if named_python(config.vllm_python) is None:
         reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VLLM_PYTHON})"
-        return RuntimeChoice(None, reason), sys.executable
+        return timing.RuntimeChoice(None, reason), sys.executable
     return choice, find_python(config.vllm_python)
 
 
-def _plan(config: SpeedConfig, model: IdentifiedModel) -> TimingPlan:
+def _plan(config: SpeedConfig, model: IdentifiedModel) -> timing.TimingPlan:
     asked, context = config.timing, model.max_length
     prompt = min(_PROMPT, context // 2) if asked.speed_prompt_tokens == "auto" else asked.speed_prompt_tokens
     new = min(_NEW, context // 4) if asked.speed_new_tokens == "auto" else asked.speed_new_tokens
@@ -140,7 +130,7 @@ def _plan(config: SpeedConfig, model: IdentifiedModel) -> TimingPlan:
             allowed=f"at most {context} together",
             got=prompt + new,
         )
-    return TimingPlan(
+    return timing.TimingPlan(
         tokens=tokens, prompt_tokens=prompt, new_tokens=new, repeats=asked.speed_repeats, enough=are_precise
     )
 
@@ -153,7 +143,7 @@ def are_precise(timings: Mapping[str, Timings]) -> bool:
     return not imprecise(serving_speed.compute(MetricInputs(baseline=baseline, variant=variant)))
 
 
-def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
+def _values(times: Mapping[str, timing.ModelTimes]) -> dict[str, float]:
     """Return what is measured once per model."""
     found = {}
     for who, suffix in (("variant", ""), ("baseline", "_baseline")):
@@ -167,13 +157,15 @@ def _values(times: Mapping[str, ModelTimes]) -> dict[str, float]:
     return found
 
 
-def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: str) -> dict[str, ModelTimes]:
+def measure(
+    config: SpeedConfig, folder: Path, choice: timing.RuntimeChoice, python: str
+) -> dict[str, timing.ModelTimes]:
     """Time the checkpoint and its baseline in turn, in processes of their own."""
     base = model_path(config.source.model)
     with folder_or_hub("model", base):
         model = open_light(LoadConfig(path=base, device="cpu", trust_remote_code=config.source.trust_remote_code))
     plan, runtime = _plan(config, model), str(choice.runtime)
-    of_variant = RuntimeCall(
+    of_variant = timing.RuntimeCall(
         runtime=runtime,
         python=python,
         folder=str(folder),
@@ -181,17 +173,17 @@ def measure(config: SpeedConfig, folder: Path, choice: RuntimeChoice, python: st
         device=_device(config),
         n_threads=threads_of(config),
         n_context=plan.prompt_tokens + plan.new_tokens,
-        n_batch=max(BATCHES),
+        n_batch=max(timing.BATCHES),
     )
     with ExitStack() as stack:
         of_baseline = replace(of_variant, folder=str(model.path))
-        if runtime == LLAMA_CPP:
+        if runtime == timing.LLAMA_CPP:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             source = resolve(base, trust_remote_code=config.source.trust_remote_code)
             write_plain(source, scratch / "baseline.gguf")
             of_baseline = replace(of_variant, folder=str(scratch / "baseline.gguf"))
             of_variant = replace(of_variant, folder=str(architectures.weight_files(folder)[0]))
-        return timed_in_turn({"baseline": of_baseline, "variant": of_variant}, plan)
+        return timing.timed_in_turn({"baseline": of_baseline, "variant": of_variant}, plan)
 
 
 def threads_of(config: SpeedConfig) -> int:
@@ -273,7 +265,7 @@ def _log_records(measured: Mapping[str, RunRecords], store: Store, run: OpenRun)
 
 
 def _logged(
-    manifest: Made, label: str, times: Mapping[str, ModelTimes], store: Store, run: OpenRun
+    manifest: Made, label: str, times: Mapping[str, timing.ModelTimes], store: Store, run: OpenRun
 ) -> SpeedMeasurement:
     measured = {who: _records(times.get(who)) for who in ("baseline", "variant")}
     inputs = MetricInputs(baseline=measured["baseline"], variant=measured["variant"])
@@ -299,7 +291,7 @@ def _logged(
     return found
 
 
-def _records(times: ModelTimes | None) -> RunRecords:
+def _records(times: timing.ModelTimes | None) -> RunRecords:
     """Return the records of a model; of one that was not timed none, and no memory of one that a server has."""
     if times is None:
         return RunRecords(timings=Timings.from_rows([]), serving_memory=ServingMemory.from_rows([]))

@@ -5,88 +5,66 @@ from typing import Any
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
-from mlflow_compress.config.declarations import (
-    AUTO,
-    Group,
-    Names,
-    OptionalText,
-    Pairs,
-    Parameters,
-    Target,
-    like,
-    option,
-)
-from mlflow_compress.config.groups import (
-    AnswerConfig,
-    AutoOrCount,
-    CompressionConfig,
-    EngineConfig,
-    EvaluationConfig,
-    InferenceConfig,
-    JudgeModelConfig,
-    SamplingConfig,
-    ServedConfig,
-    SourceConfig,
-    TimingConfig,
-    TracesConfig,
-)
+from mlflow_compress.config import declarations, groups
 
 
-class GridConfig(Group):
+class GridConfig(declarations.Group):
     """Which variants, and what they share."""
 
-    methods: Names = option("rtn,gptq,awq", "compression methods, comma-separated (mlflow-compress methods lists them)")
-    bits: Names = option(
+    methods: declarations.Names = declarations.option(
+        "rtn,gptq,awq", "compression methods, comma-separated (mlflow-compress methods lists them)"
+    )
+    bits: declarations.Names = declarations.option(
         "auto", "bits per weight, comma-separated; 'auto' takes each method's default; every combination is a variant"
     )
-    group_size: Names = option(
+    group_size: declarations.Names = declarations.option(
         "auto", "weights that share one scale, comma-separated; 'auto' takes each method's default"
     )
-    grid: OptionalText = option(
+    grid: declarations.OptionalText = declarations.option(
         None,
         "YAML file with a list of combinations, of axes per method, or of served models; in place of methods",
         path="file",
     )
-    calibration: str = like(CompressionConfig, "calibration")
-    calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
-    calibration_length: int = like(CompressionConfig, "calibration_length")
-    replicates: int = option(
+    calibration: str = declarations.like(groups.CompressionConfig, "calibration")
+    calibration_samples: groups.AutoOrCount = declarations.like(groups.CompressionConfig, "calibration_samples")
+    calibration_length: int = declarations.like(groups.CompressionConfig, "calibration_length")
+    replicates: int = declarations.option(
         1,
         "makes of each variant, each with other calibration samples, which shows how much is luck; further makes are "
         "evaluated alone, and methods that read no calibration text are made once",
         ge=1,
     )
-    method_args: Pairs = like(CompressionConfig, "method_args")
-    target: Target = like(CompressionConfig, "target")
-    output_dir: str = like(CompressionConfig, "output_dir")
+    method_args: declarations.Pairs = declarations.like(groups.CompressionConfig, "method_args")
+    target: declarations.Target = declarations.like(groups.CompressionConfig, "target")
+    output_dir: str = declarations.like(groups.CompressionConfig, "output_dir")
 
 
-class SweepConfig(Parameters):
+class SweepConfig(declarations.Parameters):
     """Many variants of one baseline, evaluated alike: a main run each, and a scoreboard of all."""
 
-    source: SourceConfig = SourceConfig()
+    source: groups.SourceConfig = groups.SourceConfig()
     variants: GridConfig = GridConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    sampling: SamplingConfig = SamplingConfig()
-    traces: TracesConfig = TracesConfig()
-    inference: InferenceConfig = InferenceConfig()
-    running: EngineConfig = EngineConfig()
-    served: ServedConfig = ServedConfig()
-    answers: AnswerConfig = AnswerConfig()
-    judging: JudgeModelConfig = JudgeModelConfig()
-    timing: TimingConfig = TimingConfig()
-    judge: bool = like(MainConfig, "judge")
-    speed: bool = like(MainConfig, "speed")
-    log_weights: LogWeights = like(MainConfig, "log_weights")
-    policy: OptionalText = like(ReportConfig, "policy")
-    dry_run: bool = option(False, "show the plan with estimates of time and disk, and do nothing")
+    evaluation: groups.EvaluationConfig = groups.EvaluationConfig()
+    sampling: groups.SamplingConfig = groups.SamplingConfig()
+    traces: groups.TracesConfig = groups.TracesConfig()
+    inference: groups.InferenceConfig = groups.InferenceConfig()
+    running: groups.EngineConfig = groups.EngineConfig()
+    served: groups.ServedConfig = groups.ServedConfig()
+    answers: groups.AnswerConfig = groups.AnswerConfig()
+    judging: groups.JudgeModelConfig = groups.JudgeModelConfig()
+    timing: groups.TimingConfig = groups.TimingConfig()
+    judge: bool = declarations.like(MainConfig, "judge")
+    speed: bool = declarations.like(MainConfig, "speed")
+    log_weights: LogWeights = declarations.like(MainConfig, "log_weights")
+    policy: declarations.OptionalText = declarations.like(ReportConfig, "policy")
+    dry_run: bool = declarations.option(False, "show the plan with estimates of time and disk, and do nothing")
 
     def main_config(self, **variant: Any) -> MainConfig:
         """Return the parameters of one variant's main job.
 
         - `**variant`: Parameters of the compression, or of a served model, which replace those that all variants share.
         """
-        not_shared = {"bits": AUTO, "group_size": AUTO}  # a sweep has several
-        if self.sampling.items == AUTO and self.policy is not None:
-            variant = {"items": f"{AUTO}:{Path(self.policy).absolute()}", **variant}
+        not_shared = {"bits": declarations.AUTO, "group_size": declarations.AUTO}  # a sweep has several
+        if self.sampling.items == declarations.AUTO and self.policy is not None:
+            variant = {"items": f"{declarations.AUTO}:{Path(self.policy).absolute()}", **variant}
         return self.of_stage(MainConfig, **{"experiment": self.experiment, **not_shared, **variant})

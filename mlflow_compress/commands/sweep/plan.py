@@ -12,16 +12,7 @@ from mlflow_compress.commands.evaluate.run import readable
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import check_served, name_of, resolved_parameters, variant_key
 from mlflow_compress.commands.quantize.run import new_checkpoint_folder
-from mlflow_compress.commands.shared.inputs import (
-    SERVED_METHOD,
-    calibration_set,
-    folder_or_hub,
-    instructions_of,
-    method_settings,
-    model_label,
-    model_path,
-    suite_of,
-)
+from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.scores import stage_seconds, wall_seconds
 from mlflow_compress.commands.sweep.grid import asked_for
 from mlflow_compress.commands.sweep.parameters import SweepConfig
@@ -57,7 +48,7 @@ class Combination:
 
     @property
     def method(self) -> str:
-        return SERVED_METHOD if self.settings is None else self.config.compression.method
+        return inputs.SERVED_METHOD if self.settings is None else self.config.compression.method
 
     @property
     def own_settings(self) -> dict[str, Any]:
@@ -80,7 +71,7 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]
     found: dict[tuple[str, str], Combination] = {}
     left_out: dict[str, str] = {}
     for asked in asked_for(config):
-        method, given = asked.get("method", SERVED_METHOD), _own(asked)
+        method, given = asked.get("method", inputs.SERVED_METHOD), _own(asked)
         try:
             variant = absolute_paths(config.main_config(**given))
             settings = _settings(variant)
@@ -118,7 +109,7 @@ def _settings(variant: MainConfig) -> MethodConfig | None:
     if variant.is_served:
         check_served(variant)
         return None
-    settings = method_settings(variant.quantize_config)
+    settings = inputs.method_settings(variant.quantize_config)
     METHODS.get(variant.compression.method).require_backend(settings)
     return settings
 
@@ -135,7 +126,7 @@ def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
 def _described(given: Mapping[str, Any]) -> str:
     """Return a combination in words, as in "hqq bits=5"."""
     rest = [f"{name}={value}" for name, value in given.items() if name != "method" and value != AUTO]
-    return " ".join([given.get("method", SERVED_METHOD), *rest])
+    return " ".join([given.get("method", inputs.SERVED_METHOD), *rest])
 
 
 def _with_own_names(every: Iterable[Combination]) -> list[Combination]:
@@ -207,17 +198,17 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
         ):
             if refused:
                 raise ConfigError(why, got=f"items={config.sampling.items}", fix="Leave it out, or set items=all")
-    suite = suite_of(first.evaluate_config())
+    suite = inputs.suite_of(first.evaluate_config())
     if config.judge:
-        instructions_of(first.judge_config())
+        inputs.instructions_of(first.judge_config())
         if config.answers.judges != "all":
             chosen_judges(config.answers.judges)
     calibrations = [_calibration(one) for one in chosen]
     for checked in {c.name: c for c in calibrations if c is not None}.values():
         check_contamination(checked.plain(), suite.tasks, suite.corpora)
-    path = model_path(config.source.model)
+    path = inputs.model_path(config.source.model)
     base = open_baseline(first.evaluate_config())
-    with folder_or_hub("model", path):
+    with inputs.folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
     read = readable(store, base, suite, first.evaluate_config(), write=not config.dry_run)
     evaluation = evaluation_of_sample(evaluation_id(base, read, first.evaluate_config()), first.sampling)
@@ -244,7 +235,7 @@ def _calibration(one: Combination) -> CalibrationSet | None:
     if one.settings is None or not METHODS.get(one.config.compression.method).needs_calibration:
         return None
     return kept(
-        ("calibration", one.config.compression.calibration), lambda: calibration_set(one.config.quantize_config)
+        ("calibration", one.config.compression.calibration), lambda: inputs.calibration_set(one.config.quantize_config)
     )
 
 
@@ -273,7 +264,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
     again = {variant.asked.replicate_of for variant in prepared.variants}
     firsts = [variant for variant in prepared.variants if not variant.asked.replicate_of]
     return SweepPlan(
-        baseline=model_label(config.source.model),
+        baseline=inputs.model_label(config.source.model),
         evaluation=prepared.evaluation,
         variants=tuple(variants),
         left_out=left_out,
@@ -314,7 +305,7 @@ def _seconds(
     config: SweepConfig, variant: PreparedVariant, evaluated: Mapping[str, float], tracker: Tracker
 ) -> float | None:
     """Return the estimated duration of a variant: its method's compression, and evaluation and judge as before."""
-    tags = {run_names.BASE_MODEL: model_label(config.source.model), run_names.METHOD: variant.method}
+    tags = {run_names.BASE_MODEL: inputs.model_label(config.source.model), run_names.METHOD: variant.method}
     same_method = tracker.find_finished("main", **tags)[:_RUNS]
     served = variant.asked.settings is None
     compressed = 0.0 if served else _medians(tracker, [run.info.run_id for run in same_method]).get("quantize")

@@ -14,15 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from mlflow_compress.engines.endpoint.routes import (
-    Capabilities,
-    Position,
-    Route,
-    TokenQuestion,
-    TopList,
-    Wanted,
-    wanted,
-)
+from mlflow_compress.engines.endpoint import routes
 from mlflow_compress.errors import AlignmentError, EndpointError, StoreError, UnsupportedError
 from mlflow_compress.records import TOP_LADDER, ItemKey, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
 from mlflow_compress.scoring.baseline_store import Keys, StateStore
@@ -37,7 +29,7 @@ from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 
 FILE = "top_lists.parquet"
-NO_LIST: TopList = np.zeros(0, np.int64), np.zeros(0)
+NO_LIST: routes.TopList = np.zeros(0, np.int64), np.zeros(0)
 """Of a position that was asked without a list."""
 _ROWS = 256  # whose logits are in memory at once
 
@@ -49,7 +41,7 @@ class TopLists(Protocol):
     def most(self) -> int:
         """Length of the longest list."""
 
-    def lists(self, keys: Keys, k: int) -> Sequence[TopList | None]:
+    def lists(self, keys: Keys, k: int) -> Sequence[routes.TopList | None]:
         """Return the k most probable tokens at each position, fewer where there are fewer; None without a list."""
 
 
@@ -64,9 +56,9 @@ class StoredStates:
         """The whole vocabulary."""
         return self._store.manifest.vocab_size
 
-    def lists(self, keys: Keys, k: int) -> list[TopList]:
+    def lists(self, keys: Keys, k: int) -> list[routes.TopList]:
         """Return the k most probable tokens at each position."""
-        rows, found = self._store.rows_of(keys), list[TopList]()
+        rows, found = self._store.rows_of(keys), list[routes.TopList]()
         for start in range(0, len(rows), _ROWS):
             logits = self._store.logits(rows[start : start + _ROWS], torch.device("cpu"))
             values, ids = torch.log_softmax(logits.float(), dim=-1).topk(k, dim=-1)
@@ -91,7 +83,7 @@ class ShownLists:
     def most(self) -> int:
         return max(map(len, self._ids), default=0)
 
-    def lists(self, keys: Keys, k: int) -> list[TopList | None]:
+    def lists(self, keys: Keys, k: int) -> list[routes.TopList | None]:
         """Return the k most probable tokens at each position, fewer where the server has shown fewer.
 
         None where it was asked without a list.
@@ -124,7 +116,7 @@ class ListWriter:
     def __exit__(self, *error: object) -> None:
         """Do nothing: `write` has written all."""
 
-    def write(self, lists: Mapping[bytes, TopList]) -> None:
+    def write(self, lists: Mapping[bytes, routes.TopList]) -> None:
         """Write the lists of the pass, by the key of their position."""
         self._folder.mkdir(parents=True, exist_ok=True)
         columns = {
@@ -156,9 +148,9 @@ class Rows:
 
     logprob: dict[tuple[int, int], float] = field(default_factory=dict)
     best: dict[int, tuple[int, float]] = field(default_factory=dict)
-    top: dict[int, TopList] = field(default_factory=dict)  # Where a whole list was asked for
+    top: dict[int, routes.TopList] = field(default_factory=dict)  # Where a whole list was asked for
 
-    def add(self, row: int, token: int | None, position: Position, *, whole: bool) -> None:
+    def add(self, row: int, token: int | None, position: routes.Position, *, whole: bool) -> None:
         """Take over an answer; every token of its list is known with it."""
         if len(position.top[0]):
             self.best[row] = int(position.top[0][0]), float(position.top[1][0])
@@ -195,14 +187,16 @@ class ServedAnswers:
 
     endpoint: EndpointConfig
     model: str  # Name of the model there
-    route: Route  # How it is asked
+    route: routes.Route  # How it is asked
     lists: bool  # Whether a request may hold several prompts
     identity: str  # Digest of what is known of the model; the cache's keys begin with it
     folder: Path | None = None  # Where the answers are kept until the records are written; None: in memory alone
     n_asked: int = 0  # As in `ServedReport`
     asked_again: Counter[str] = field(default_factory=Counter)
 
-    def ask(self, questions: Sequence[TokenQuestion], *, label: str, repeat: int = 0) -> list[list[Position] | None]:
+    def ask(
+        self, questions: Sequence[routes.TokenQuestion], *, label: str, repeat: int = 0
+    ) -> list[list[routes.Position] | None]:
         """Return the answer to each question, in order; None where no text of the server's terms asks it.
 
         Equal questions are asked once, and those with a common beginning follow each other. `repeat` 1 asks the same
@@ -263,7 +257,7 @@ class ServedAnswers:
         rows = {key: cache.get(key) for key in by_key}
         return [_positions(rows[key]) for key in keys]
 
-    def _requests(self, by_key: Mapping[str, TokenQuestion]) -> list[list[str]]:
+    def _requests(self, by_key: Mapping[str, routes.TokenQuestion]) -> list[list[str]]:
         """Return the keys of the questions of each request: one, or several echoes with lists of one length."""
         requests: list[list[str]] = []
         open_: dict[int | None, tuple[list[str], int]] = {}  # By that length: what echoes are added to, and its tokens
@@ -288,8 +282,8 @@ class ServedAnswers:
         return f"The answers to {n_kept} of {len(requests)} are kept: the same command again asks only for the rest"
 
 
-def _positions(row: dict[str, list[dict[str, object]]] | None) -> list[Position] | None:
-    return None if row is None else [Position.from_json(position) for position in row["positions"]]
+def _positions(row: dict[str, list[dict[str, object]]] | None) -> list[routes.Position] | None:
+    return None if row is None else [routes.Position.from_json(position) for position in row["positions"]]
 
 
 class AskedModel(Protocol):
@@ -304,7 +298,7 @@ class AskedModel(Protocol):
         """Context length in tokens."""
 
     @property
-    def can(self) -> Capabilities:
+    def can(self) -> routes.Capabilities:
         """What its server can."""
 
     def answers(self, folder: Path | None) -> ServedAnswers:
@@ -447,21 +441,21 @@ class EndpointScorer:
         predicted: Sequence[Ids],
         rows: Sequence[npt.NDArray[np.int64]],
         tops: Sequence[int | None],
-    ) -> Wanted:
+    ) -> routes.Wanted:
         can = self.loaded.can
-        return wanted(inputs, predicted, rows, tops, echo=can.echo, steps=can.steps)
+        return routes.wanted(inputs, predicted, rows, tops, echo=can.echo, steps=can.steps)
 
-    def _ask(self, answers: ServedAnswers, asked: Wanted, *, label: str) -> Rows:
+    def _ask(self, answers: ServedAnswers, asked: routes.Wanted, *, label: str) -> Rows:
         """Return what the server shows: first its lists, then the wanted tokens that no list holds."""
         can, found = self.loaded.can, Rows()
 
-        def ask(questions: Sequence[TokenQuestion]) -> list[list[Position] | None]:
+        def ask(questions: Sequence[routes.TokenQuestion]) -> list[list[routes.Position] | None]:
             return answers.ask(questions, label=label, repeat=self._repeat)
 
         fitting = [(q, rows) for q, rows in zip(asked.whole, asked.rows, strict=True) if self._fits(q)]
         force = None if can.echo or not can.forces else 0
         steps = {
-            row: TokenQuestion(prefix, forced=None if force is None else asked.tokens[row][0])
+            row: routes.TokenQuestion(prefix, forced=None if force is None else asked.tokens[row][0])
             for row, prefix in asked.prefix.items()
         }
         steps = {row: question for row, question in steps.items() if self._fits(question)}
@@ -485,12 +479,12 @@ class EndpointScorer:
                 found.add(row, token, position, whole=False)
         return found
 
-    def _alone(self, prefix: Ids, token: int) -> TokenQuestion:
+    def _alone(self, prefix: Ids, token: int) -> routes.TokenQuestion:
         if self.loaded.can.echo:
-            return TokenQuestion(np.append(prefix, token).astype(np.int32), scored=1, top=1)
-        return TokenQuestion(prefix, forced=token)
+            return routes.TokenQuestion(np.append(prefix, token).astype(np.int32), scored=1, top=1)
+        return routes.TokenQuestion(prefix, forced=token)
 
-    def _fits(self, question: TokenQuestion) -> bool:
+    def _fits(self, question: routes.TokenQuestion) -> bool:
         can = self.loaded.can
         written = 0 if question.scored and can.echo_alone else 1
         return can.max_length is None or len(question.tokens) + written <= can.max_length
@@ -509,7 +503,7 @@ class EndpointScorer:
         return bounds, lists.keys() - bounds.keys(), k
 
 
-def top_k_bound(baseline: TopList, variant: TopList) -> TopBound:
+def top_k_bound(baseline: routes.TopList, variant: routes.TopList) -> TopBound:
     """Return the KL divergence after all tokens that are not in both lists were merged into one.
 
     It is the least that the two lists allow (data-processing inequality).

@@ -10,26 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mlflow_compress.engines.endpoint.endpoint_scorer import (
-    EndpointScorer,
-    ListWriter,
-    ServedAnswers,
-    ShownLists,
-    StoredStates,
-    TopLists,
-)
-from mlflow_compress.engines.endpoint.routes import (
-    CUT_ANSWER,
-    LLAMA_CPP,
-    NOT_WHOLE,
-    OTHER_TOKENS,
-    Capabilities,
-    TokenQuestion,
-    Vocabulary,
-    WrongReplyError,
-    require_model,
-    route_of,
-)
+from mlflow_compress.engines.endpoint import endpoint_scorer, routes
 from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.models.identity import tokenizer_hash
@@ -79,19 +60,21 @@ class AnswerReader:
             text, finish, usage = text_of(choice), choice.get("finish_reason"), read_usage(reply)
             if not isinstance(text, str):
                 return NoReply(NOT_A_COMPLETION, "answered no text")
-            require_model(reply, self.model, self.root)
+            routes.require_model(reply, self.model, self.root)
             if finish in _NOT_WHOLE:
-                return NoReply(NOT_WHOLE, f"ended an answer with {finish!r}")
+                return NoReply(routes.NOT_WHOLE, f"ended an answer with {finish!r}")
             if usage is not None and finish == "length" and usage.completion < self.most:
                 said = f"cut an answer at {usage.completion} tokens, where {self.most} were asked for"
-                return NoReply(CUT_ANSWER, said)
+                return NoReply(routes.CUT_ANSWER, said)
             if usage is not None and self.n_sent is not None and usage.prompt < self.n_sent:
-                return NoReply(OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {self.n_sent} were sent")
+                return NoReply(
+                    routes.OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {self.n_sent} were sent"
+                )
             return ChatAnswer(text, usage)
 
         try:
             return read_reply(body, "a completion", read)
-        except WrongReplyError as fault:
+        except routes.WrongReplyError as fault:
             return fault.no_reply
 
 
@@ -103,9 +86,9 @@ TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and
 _RECOGNISED = 8  # log-probabilities by which a model is recognised
 
 
-def recognising(tokens: Ids) -> list[TokenQuestion]:
+def recognising(tokens: Ids) -> list[routes.TokenQuestion]:
     """Return the questions about `TEXT` by whose answers a model is recognised."""
-    return [TokenQuestion(tokens[:end]) for end in range(len(tokens) - _RECOGNISED, len(tokens))]
+    return [routes.TokenQuestion(tokens[:end]) for end in range(len(tokens) - _RECOGNISED, len(tokens))]
 
 
 SAME = 0.1
@@ -150,7 +133,7 @@ class ServedModel:
     vocab_size: int  # Width of the logits and context length of the model whose tokenizer this is
     max_length: int
     path: Path  # Folder of that tokenizer
-    can: Capabilities  # What the server can
+    can: routes.Capabilities  # What the server can
     listed: Collection[ItemKey] | None = None  # Items whose lists are asked for; None: of all
 
     abilities: ClassVar[Abilities] = Abilities(
@@ -206,17 +189,19 @@ class ServedModel:
     def listing(self, items: Collection[ItemKey]) -> "ServedModel":
         return replace(self, listed=items)
 
-    def scorer(self, loaded: "ServedModel", *, after: TopLists | None = None) -> EndpointScorer:
-        return EndpointScorer(loaded, repeat=0 if after is None else 1, listed=self.listed)
+    def scorer(
+        self, loaded: "ServedModel", *, after: endpoint_scorer.TopLists | None = None
+    ) -> endpoint_scorer.EndpointScorer:
+        return endpoint_scorer.EndpointScorer(loaded, repeat=0 if after is None else 1, listed=self.listed)
 
-    def capture(self, folder: Path, loaded: "ServedModel") -> ListWriter:
-        return ListWriter(folder)
+    def capture(self, folder: Path, loaded: "ServedModel") -> endpoint_scorer.ListWriter:
+        return endpoint_scorer.ListWriter(folder)
 
-    def stored(self, folder: Path) -> ShownLists:
-        return ShownLists(folder)
+    def stored(self, folder: Path) -> endpoint_scorer.ShownLists:
+        return endpoint_scorer.ShownLists(folder)
 
-    def comparable_with(self, stored: StateStore | ShownLists) -> TopLists:
-        return StoredStates(stored) if isinstance(stored, StateStore) else stored
+    def comparable_with(self, stored: StateStore | endpoint_scorer.ShownLists) -> endpoint_scorer.TopLists:
+        return endpoint_scorer.StoredStates(stored) if isinstance(stored, StateStore) else stored
 
     def in_this_process(self) -> "ServedModel":
         return self
@@ -246,18 +231,18 @@ class ServedModel:
         """Whether it takes vLLM's own parameters: token ids that end an answer, and that none does."""
         return self.can.server.startswith(("vLLM", "SGLang"))
 
-    def answers(self, folder: Path | None) -> ServedAnswers:
-        vocabulary = Vocabulary(Encoder(self.tokenizer, self.max_length), self.vocab_size)
-        route = route_of(self.can, model=self.name, root=self.endpoint.root, vocabulary=vocabulary)
+    def answers(self, folder: Path | None) -> endpoint_scorer.ServedAnswers:
+        vocabulary = routes.Vocabulary(Encoder(self.tokenizer, self.max_length), self.vocab_size)
+        route = routes.route_of(self.can, model=self.name, root=self.endpoint.root, vocabulary=vocabulary)
         known = json.dumps([self.identity, self.can.n_top], sort_keys=True, default=str)
         identity = hashlib.sha256(known.encode()).hexdigest()
-        return ServedAnswers(self.endpoint, self.name, route, self.can.lists, identity, folder)
+        return endpoint_scorer.ServedAnswers(self.endpoint, self.name, route, self.can.lists, identity, folder)
 
     def _prompt(
-        self, row: GenerationRow, vocabulary: Vocabulary, stops: Sequence[str], end_tokens: Collection[int]
+        self, row: GenerationRow, vocabulary: routes.Vocabulary, stops: Sequence[str], end_tokens: Collection[int]
     ) -> dict[str, object]:
         """Return what a completion is asked with: the prompt, and where to stop."""
-        as_ids = self.can.ids_in or self.can.route == LLAMA_CPP
+        as_ids = self.can.ids_in or self.can.route == routes.LLAMA_CPP
         prompt = row.prompt if as_ids else vocabulary.text(np.asarray(row.prompt, dtype=np.int32))
         if prompt is None:
             raise DataError("A prompt has no text that becomes its tokens again", got=str(row.prompt[:20]))
@@ -287,7 +272,7 @@ class ServedModel:
         from tqdm import tqdm
 
         encoder = Encoder(self.tokenizer, self.max_length)
-        vocabulary = Vocabulary(encoder, self.vocab_size)
+        vocabulary = routes.Vocabulary(encoder, self.vocab_size)
         stops = [*until, *(self.tokenizer.decode([token]) for token in sorted(end_tokens))]
         speed = Speed() if speed is None else speed
         with (

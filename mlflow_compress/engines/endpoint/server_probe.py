@@ -8,26 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import requests
 
-from mlflow_compress.engines.endpoint.routes import (
-    COMPLETIONS,
-    LLAMA_CPP,
-    Capabilities,
-    EchoedTokens,
-    Position,
-    Route,
-    TokenQuestion,
-    Vocabulary,
-    read_completions,
-    route_of,
-)
-from mlflow_compress.engines.endpoint.served_model import (
-    SAME,
-    TEXT,
-    AnswerReader,
-    ChatAnswer,
-    ServedModel,
-    recognising,
-)
+from mlflow_compress.engines.endpoint import routes, served_model
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.scoring.generation.chat_format import PLAIN, chat_format
@@ -121,13 +102,13 @@ class ServerProbe:
 
     endpoint: EndpointConfig
     model: str  # Name of the model there
-    vocabulary: Vocabulary  # Of our tokenizer
+    vocabulary: routes.Vocabulary  # Of our tokenizer
 
     @cached_property
     def tokens(self) -> Ids:
-        return self.vocabulary.encoder.ids([TEXT])[0]
+        return self.vocabulary.encoder.ids([served_model.TEXT])[0]
 
-    def run(self) -> Capabilities:
+    def run(self) -> routes.Capabilities:
         """Return what the server can.
 
         Tokens that are not ours are an `AlignmentError`; a server without log-probabilities that scoring can use, an
@@ -136,20 +117,20 @@ class ServerProbe:
         with Transport(self.endpoint) as transport:
             return self._run(transport)
 
-    def _run(self, transport: Transport) -> Capabilities:
+    def _run(self, transport: Transport) -> routes.Capabilities:
         pages = ServerPages.read(self.endpoint, self.model)
         server = pages.server
-        can = Capabilities(
+        can = routes.Capabilities(
             server=server,
             root=pages.root,
-            route=COMPLETIONS,
+            route=routes.COMPLETIONS,
             n_top=1,
             echo_alone=server.startswith("vLLM"),
             max_length=pages.max_length,
         )
         if pages.is_llama_cpp:
-            can = replace(can, route=LLAMA_CPP, n_top=TOPS[0])
-            self._compare(pages.tokens_of(TEXT), self.tokens.tolist())
+            can = replace(can, route=routes.LLAMA_CPP, n_top=TOPS[0])
+            self._compare(pages.tokens_of(served_model.TEXT), self.tokens.tolist())
         else:
             can = self._echo(transport, can)
             can = self._same_tokens(transport, can)
@@ -166,36 +147,36 @@ class ServerProbe:
             can = self._together(can)
         return replace(can, probe=self._recognised(transport, can))
 
-    def _route(self, can: Capabilities) -> Route:
-        return route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
+    def _route(self, can: routes.Capabilities) -> routes.Route:
+        return routes.route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
 
-    def _echoed(self, transport: Transport, can: Capabilities) -> EchoedTokens | NoReply:
+    def _echoed(self, transport: Transport, can: routes.Capabilities) -> routes.EchoedTokens | NoReply:
         """Return the fixed text as the server echoes it."""
-        request = self._route(can).request(TokenQuestion(self.tokens, scored=1))
+        request = self._route(can).request(routes.TokenQuestion(self.tokens, scored=1))
         if request is None:
             return NoReply("", "no text is these tokens")
 
-        def read(text: str) -> EchoedTokens | NoReply:
-            completions = read_completions(text, model=self.model, root=can.root, n=1)
+        def read(text: str) -> routes.EchoedTokens | NoReply:
+            completions = routes.read_completions(text, model=self.model, root=can.root, n=1)
             return completions if isinstance(completions, NoReply) else completions[0]
 
-        async def once(_: None) -> EchoedTokens | NoReply:
-            return await transport.post(*request, read, model=self.model, n_bytes=len(TEXT))
+        async def once(_: None) -> routes.EchoedTokens | NoReply:
+            return await transport.post(*request, read, model=self.model, n_bytes=len(served_model.TEXT))
 
         return transport.for_all(once, [None])[0]
 
     def _answers(
-        self, transport: Transport, can: Capabilities, *requests: Sequence[TokenQuestion]
-    ) -> list[list[list[Position]]]:
+        self, transport: Transport, can: routes.Capabilities, *requests: Sequence[routes.TokenQuestion]
+    ) -> list[list[list[routes.Position]]]:
         """Return the answers to the questions of each request, which must be there."""
         route = self._route(can)
 
-        async def once(questions: Sequence[TokenQuestion]) -> list[list[Position]]:
+        async def once(questions: Sequence[routes.TokenQuestion]) -> list[list[routes.Position]]:
             request = route.request(*questions)
             if request is None:
                 raise EndpointError(f"{self.endpoint.where} cannot be asked for the tokens of the fixed text")
             answer = await transport.post(
-                *request, lambda text: route.read(text, *questions), model=self.model, n_bytes=len(TEXT)
+                *request, lambda text: route.read(text, *questions), model=self.model, n_bytes=len(served_model.TEXT)
             )
             if isinstance(answer, NoReply):
                 raise EndpointError(answer.detail)
@@ -203,11 +184,13 @@ class ServerProbe:
 
         return transport.for_all(once, requests)
 
-    def _ask(self, transport: Transport, can: Capabilities, *questions: TokenQuestion) -> list[list[Position]]:
+    def _ask(
+        self, transport: Transport, can: routes.Capabilities, *questions: routes.TokenQuestion
+    ) -> list[list[routes.Position]]:
         """Return the answer to each question, which must be there."""
         return [answer for [answer] in self._answers(transport, can, *([question] for question in questions))]
 
-    def _echo(self, transport: Transport, can: Capabilities) -> Capabilities:
+    def _echo(self, transport: Transport, can: routes.Capabilities) -> routes.Capabilities:
         """Return whether prompts may be ids, and how long the top lists are; a server that echoes nothing is an error.
 
         A request that the server refuses is made with a shorter list, and then with text.
@@ -234,12 +217,12 @@ class ServerProbe:
                     )
                 # A server may show fewer than it was asked for, without a word; once may be a fault.
                 shown = max(map(len, echoed.tops))
-                if shown < n_top and isinstance(again := self._echoed(transport, tried), EchoedTokens):
+                if shown < n_top and isinstance(again := self._echoed(transport, tried), routes.EchoedTokens):
                     shown = max(shown, *map(len, again.tops))
                 return replace(tried, n_top=max(n for n in TOPS if n <= max(1, min(n_top, shown))))
         raise EndpointError(refusal.detail)
 
-    def _same_tokens(self, transport: Transport, can: Capabilities) -> Capabilities:
+    def _same_tokens(self, transport: Transport, can: routes.Capabilities) -> routes.Capabilities:
         """Return whether tokens are named by ids and the first is left out; other tokens than ours are an error."""
         found = self._echoed(transport, replace(can, ids_in=False))
         if isinstance(found, NoReply):
@@ -266,8 +249,8 @@ class ServerProbe:
             if known != token:
                 text = self.vocabulary.encoder.tokenizer.decode([token])
                 raise AlignmentError(
-                    f"The tokens of {self.model!r} are not ours: token {place} of {TEXT[:40]!r}... is the first that "
-                    "differs",
+                    f"The tokens of {self.model!r} are not ours: token {place} of {served_model.TEXT[:40]!r}... is the "
+                    "first that differs",
                     allowed=f"{token} ({text!r})",
                     got=there,
                     fix="Give its own tokenizer as tokenizer=, and a baseline that has the same",
@@ -277,17 +260,17 @@ class ServerProbe:
                 "The server reads more tokens than ours", allowed=f"{len(ours)}", got=f"{len(names)}: {names[-1]!r}"
             )
 
-    def _other_end(self, can: Capabilities) -> tuple[Ids, Ids]:
+    def _other_end(self, can: routes.Capabilities) -> tuple[Ids, Ids]:
         """Return two prompts that differ in their last token alone, and can be sent."""
         ours = self.tokens[:-1]
         route = self._route(can)
         for token in self.tokens[:-2].tolist():
             other = np.append(ours[:-1], token).astype(np.int32)
-            if token != ours[-1] and route.request(TokenQuestion(other, scored=1)) is not None:
+            if token != ours[-1] and route.request(routes.TokenQuestion(other, scored=1)) is not None:
                 return ours, other
-        raise EndpointError("No two texts differ in their last token alone", got=TEXT)
+        raise EndpointError("No two texts differ in their last token alone", got=served_model.TEXT)
 
-    def _aligned(self, transport: Transport, can: Capabilities) -> Capabilities:
+    def _aligned(self, transport: Transport, can: routes.Capabilities) -> routes.Capabilities:
         """Return whether each echoed list is that of its own position.
 
         The list at the last position follows from the tokens before it. So two prompts that differ in the last token
@@ -295,22 +278,24 @@ class ServerProbe:
         is left out.
         """
         one, other = self._other_end(can)
-        first, second = self._ask(transport, can, TokenQuestion(one, scored=1), TokenQuestion(other, scored=1))
+        first, second = self._ask(
+            transport, can, routes.TokenQuestion(one, scored=1), routes.TokenQuestion(other, scored=1)
+        )
         same = _agree(first[0], second[0])
         if not same:
             return replace(can, shifted=True)
-        before = TokenQuestion(one[:-1])
+        before = routes.TokenQuestion(one[:-1])
         route = self._route(can)
         askable = route.request(before) is not None
         steps = askable and _agree(self._ask(transport, can, before)[0][0], first[0])
         return replace(can, echo=True, steps=steps)
 
-    def _together(self, can: Capabilities) -> Capabilities:
+    def _together(self, can: routes.Capabilities) -> routes.Capabilities:
         """Return the way of asking for several prompts at once that gives the answers that each gets alone.
 
         It is the one with the least work for the server.
         """
-        questions = [TokenQuestion(tokens, scored=1) for tokens in self._other_end(can)]
+        questions = [routes.TokenQuestion(tokens, scored=1) for tokens in self._other_end(can)]
         lists = replace(can, lists=True)
         # Some servers answer a list with a 5xx: one more try is enough.
         with Transport(replace(self.endpoint, max_retries=min(self.endpoint.max_retries, 1))) as transport:
@@ -324,30 +309,30 @@ class ServerProbe:
                     return way
         return can
 
-    def _forces(self, transport: Transport, can: Capabilities) -> bool:
+    def _forces(self, transport: Transport, can: routes.Capabilities) -> bool:
         """Return whether a token that the server is made to write has the log-probability that its list shows."""
         prefix = self.tokens[:-1]
-        (shown,) = self._ask(transport, can, TokenQuestion(prefix))
+        (shown,) = self._ask(transport, can, routes.TokenQuestion(prefix))
         ids, values = shown[0].top
         if len(ids) < 2:
             return False
-        (forced,) = self._ask(transport, can, TokenQuestion(prefix, forced=int(ids[-1])))
+        (forced,) = self._ask(transport, can, routes.TokenQuestion(prefix, forced=int(ids[-1])))
         logprob = forced[0].logprob
-        return logprob is not None and abs(logprob - float(values[-1])) < SAME
+        return logprob is not None and abs(logprob - float(values[-1])) < served_model.SAME
 
-    def _recognised(self, transport: Transport, can: Capabilities) -> tuple[float, ...]:
+    def _recognised(self, transport: Transport, can: routes.Capabilities) -> tuple[float, ...]:
         """Return log-probabilities of the fixed text: the highest one after each of its beginnings."""
         route = self._route(can)
-        asked = [question for question in recognising(self.tokens) if route.request(question) is not None]
+        asked = [question for question in served_model.recognising(self.tokens) if route.request(question) is not None]
         return tuple(float(found[0].top[1][0]) for found in self._ask(transport, can, *asked) if len(found[0].top[1]))
 
 
-def _agree(one: Position, other: Position) -> bool:
+def _agree(one: routes.Position, other: routes.Position) -> bool:
     """Return whether two top lists are of one distribution."""
     there = dict(zip(other.top[0].tolist(), other.top[1].tolist(), strict=True))
     both = [(value, there[i]) for i, value in zip(one.top[0].tolist(), one.top[1].tolist(), strict=True) if i in there]
     enough = 2 * len(both) > min(len(one.top[0]), len(other.top[0]))
-    return enough and all(abs(a - b) < SAME for a, b in both)
+    return enough and all(abs(a - b) < served_model.SAME for a, b in both)
 
 
 ChatWanted = Literal["auto", "true", "false"]
@@ -355,8 +340,8 @@ _TURN = "What is the capital of France? Why?"
 
 
 def probe_chat(
-    endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: ChatWanted, can: Capabilities
-) -> Capabilities:
+    endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: ChatWanted, can: routes.Capabilities
+) -> routes.Capabilities:
     """Return what the server `can`, with whether conversations are sent as chat completions, and why.
 
     They are where the server has that route, the tokenizer has a chat template, and the server's own template makes as
@@ -371,7 +356,7 @@ def probe_chat(
         if wanted == "true":
             raise EndpointError("Chat completions are wanted, and the tokenizer has no chat template")
         return replace(can, answers="as completions: the tokenizer has no chat template")
-    found = _ask(endpoint, AnswerReader(model=model, root=can.root, most=1))
+    found = _ask(endpoint, served_model.AnswerReader(model=model, root=can.root, most=1))
     if isinstance(found, str):
         if wanted == "true":
             raise EndpointError(f"{endpoint.where} gives no chat completions: {found}", fix="Leave endpoint_chat out")
@@ -388,18 +373,18 @@ def probe_chat(
     return replace(can, chat=True, chat_reads_as_ours=theirs == ours, answers=said)
 
 
-def _ask(endpoint: EndpointConfig, reader: AnswerReader) -> ChatAnswer | str:
+def _ask(endpoint: EndpointConfig, reader: served_model.AnswerReader) -> served_model.ChatAnswer | str:
     """Return the answer to a fixed message; the reason where there is none."""
     model = reader.model
     body = {"model": model, "messages": [{"role": "user", "content": _TURN}], "max_tokens": 1, "temperature": 0}
 
-    async def once(transport: Transport) -> ChatAnswer | NoReply:
+    async def once(transport: Transport) -> served_model.ChatAnswer | NoReply:
         return await transport.post("/chat/completions", body, reader.chat, model=model, n_bytes=len(_TURN))
 
     try:
         # Some servers answer a missing template with a 5xx: one more try is enough.
         with Transport(replace(endpoint, max_retries=min(endpoint.max_retries, 1))) as transport:
-            found: ChatAnswer | NoReply = transport.for_all(once, [transport])[0]
+            found: served_model.ChatAnswer | NoReply = transport.for_all(once, [transport])[0]
     except EndpointError as error:
         return str(error)
     return found.detail if isinstance(found, NoReply) else found
@@ -407,12 +392,14 @@ def _ask(endpoint: EndpointConfig, reader: AnswerReader) -> ChatAnswer | str:
 
 def open_served_model(
     endpoint: EndpointConfig, name: str, reader: IdentifiedModel, *, chat: ChatWanted = "auto"
-) -> ServedModel:
+) -> served_model.ServedModel:
     """Return a served model, after its server was asked what it can.
 
     Prompts are made by the tokenizer of `reader`, whose weights are not read. `chat` as in `probe_chat`.
     """
-    vocabulary = Vocabulary(Encoder(reader.tokenizer, reader.max_length), reader.vocab_size)
+    vocabulary = routes.Vocabulary(Encoder(reader.tokenizer, reader.max_length), reader.vocab_size)
     can = ServerProbe(endpoint, name, vocabulary).run()
     can = probe_chat(endpoint, name, reader.tokenizer, chat, can)
-    return ServedModel(endpoint, name, reader.tokenizer, reader.vocab_size, reader.max_length, reader.path, can)
+    return served_model.ServedModel(
+        endpoint, name, reader.tokenizer, reader.vocab_size, reader.max_length, reader.path, can
+    )

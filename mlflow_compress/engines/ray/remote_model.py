@@ -14,14 +14,7 @@ from tqdm.auto import tqdm
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.file_model import FileModel, open_request
 from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
-from mlflow_compress.engines.ray.cluster_worker import (
-    ClusterWorker,
-    ModelFacts,
-    ModelRef,
-    ShardResult,
-    ShardTask,
-    shards_for,
-)
+from mlflow_compress.engines.ray import cluster_worker
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers, started_workers
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.light_model import LightModel
@@ -57,13 +50,13 @@ class RemoteModel(FileModel):
         return self.loaded_facts.stored_config
 
     @cached_property
-    def ref(self) -> ModelRef:
-        return ModelRef(self.config, self.weights)
+    def ref(self) -> cluster_worker.ModelRef:
+        return cluster_worker.ModelRef(self.config, self.weights)
 
     @cached_property
-    def loaded_facts(self) -> ModelFacts:
+    def loaded_facts(self) -> cluster_worker.ModelFacts:
         """What a worker knows of it once it is loaded."""
-        facts: ModelFacts = self.workers.call("facts", self.ref)
+        facts: cluster_worker.ModelFacts = self.workers.call("facts", self.ref)
         return facts
 
     @property
@@ -131,13 +124,13 @@ class ShardedExecution:
             return work.empty(), 0
         parts = work.parts()
         missing = parts.missing()
-        shards = shards_for(work.plan, work.targets, work.head_rows, missing, self._workers.n)
+        shards = cluster_worker.shards_for(work.plan, work.targets, work.head_rows, missing, self._workers.n)
         rows = baseline.rows_of(work.plan.keys) if baseline is not None else np.zeros(0, np.int64)
         head = self._workers.share(SentHead.of(baseline)) if baseline is not None and shards else None
         n_splits = 0
         with work.bar(missing) as bar:
 
-            def take(number: int, result: ShardResult) -> None:
+            def take(number: int, result: cluster_worker.ShardResult) -> None:
                 nonlocal n_splits
                 shard, written = shards[number], None
                 if work.capture is not None and result.captured is not None:
@@ -149,7 +142,7 @@ class ShardedExecution:
 
             def make(number: int) -> WorkerCall:
                 shard = shards[number]
-                task = ShardTask(
+                task = cluster_worker.ShardTask(
                     shard=shard, head_rows=work.head_rows, entropy=work.entropy, captures=work.capture is not None
                 )
                 sent = as_bytes(baseline.states(rows[shard.rows])) if baseline is not None else None
@@ -170,7 +163,7 @@ class RayEngine:
 
     @contextmanager
     def started(
-        self, running: EngineConfig, *, on_gpu: bool | None, workers: type[ClusterWorker] | None = None
+        self, running: EngineConfig, *, on_gpu: bool | None, workers: type[cluster_worker.ClusterWorker] | None = None
     ) -> Iterator[Workers]:
         """Yield the workers of the outermost block. When an inner one ends, they free their models.
 
@@ -182,7 +175,7 @@ class RayEngine:
             finally:
                 self._workers.release()
             return
-        with started_workers(running, on_gpu=on_gpu, kind=workers or ClusterWorker) as self._workers:
+        with started_workers(running, on_gpu=on_gpu, kind=workers or cluster_worker.ClusterWorker) as self._workers:
             try:
                 yield self._workers
             finally:

@@ -30,16 +30,7 @@ from mlflow_compress.scoring.forward.tree_attention import TreeAttention
 from mlflow_compress.scoring.generation.decoding import end_tokens_of, shards
 from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationConfig, GenerationRow, Speed
 from mlflow_compress.scoring.journal import Arrays
-from mlflow_compress.scoring.plan.packing import (
-    NO_PREFIX,
-    Ids,
-    PackedBatch,
-    PaddedBatch,
-    Plan,
-    UnitGroup,
-    group_units,
-    n_scored_rows,
-)
+from mlflow_compress.scoring.plan import packing
 from mlflow_compress.scoring.scoring_pass import ModelRunner
 
 
@@ -78,18 +69,20 @@ def _stored(model: LightModel, config: Mapping[str, Any]) -> dict[str, torch.Ten
     return None
 
 
-Ask = Callable[[Sequence[Ids], Sequence[Sequence[int]]], torch.Tensor]
+Ask = Callable[[Sequence[packing.Ids], Sequence[Sequence[int]]], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class StatesRequest:
     """A sequence, and its positions whose states are wanted, in ascending order."""
 
-    ids: Ids
+    ids: packing.Ids
     rows: list[int]
 
 
-def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch]) -> list[StatesRequest]:
+def requests_of(
+    unit: packing.PackedBatch | packing.PaddedBatch, makers: dict[int, packing.PackedBatch]
+) -> list[StatesRequest]:
     """Return the sequences that yield the scored positions of a unit, in its order. None without such a position.
 
     A pack becomes one request per branch. Neighbours share their beginnings, which vLLM then finds in its cache. A
@@ -97,12 +90,12 @@ def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch])
 
     `makers` are the packs that make the cached prefixes, by number.
     """
-    if isinstance(unit, PaddedBatch):
+    if isinstance(unit, packing.PaddedBatch):
         pairs = zip(unit.sequences, unit.rows, strict=True)
         return [StatesRequest(ids, rows.tolist()) for ids, rows in pairs if len(rows)]
     number = unit.prefix
-    parts: list[Ids] = []
-    while number != NO_PREFIX:
+    parts: list[packing.Ids] = []
+    while number != packing.NO_PREFIX:
         parts.append(makers[number].ids)
         number = makers[number].prefix
     before = np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
@@ -125,9 +118,9 @@ def requests_of(unit: PackedBatch | PaddedBatch, makers: dict[int, PackedBatch])
 class VllmBody:
     """Yields the states of a plan's units, as `forward.body.Body` does. The next group is computed ahead."""
 
-    def __init__(self, plan: Plan, head_rows: int, ask: Ask) -> None:
+    def __init__(self, plan: packing.Plan, head_rows: int, ask: Ask) -> None:
         self._plan, self._ask = plan, ask
-        self._groups = group_units(plan, head_rows)
+        self._groups = packing.group_units(plan, head_rows)
         self._group_of = {
             id(plan.units[unit]): number
             for number, group in enumerate(self._groups)
@@ -137,7 +130,9 @@ class VllmBody:
         self._pool = ThreadPoolExecutor(1)
         self._asked: dict[int, Future[dict[int, torch.Tensor]]] = {}
 
-    def run(self, unit: PackedBatch | PaddedBatch, attention: TreeAttention | None = None) -> torch.Tensor:
+    def run(
+        self, unit: packing.PackedBatch | packing.PaddedBatch, attention: TreeAttention | None = None
+    ) -> torch.Tensor:
         """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size)."""
         number = self._group_of[id(unit)]
         for wanted in range(number, min(number + 2, len(self._groups))):
@@ -163,11 +158,11 @@ class VllmBody:
         """Whether vLLM computes something that nobody waits for."""
         return any(not future.done() for future in self._asked.values())
 
-    def _states(self, group: UnitGroup) -> dict[int, torch.Tensor]:
+    def _states(self, group: packing.UnitGroup) -> dict[int, torch.Tensor]:
         units = [self._plan.units[number] for number in range(group.units.start, group.units.stop)]
         requests = [request for unit in units for request in requests_of(unit, self._makers)]
         states = self._ask([request.ids for request in requests], [request.rows for request in requests])
-        parts = torch.split(states, [n_scored_rows(unit) for unit in units])
+        parts = torch.split(states, [packing.n_scored_rows(unit) for unit in units])
         return {id(unit): part for unit, part in zip(units, parts, strict=True)}
 
 

@@ -8,47 +8,36 @@ from math import factorial
 
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
 from mlflow_compress.item_families import ItemFamily
+from mlflow_compress.items import task
 from mlflow_compress.items.prompt_style import DEFAULT, LETTERS, PASSAGES, PromptStyle, kind_of, styles_of
-from mlflow_compress.items.task import (
-    Family,
-    Row,
-    Task,
-    TaskSettings,
-    group_of,
-    item_row,
-    limited,
-    register_family,
-    request,
-    seeded,
-)
 from mlflow_compress.records import Items, Request
 
 MOST_OPTIONS = 4  # most options of a question that is scored in all orders (24 for four options)
 
 
-def unchanged_order(row: Row) -> list[int]:
+def unchanged_order(row: task.Row) -> list[int]:
     """Return the original order: 0, 1, 2, ..."""
     return list(range(len(row["choices"])))
 
 
-def drawn_order(row: Row, settings: TaskSettings, number: int) -> list[int]:
+def drawn_order(row: task.Row, settings: task.TaskSettings, number: int) -> list[int]:
     """Return shuffle `number` of a row's answers, drawn uniformly from all permutations; 0 is the original order."""
     order = unchanged_order(row)
-    return seeded(settings, row["id"], number).sample(order, len(order)) if number else order
+    return task.seeded(settings, row["id"], number).sample(order, len(order)) if number else order
 
 
-def every_order(row: Row) -> list[list[int]]:
+def every_order(row: task.Row) -> list[list[int]]:
     """Return all k! orders in lexicographic order. The first one is the original order."""
     return [list(order) for order in permutations(unchanged_order(row))]
 
 
-def reordered(row: Row, settings: TaskSettings, number: int) -> Row:
+def reordered(row: task.Row, settings: task.TaskSettings, number: int) -> task.Row:
     """Return a few-shot example with its answers in shuffle `number`."""
     order = drawn_order(row, settings, number)
     return {**row, "choices": [row["choices"][content] for content in order], "answer": order.index(row["answer"])}
 
 
-def sampled(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]:
+def sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Row]:
     """Return the rows to score in every order: a seeded sample of those with at most four options, in file order.
 
     Raises `UnsupportedError`: every row has more options, and thus 120 or more orders.
@@ -62,7 +51,7 @@ def sampled(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]
             got=f"{name}/{first['id']}",
             fix="Give all_orders=0, or tasks of at most four options",
         )
-    chosen = seeded(settings, name, "all orders").sample(range(len(few)), min(settings.all_orders, len(few)))
+    chosen = task.seeded(settings, name, "all orders").sample(range(len(few)), min(settings.all_orders, len(few)))
     return [few[index] for index in sorted(chosen)]
 
 
@@ -71,7 +60,7 @@ OWN_OPTIONS = 4  # number of options of a question that is also asked with the o
 SPLITS = ("dev", "test")
 
 
-def _check(row: Row) -> None:
+def _check(row: task.Row) -> None:
     choices, most = row["choices"], len(LETTERS) - len(UNCERTAIN_OPTIONS)
     if not 2 <= len(choices) <= most:
         raise DataError("'choices' has a wrong number of options", allowed=f"2 to {most}", got=len(choices))
@@ -99,16 +88,16 @@ class _Variation:
     name: str  # The task's name and its family (see `Items`)
     family: str
     style: PromptStyle  # The prompt style
-    orders: Callable[[Row], list[list[int]]]  # The answer orders of a row; the first one is the original order
+    orders: Callable[[task.Row], list[list[int]]]  # The answer orders of a row; the first one is the original order
     six: bool = False  # Whether the options E and F follow the row's own options
 
-    def options(self, row: Row, order: Sequence[int]) -> list[str]:
+    def options(self, row: task.Row, order: Sequence[int]) -> list[str]:
         added = row.get("uncertain", UNCERTAIN_OPTIONS) if self.six else ()
         return [*(row["choices"][content] for content in order), *added]
 
 
 def _headers(
-    examples: Mapping[str, Sequence[Row]], settings: TaskSettings, variation: _Variation
+    examples: Mapping[str, Sequence[task.Row]], settings: task.TaskSettings, variation: _Variation
 ) -> Callable[[str, str, int], str]:
     """Return the function (category, kind, permutation) -> header: instructions and few-shot examples.
 
@@ -132,8 +121,11 @@ def _headers(
 
 
 def _task(
-    variation: _Variation, rows: Sequence[Row], examples: Mapping[str, Sequence[Row]], settings: TaskSettings
-) -> Task:
+    variation: _Variation,
+    rows: Sequence[task.Row],
+    examples: Mapping[str, Sequence[task.Row]],
+    settings: task.TaskSettings,
+) -> task.Task:
     """Return one task: its items, and one request per item, answer order and letter."""
     header = _headers(examples, settings, variation)
     requests: list[Request] = []
@@ -144,15 +136,17 @@ def _task(
             contents = order + list(range(len(order), len(shown)))
             context = header(row["category"], kind_of(row), permutation) + variation.style.question(row, shown)
             requests += [
-                request(variation.name, row, context, LETTERS[option], option, content=content, permutation=permutation)
+                task.request(
+                    variation.name, row, context, LETTERS[option], option, content=content, permutation=permutation
+                )
                 for option, content in enumerate(contents)
             ]
             if permutation == 0:
                 with_context = "\n".join([*([row["context"]] if row.get("context") else []), row["question"]])
                 columns = {"question": with_context, "prompt": context, "options": shown, "gold": row["answer"]}
-                columns["group_id"] = row.get("group_id") or group_of(row.get("context"))
-                items.append(item_row(variation.name, variation.family, "loglik", row, **columns))
-    return Task(
+                columns["group_id"] = row.get("group_id") or task.group_of(row.get("context"))
+                items.append(task.item_row(variation.name, variation.family, "loglik", row, **columns))
+    return task.Task(
         name=variation.name,
         family=variation.family,
         items=Items.from_rows(items),
@@ -161,9 +155,11 @@ def _task(
     )
 
 
-def _examples(name: str, rows: Sequence[Row], tests: Sequence[Row], settings: TaskSettings) -> dict[str, list[Row]]:
+def _examples(
+    name: str, rows: Sequence[task.Row], tests: Sequence[task.Row], settings: task.TaskSettings
+) -> dict[str, list[task.Row]]:
     """Return the few-shot examples by category: the rows marked "dev"."""
-    examples: dict[str, list[Row]] = {}
+    examples: dict[str, list[task.Row]] = {}
     for row in rows:
         if row.get("split", "test") == "dev":
             examples.setdefault(row["category"], []).append(row)
@@ -178,7 +174,7 @@ def _examples(name: str, rows: Sequence[Row], tests: Sequence[Row], settings: Ta
     return examples
 
 
-def _plain_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
+def _plain_style(styles: Mapping[str, PromptStyle], rows: Sequence[task.Row]) -> str:
     """Return the first style whose wording fits the questions without the options E and F."""
     sizes = {len(row["choices"]) for row in rows}
     for name, style in styles.items():
@@ -191,7 +187,7 @@ def _plain_style(styles: Mapping[str, PromptStyle], rows: Sequence[Row]) -> str:
     )
 
 
-def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
+def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Task]:
     """Return the plain task, a six-option task per prompt style, and, if asked for, the task of all answer orders.
 
     The plain task is shown in the first style only, so that flips and order metrics count each item once. The
@@ -199,7 +195,7 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     six-option task. The name of a task in another style than the default one ends in that style's name.
     """
     styles = styles_of(settings.prompt_style)
-    tests = limited(name, [row for row in rows if row.get("split", "test") == "test"], settings)
+    tests = task.limited(name, [row for row in rows if row.get("split", "test") == "test"], settings)
     examples = _examples(name, rows, tests, settings)
     names = {style: name if style == DEFAULT else f"{name}_{style}" for style in styles}
     first = _plain_style(styles, tests)
@@ -229,9 +225,9 @@ def _build(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]
     return tasks
 
 
-register_family(
+task.register_family(
     "lettered",
-    Family(
+    task.Family(
         fields={"question": str, "choices": list, "answer": int},
         optional={"context": str, "kind": str, "split": str, "uncertain": list},
         check=_check,

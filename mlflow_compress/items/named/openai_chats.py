@@ -6,13 +6,7 @@ from pathlib import Path
 
 from mlflow_compress.items.families.tool_prompts import tools_task
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
-from mlflow_compress.items.sources.conversations import (
-    LoggedAnswer,
-    Redaction,
-    answers_of,
-    smallest_digests,
-    tool_prompts_of,
-)
+from mlflow_compress.items.sources import conversations
 from mlflow_compress.items.task import Parts, Task, TaskSettings, item_row
 from mlflow_compress.records import Items, Request
 
@@ -22,16 +16,16 @@ def _read(file: Path, name: str, settings: TaskSettings) -> Parts:
 
     Lines with `tools` are a task of their own.
     """
-    redact = Redaction.of(settings.redact)
+    redact = conversations.Redaction.of(settings.redact)
     tasks = []
-    if answers := smallest_digests(answers_of(file, redact), settings.limit):
+    if answers := conversations.smallest_digests(conversations.answers_of(file, redact), settings.limit):
         tasks.append(_answers_task(name, answers))
-    if prompts := smallest_digests(tool_prompts_of(file, redact), settings.limit):
+    if prompts := conversations.smallest_digests(conversations.tool_prompts_of(file, redact), settings.limit):
         tasks.append(tools_task(f"{name}_tools" if answers else name, "logged_tools", prompts))
     return Parts(tasks=tuple(tasks))
 
 
-def _answers_task(name: str, answers: Sequence[LoggedAnswer]) -> Task:
+def _answers_task(name: str, answers: Sequence[conversations.LoggedAnswer]) -> Task:
     rows, requests = [], []
     several = {one.conversation for one in answers}
     for one in answers:

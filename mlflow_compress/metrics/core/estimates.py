@@ -9,26 +9,10 @@ import numpy as np
 from mlflow_compress.metrics.core.item_table import EVERYTHING, ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey
+from mlflow_compress.metrics.stats import intervals, stratified
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums
-from mlflow_compress.metrics.stats.intervals import (
-    FEWEST_GROUPS,
-    DesignEffect,
-    are_grouped,
-    bounded_mean_interval,
-    design_effect,
-    group_sums,
-    paired_difference,
-    wilson,
-)
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
-from mlflow_compress.metrics.stats.stratified import (
-    Design,
-    Units,
-    WeightedMean,
-    as_if_independent,
-    weighted_mean,
-)
 from mlflow_compress.records import MetricResult
 
 Interval = tuple[float, float]
@@ -52,14 +36,14 @@ class Estimate(Protocol):
         """
 
 
-def _effect(values: Bool | Int, groups: Int | None) -> DesignEffect | None:
+def _effect(values: Bool | Int, groups: Int | None) -> intervals.DesignEffect | None:
     """Return the design effect of items in groups; None where every item is a group of its own."""
-    return design_effect(values, groups) if groups is not None and are_grouped(groups) else None
+    return intervals.design_effect(values, groups) if groups is not None and intervals.are_grouped(groups) else None
 
 
-def _apart(units: Units | Int | None) -> tuple[Int | None, Design | None]:
+def _apart(units: stratified.Units | Int | None) -> tuple[Int | None, stratified.Design | None]:
     """Return the groups of some items and how they were drawn; a metric that does not weight gives groups alone."""
-    return (units.groups, units.design) if isinstance(units, Units) else (units, None)
+    return (units.groups, units.design) if isinstance(units, stratified.Units) else (units, None)
 
 
 Estimates = Mapping[MetricKey, Estimate]
@@ -72,15 +56,15 @@ class Proportion:
     count: float  # Of items that were drawn: n times the weighted share
     n: int
     n_unscored: int | None = None
-    effect: DesignEffect | None = None  # Of items that come in groups
-    drawn: WeightedMean | None = None  # Of items that were drawn
+    effect: intervals.DesignEffect | None = None  # Of items that come in groups
+    drawn: stratified.WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, hits: Bool, units: Units | Int | None = None) -> "Proportion":
+    def of(cls, hits: Bool, units: stratified.Units | Int | None = None) -> "Proportion":
         """Return the share of hits among items, of shape (n,), that are in groups, or drawn by a design."""
         groups, design = _apart(units)
         if design is not None and len(hits):
-            mean = weighted_mean(hits, design, groups)
+            mean = stratified.weighted_mean(hits, design, groups)
             return cls(mean.value * mean.n, mean.n, drawn=mean)
         return cls(int(hits.sum()), len(hits), effect=_effect(hits, groups) if len(hits) else None)
 
@@ -88,9 +72,9 @@ class Proportion:
         """Return ``count/n`` and its interval."""
         value = factor * self.count / self.n
         effect = self.effect if self.drawn is None else self.drawn.effect(settings.reading)
-        if effect is not None and effect.n_groups < FEWEST_GROUPS:
+        if effect is not None and effect.n_groups < intervals.FEWEST_GROUPS:
             return value, None
-        low, high = wilson(self.count, self.n, level=settings.level, effect=effect)
+        low, high = intervals.wilson(self.count, self.n, level=settings.level, effect=effect)
         return value, (factor * low, factor * high)
 
 
@@ -105,12 +89,12 @@ class PairedDifference:
     lost: float
     n: int
     n_unscored: int | None = None
-    effect: DesignEffect | None = None  # Of items that come in groups
+    effect: intervals.DesignEffect | None = None  # Of items that come in groups
     p: float | None = None  # The p-value of items that come in groups, or were drawn
-    drawn: WeightedMean | None = None  # Of items that were drawn
+    drawn: stratified.WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, first: Bool, second: Bool, units: Units | Int | None = None) -> "PairedDifference":
+    def of(cls, first: Bool, second: Bool, units: stratified.Units | Int | None = None) -> "PairedDifference":
         """Return the difference of what two models have, both of shape (n,), of items in groups, or drawn by a design.
 
         Of items that were drawn, the p-value is that of Student's test of the weighted difference.
@@ -119,8 +103,8 @@ class PairedDifference:
         change = gained.astype(np.int64) - lost
         groups, design = _apart(units)
         if design is not None and len(change):
-            mean = weighted_mean(change, design, groups)
-            more, fewer = (mean.n * weighted_mean(part, design).value for part in (gained, lost))
+            mean = stratified.weighted_mean(change, design, groups)
+            more, fewer = (mean.n * stratified.weighted_mean(part, design).value for part in (gained, lost))
             return cls(more, fewer, mean.n, p=mean.p_value, drawn=mean)
         effect = _effect(change, groups) if len(change) else None
         p = None if effect is None or groups is None else grouped_mcnemar_mid_p(change, groups)
@@ -130,9 +114,9 @@ class PairedDifference:
         """Return ``(gained - lost)/n`` and its interval."""
         value = factor * (self.gained - self.lost) / self.n
         effect = self.effect if self.drawn is None else self.drawn.effect(settings.reading)
-        if effect is not None and effect.n_groups < FEWEST_GROUPS:
+        if effect is not None and effect.n_groups < intervals.FEWEST_GROUPS:
             return value, None
-        low, high = paired_difference(self.gained, self.lost, self.n, level=settings.level, effect=effect)
+        low, high = intervals.paired_difference(self.gained, self.lost, self.n, level=settings.level, effect=effect)
         return value, (factor * low, factor * high)
 
     @property
@@ -166,16 +150,16 @@ class Mean:
     groups: Int | None = None  # Code of each item's group; shape (n,)
     upper: float | None = None  # Bound of values from 0 on, which have the betting interval
     trusted: bool = True  # Whether their interval holds what it promises; else there is none
-    design: Design | None = None  # Of items that were drawn
+    design: stratified.Design | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, values: Float, units: Units | Int | None = None, **more: Any) -> "Mean":
+    def of(cls, values: Float, units: stratified.Units | Int | None = None, **more: Any) -> "Mean":
         """Return the mean of items, of shape (n,), that are in groups, or drawn by a design."""
         groups, design = _apart(units)
         return cls(values, groups=groups, design=design, **more)
 
     @classmethod
-    def of_scored(cls, values: Float, units: Units | Int | None = None, *, skewed: bool = False) -> "Mean":
+    def of_scored(cls, values: Float, units: stratified.Units | Int | None = None, *, skewed: bool = False) -> "Mean":
         """Return the mean of the values that are not NaN; the others count as unscored."""
         scored = np.isfinite(values)
         some = None if units is None else units[scored]
@@ -191,25 +175,25 @@ class Mean:
         value, sizes, values = float(self.values.mean()), None, self.values
         if not self.trusted:
             return value, None
-        if self.groups is not None and are_grouped(self.groups):
-            values, sizes = group_sums(values, self.groups)
-            if len(values) < FEWEST_GROUPS:
+        if self.groups is not None and intervals.are_grouped(self.groups):
+            values, sizes = intervals.group_sums(values, self.groups)
+            if len(values) < intervals.FEWEST_GROUPS:
                 return value, None
         if self.upper is not None:
-            return value, bounded_mean_interval(values, sizes, upper=self.upper, level=settings.level)
+            return value, intervals.bounded_mean_interval(values, sizes, upper=self.upper, level=settings.level)
         if self.skewed or sizes is not None:  # of groups, whose sizes differ, BCa's does not cover what it promises
             return value, settings.skewed_interval(values, sizes)
         return value, settings.interval(values)
 
-    def _of_drawn(self, design: Design, settings: MetricSettings) -> tuple[float, Interval | None]:
-        mean = weighted_mean(self.values, design, self.groups)
-        if not self.trusted or self.n < FEWEST_GROUPS:
+    def _of_drawn(self, design: stratified.Design, settings: MetricSettings) -> tuple[float, Interval | None]:
+        mean = stratified.weighted_mean(self.values, design, self.groups)
+        if not self.trusted or self.n < intervals.FEWEST_GROUPS:
             return mean.value, None
         if self.upper is not None:  # Values are bets of the size of what they stand for
             w, groups = design.weight, self.groups
-            sums, sizes = (x if groups is None else group_sums(x, groups)[0] for x in (w * self.values, w))
-            return mean.value, bounded_mean_interval(sums, sizes, upper=self.upper, level=settings.level)
-        values = as_if_independent(self.values, design, mean.variance(settings.reading))
+            sums, sizes = (x if groups is None else intervals.group_sums(x, groups)[0] for x in (w * self.values, w))
+            return mean.value, intervals.bounded_mean_interval(sums, sizes, upper=self.upper, level=settings.level)
+        values = stratified.as_if_independent(self.values, design, mean.variance(settings.reading))
         return mean.value, settings.skewed_interval(values) if self.skewed else settings.interval(values)
 
 
@@ -235,10 +219,10 @@ class Resampled:
         return float(self.statistic(self.columns.mean(axis=0)))
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
-        if self.groups is None or not are_grouped(self.groups):
+        if self.groups is None or not intervals.are_grouped(self.groups):
             return self.value, settings.interval(self.columns, self.statistic)
         sums = cluster_sums(self.columns, self.groups)
-        if len(sums) < FEWEST_GROUPS:
+        if len(sums) < intervals.FEWEST_GROUPS:
             return self.value, None
         return self.value, settings.interval(sums, lambda means: self.statistic(means[..., :-1] / means[..., -1:]))
 

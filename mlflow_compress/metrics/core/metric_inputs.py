@@ -8,15 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.metrics.core.item_table import (
-    ItemSubset,
-    ItemTable,
-    OptionGrid,
-    Predictions,
-    check_same_items,
-    option_means,
-    predict,
-)
+from mlflow_compress.metrics.core import item_table
 from mlflow_compress.metrics.core.metric_registry import METRICS, compute
 from mlflow_compress.metrics.core.requirements import OF_ITEMS, PREDICTIONS, Requirement
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
@@ -143,7 +135,7 @@ class MetricInputs:
         ours = self.baseline.items
         theirs = self.variant.items if self.variant is not None else None
         if ours is not None and theirs is not None and theirs is not ours:
-            check_same_items(ours, theirs)
+            item_table.check_same_items(ours, theirs)
 
     @property
     def draws(self) -> Draws | None:
@@ -182,10 +174,10 @@ class MetricInputs:
         return self.variant if self.variant is not None else self.baseline
 
     @cached_property
-    def view(self) -> ItemTable:
+    def view(self) -> item_table.ItemTable:
         if self.baseline.items is None:
             raise DataError("The baseline has no items records")
-        return ItemTable(self.baseline.items)
+        return item_table.ItemTable(self.baseline.items)
 
     @cached_property
     def headline_families(self) -> tuple[str, ...]:
@@ -202,7 +194,7 @@ class MetricInputs:
 
     def subsets(
         self, families: Collection[str], *, pooled: Collection[str] = (), categories: Collection[str] | None = None
-    ) -> Iterator[ItemSubset]:
+    ) -> Iterator[item_table.ItemSubset]:
         """Iterate over `ItemTable.subsets`, pooled ones alone where the settings ask for pooled values only."""
         for subset in self.view.subsets(families, pooled=pooled, categories=categories):
             if not self.settings.pooled_only or (subset.task is None and subset.category is None):
@@ -217,22 +209,22 @@ class MetricInputs:
         apart = sorted(set(self.view.task[np.isin(self.view.family, every_order)]))
         return run.option_scores.without(task=apart) if apart and run.option_scores is not None else run.option_scores
 
-    def _predict(self, run: RunRecords) -> tuple[Predictions, OptionGrid | None]:
-        return predict(self.view, replace(run, option_scores=self.ordinary_scores(run)))
+    def _predict(self, run: RunRecords) -> tuple[item_table.Predictions, item_table.OptionGrid | None]:
+        return item_table.predict(self.view, replace(run, option_scores=self.ordinary_scores(run)))
 
     @cached_property
-    def _baseline(self) -> tuple[Predictions, OptionGrid | None]:
+    def _baseline(self) -> tuple[item_table.Predictions, item_table.OptionGrid | None]:
         return self._predict(self.baseline)
 
     @cached_property
-    def _variant(self) -> tuple[Predictions, OptionGrid | None]:
+    def _variant(self) -> tuple[item_table.Predictions, item_table.OptionGrid | None]:
         if self.variant is None:
             raise DataError("There is no variant")
         found = self._predict(self.variant)
         self._check_same_shuffles(found[1])
         return found
 
-    def _check_same_shuffles(self, grid: OptionGrid | None) -> None:
+    def _check_same_shuffles(self, grid: item_table.OptionGrid | None) -> None:
         ours = self._baseline[1]
         if ours is None or grid is None:
             return
@@ -247,19 +239,19 @@ class MetricInputs:
             )
 
     @property
-    def baseline_predictions(self) -> Predictions:
+    def baseline_predictions(self) -> item_table.Predictions:
         return self._baseline[0]
 
     @property
-    def variant_predictions(self) -> Predictions:
+    def variant_predictions(self) -> item_table.Predictions:
         return self._variant[0]
 
     @property
-    def subject_predictions(self) -> Predictions:
+    def subject_predictions(self) -> item_table.Predictions:
         """The answers of the variant, or of the baseline where there is no variant."""
         return self.variant_predictions if self.variant is not None else self.baseline_predictions
 
-    def grid(self, which: str) -> OptionGrid:
+    def grid(self, which: str) -> item_table.OptionGrid:
         """Return the dense option scores of "baseline" or "variant"; none is a `DataError`."""
         grid = (self._baseline if which == "baseline" else self._variant)[1]
         if grid is None:
@@ -273,7 +265,7 @@ class MetricInputs:
             raise DataError("There are no option distances")
         name = f"_distance_{column}_{noise}"
         if name not in self.__dict__:  # computed once, as a cached_property would
-            self.__dict__[name] = option_means(self.view, run.option_distances, column)
+            self.__dict__[name] = item_table.option_means(self.view, run.option_distances, column)
         return np.asarray(self.__dict__[name], dtype=np.float64)
 
     @cached_property

@@ -11,17 +11,10 @@ from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, KL, MEMORY_RATIO
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.kl_tail import CLIPPED
+from mlflow_compress.reporting import scoreboard_text
 from mlflow_compress.reporting.html import changes_table, settings_table
 from mlflow_compress.reporting.page import page_tables
 from mlflow_compress.reporting.page.page_content import PageContent, page_data
-from mlflow_compress.reporting.scoreboard_text import (
-    correlation_text,
-    finding,
-    legend,
-    main_correlations,
-    score_text,
-    scoreboard_markdown,
-)
 from mlflow_compress.reporting.tables import TEMPLATES, Column, Table, escape_markdown, policy_hash
 from mlflow_compress.reporting.verdict import slice_findings
 
@@ -64,10 +57,10 @@ def render_page(content: PageContent) -> str:
         choice=choice_sentence(content),
         reason=choice_reason(content),
         most_warnings=MOST_WARNINGS,
-        finding=finding(board),
+        finding=scoreboard_text.finding(board),
         interval=f"{100 * board.level:g} %",
         scores=page_tables.scores_table(content),
-        legend=[line.replace("*", "★", 1) for line in legend(board)],
+        legend=[line.replace("*", "★", 1) for line in scoreboard_text.legend(board)],
         verdicts=page_tables.verdicts_table(content),
         direction=page_tables.direction_table(content),
         margin=next((row.harm.margin for row in board.rows if row.harm is not None), None),
@@ -77,7 +70,10 @@ def render_page(content: PageContent) -> str:
         slices=page_tables.worst_slices(content),
         shared=page_tables.shared_table(content),
         alike=page_tables.alike_table(content),
-        correlations=[correlation_text(board, correlation) for correlation in main_correlations(board)],
+        correlations=[
+            scoreboard_text.correlation_text(board, correlation)
+            for correlation in scoreboard_text.main_correlations(board)
+        ],
         changes=changes,
         first_flips=_first_flips(changes) if changes else None,
         answers=answers,
@@ -176,7 +172,7 @@ def _values(board: Scoreboard, name: str) -> str:
     columns: dict[str, ScoreColumn] = {column.key: column for column in board.columns}
     told = [
         (words if key != KL or CLIPPED.name not in row.cells else "clipped KL {}").format(
-            score_text(row, columns[key], interval=True)
+            scoreboard_text.score_text(row, columns[key], interval=True)
         )
         for key, words in _TOLD.items()
         if key in row.cells and key in columns
@@ -216,7 +212,7 @@ def page_markdown(content: PageContent) -> str:
     parts = [
         f"**{escape_markdown(choice_sentence(content))}** {escape_markdown(choice_reason(content))}",
         "\n".join(f"- {escape_markdown(sentence)}" for sentence in content.beside),
-        scoreboard_markdown(content.board),
+        scoreboard_text.scoreboard_markdown(content.board),
         "\n".join(
             f"- {escape_markdown(labels[metric])}: cannot be told apart: {escape_markdown(', '.join(group))}"
             for metric, groups in content.board.groups.items()

@@ -14,21 +14,7 @@ from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.plots.style import (
-    BASELINE,
-    GRID,
-    INK,
-    MUTED,
-    VARIANT,
-    WORSE,
-    Drawing,
-    draw_heat_map,
-    horizontal_grid,
-    label_points,
-    new_canvas,
-    plain_text,
-    state,
-)
+from mlflow_compress.reporting.plots import style
 
 _WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
 
@@ -131,7 +117,7 @@ def draw_variants(
     front: Sequence[str] = (),
     costs: Sequence[CostAxis] = SIZES,
     fewest: int = 1,
-) -> Drawing | None:
+) -> style.Drawing | None:
     """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
 
     A variant has `name`, and by its metric's key the KL, the value of an axis, and optionally the ends of intervals
@@ -143,24 +129,24 @@ def draw_variants(
     if len(points) < fewest or not points:
         return None
     above, zero = [p for p in points if p.kl > 0], [p for p in points if p.kl == 0]
-    canvas = new_canvas(4.8 if above else 2.4)
+    canvas = style.new_canvas(4.8 if above else 2.4)
     panels = list(zip(_panels(canvas, bool(above), bool(zero)), filter(None, (above, zero)), strict=True))
     for axes, members in panels:
         _scatter(axes, members, front if current is None else (current,))
         if axis.baseline is not None:
-            axes.axvline(axis.baseline, color=MUTED, linewidth=1, linestyle=":", zorder=1)
+            axes.axvline(axis.baseline, color=style.MUTED, linewidth=1, linestyle=":", zorder=1)
     _cost_axis(panels[-1][0], axis, points)
     if above:
         upper = panels[0][0]
         _log_axis(upper, above)
         if steps := sorted((p.cost, p.kl) for p in above if p.name in front):
             where = "pre" if axis.higher else "post"  # behind a step lies what the front beats
-            upper.step(*zip(*steps, strict=True), where=where, color=VARIANT, linewidth=1, alpha=0.5, zorder=1)
+            upper.step(*zip(*steps, strict=True), where=where, color=style.VARIANT, linewidth=1, alpha=0.5, zorder=1)
     title = _front(points, front, axis) if current is None else _finding(points, current, axis)
-    state(canvas, title)
+    style.state(canvas, title)
     for axes, members in panels:
         bold = next((i for i, p in enumerate(members) if p.name == current), None)
-        label_points(axes, [(p.cost, p.kl) for p in members], [p.name for p in members], bold=bold)
+        style.label_points(axes, [(p.cost, p.kl) for p in members], [p.name for p in members], bold=bold)
     caption = "Every variant measured so far in this evaluation (same baseline, items and settings): "
     caption += f"{axis.side}, closer to the baseline is lower"
     caption += f"; no other variant is both as {axis.word} and as close as one on the front" if front else ""
@@ -168,7 +154,7 @@ def draw_variants(
     caption += "; the dotted line is the baseline" if axis.baseline is not None else ""
     if left_out := len(variants) - len(points):
         caption += f"; {left_out} without {axis.what} or KL {'is' if left_out == 1 else 'are'} left out"
-    return Drawing(canvas, title, caption + ".")
+    return style.Drawing(canvas, title, caption + ".")
 
 
 def _panels(canvas: Any, above: bool, zero: bool) -> list[Any]:
@@ -190,7 +176,7 @@ def _panels(canvas: Any, above: bool, zero: bool) -> list[Any]:
 def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) -> None:
     for p in points:
         mine = p.name in highlighted
-        colour, size, order = (VARIANT, 95, 4) if mine else (BASELINE, 46, 3)
+        colour, size, order = (style.VARIANT, 95, 4) if mine else (style.BASELINE, 46, 3)
         bar = {"color": colour, "linewidth": 1.5, "alpha": 0.7, "zorder": 2}
         if p.kl > 0 and p.low is not None and p.high is not None:
             low = p.low if p.low > 0 else p.kl / 10  # a bound of 0 has no place on a log axis: the bar just runs down
@@ -223,14 +209,14 @@ def _log_axis(axes: Any, points: Sequence[_Point]) -> None:
     low, high = np.log10(min(values)), np.log10(max(values))
     room = max(0.15 * (high - low), (1.0 - (high - low)) / 2, 0.1)
     axes.set_ylim(10 ** (low - room), 10 ** (high + room))
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.tick_params(axis="y", which="both", length=0, labelcolor=MUTED)
+    axes.grid(axis="y", color=style.GRID, linewidth=0.8)
+    axes.tick_params(axis="y", which="both", length=0, labelcolor=style.MUTED)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     decades = high - low + 2 * room
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if decades < 1.5 and f"{value:e}"[0] in "25" else "")
 
 
-def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> Drawing | None:
+def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> style.Drawing | None:
     """Return the figure of KL (log axis) against stored bits per weight, from `Search.to_rows()`.
 
     A KL of 0 has no place on a log axis and is counted in the caption. None if no variant has a KL above 0.
@@ -238,10 +224,10 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     above = [row for row in rows if row["kl"] > 0]
     if not above:
         return None
-    canvas = new_canvas(4.8)
+    canvas = style.new_canvas(4.8)
     axes = canvas.subplots()
     kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched")}
-    for (kind, members), colour in zip(kinds.items(), (BASELINE, VARIANT), strict=True):
+    for (kind, members), colour in zip(kinds.items(), (style.BASELINE, style.VARIANT), strict=True):
         for row in members:
             if row["kl_low"] is not None and row["kl_low"] > 0:
                 axes.plot([row["bits_per_weight"]] * 2, [row["kl_low"], row["kl_high"]], color=colour, linewidth=1.5)
@@ -253,35 +239,37 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     if len(ends := kinds["uniform"]) > 1:
         x = np.linspace(ends[0]["bits_per_weight"], ends[-1]["bits_per_weight"], 400)
         mix = np.interp(x, [row["bits_per_weight"] for row in ends], [row["kl"] for row in ends])
-        axes.plot(x, mix, color=BASELINE, linewidth=1, linestyle="--", zorder=1, label="linear mix of uniform")
+        axes.plot(x, mix, color=style.BASELINE, linewidth=1, linestyle="--", zorder=1, label="linear mix of uniform")
     if gate is not None:
-        axes.axhline(gate, color=WORSE, linewidth=1, zorder=1, label=f"gate: KL {gate:g}")
+        axes.axhline(gate, color=style.WORSE, linewidth=1, zorder=1, label=f"gate: KL {gate:g}")
     axes.set_yscale("log")
-    axes.grid(color=GRID, linewidth=0.6)
+    axes.grid(color=style.GRID, linewidth=0.6)
     axes.set(xlabel="Stored bits per weight of the linear layers", ylabel="KL to the baseline, nats (log axis)")
-    axes.tick_params(colors=MUTED)
+    axes.tick_params(colors=style.MUTED)
     axes.legend(loc="lower left")
     axes.margins(x=0.12, y=0.12)
     closer = sum(row["against_mix"] == "closer" for row in kinds["searched"])
     title = f"{closer} of {len(kinds['searched'])} searched variants are closer than the linear mix"
-    state(canvas, title)
+    style.state(canvas, title)
     places = [(row["bits_per_weight"], row["kl"]) for row in above]
-    label_points(axes, places, [row["name"] if row["kind"] == "uniform" else row["limit"] for row in above], bold=None)
+    style.label_points(
+        axes, places, [row["name"] if row["kind"] == "uniform" else row["limit"] for row in above], bold=None
+    )
     caption = "Smaller is further left, closer to the baseline is lower; bars are intervals."
     if left_out := len(rows) - len(above):
         caption += f" {left_out} with a KL of 0 {'is' if left_out == 1 else 'are'} left out."
-    return Drawing(canvas, title, caption)
+    return style.Drawing(canvas, title, caption)
 
 
 _PANELS = ("robustness/shuffle_drop_pct", "uncertainty/uacc", "uncertainty/set_size")
 
 
-def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing | None:
+def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> style.Drawing | None:
     """Return the figure, with one panel per metric that both models have; None if there is no such metric."""
     names = [name for name in _PANELS if name in pooled and f"{name}_baseline" in pooled]
     if not names:
         return None
-    canvas = new_canvas(3.7)
+    canvas = style.new_canvas(3.7)
     for axes, name in zip(canvas.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         unit = ", %" if key(name).unit == "percent" else ""
         label = f"{key(name).label}{unit}\n({key(name).direction} is better)"
@@ -292,39 +280,41 @@ def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> Drawing |
     if all(before == after for _, before, after in values):
         title = f"Unchanged: {'; '.join(f'{label} {after:.3g}' for label, _, after in values)}"
     n = " and ".join(sorted({f"{pooled[name].n:,}" for name in names}))
-    return Drawing(canvas, title, f"Baseline and variant on the same items ({n}), with {100 * level:g} % intervals.")
+    return style.Drawing(
+        canvas, title, f"Baseline and variant on the same items ({n}), with {100 * level:g} % intervals."
+    )
 
 
 def _panel(axes: Any, baseline: MetricResult, variant: MetricResult, label: str) -> None:
     top = 0.0
-    for x, (result, colour) in enumerate(((baseline, BASELINE), (variant, VARIANT))):
+    for x, (result, colour) in enumerate(((baseline, style.BASELINE), (variant, style.VARIANT))):
         axes.bar([x], [result.value], color=colour, width=0.56, alpha=0.85)
         peak = result.value
         if result.low is not None and result.high is not None:
-            axes.plot([x, x], [result.low, result.high], color=INK, linewidth=1.6)
+            axes.plot([x, x], [result.low, result.high], color=style.INK, linewidth=1.6)
             peak = max(peak, result.high)
         look = {"ha": "center", "fontweight": "bold", "fontsize": 10}
         axes.annotate(f"{result.value:.3g}", (x, peak), xytext=(0, 4), textcoords="offset points", **look)
         top = max(top, peak)
     axes.set(xlim=(-0.6, 1.6), ylim=(0, 1.18 * top if top > 0 else 1.0))
     axes.set_xticks([0, 1], ["baseline", "variant"])
-    axes.set_title(label, fontsize=10, color=MUTED, loc="left", linespacing=1.3)
-    horizontal_grid(axes)
+    axes.set_title(label, fontsize=10, color=style.MUTED, loc="left", linespacing=1.3)
+    style.horizontal_grid(axes)
 
 
 _MOST_MODELS, _MOST_LAYERS = 12, 40  # of more, a matrix shows no numbers: they would cover each other
 
 
-def draw_matrix(similarity: ModelSimilarity) -> Drawing:
+def draw_matrix(similarity: ModelSimilarity) -> style.Drawing:
     """Return the matrix of similarities as a heat map; its colours begin at the smallest value."""
     size = len(similarity.names)
-    canvas = new_canvas(1.9 + 0.4 * size)
+    canvas = style.new_canvas(1.9 + 0.4 * size)
     axes = canvas.subplots()
     lowest = float(similarity.values.min())
-    image = draw_heat_map(
+    image = style.draw_heat_map(
         axes,
         similarity.values,
-        ["#ffffff", VARIANT],
+        ["#ffffff", style.VARIANT],
         number="{:.3f}".format if size <= _MOST_MODELS else None,
         is_dark=lambda value: value > (lowest + 1) / 2 + 0.2 * (1 - lowest),
         vmin=0.0 if similarity.shares is None else lowest,
@@ -332,7 +322,7 @@ def draw_matrix(similarity: ModelSimilarity) -> Drawing:
     )
     if size > _MOST_MODELS:
         canvas.colorbar(image, ax=axes, label="ConSCompF similarity", shrink=0.6)
-    names = [plain_text(name) for name in similarity.names]
+    names = [style.plain_text(name) for name in similarity.names]
     axes.set_xticks(range(size), names, rotation=30, ha="right")
     axes.set_yticks(range(size), names)
     i, j = divmod(int(similarity.values.argmin()), size)
@@ -342,14 +332,14 @@ def draw_matrix(similarity: ModelSimilarity) -> Drawing:
     caption = f"ConSCompF similarity (equation 4), mean over {similarity.n_instructions} instructions with "
     caption += f"{similarity.n_samples} answers each, embedded by {similarity.encoder}. "
     caption += "The baseline's two samples show how alike a model is to itself."
-    return Drawing(canvas, title, caption)
+    return style.Drawing(canvas, title, caption)
 
 
-def draw_map(models: ModelSimilarity) -> Drawing | None:
+def draw_map(models: ModelSimilarity) -> style.Drawing | None:
     """Return the models on the two principal components of the matrix; None if nothing tells them apart."""
     if models.shares is None:
         return None
-    canvas = new_canvas(4.8)
+    canvas = style.new_canvas(4.8)
     axes = canvas.subplots()
     points = [(float(x), float(y)) for x, y in models.coordinates]
     for place, (x, y) in enumerate(points):
@@ -358,24 +348,24 @@ def draw_map(models: ModelSimilarity) -> Drawing | None:
             [x],
             [y],
             s=80 if base else 46,
-            color=BASELINE if base else VARIANT,
+            color=style.BASELINE if base else style.VARIANT,
             edgecolor="white",
             zorder=3,
         )
     for number, (set_label, share) in enumerate(zip((axes.set_xlabel, axes.set_ylabel), models.shares, strict=True), 1):
         set_label(f"Principal component {number}: {100 * share:.1f} % of the variance")
     axes.margins(x=0.22, y=0.15)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.tick_params(length=0, labelcolor=MUTED)
+    axes.grid(color=style.GRID, linewidth=0.8)
+    axes.tick_params(length=0, labelcolor=style.MUTED)
     title = f"Where the baseline and {len(points) - 2} variants lie by their answers"
-    state(canvas, title)
-    label_points(axes, points, [plain_text(name) for name in models.names], bold=0)
+    style.state(canvas, title)
+    style.label_points(axes, points, [style.plain_text(name) for name in models.names], bold=0)
     caption = "Principal components of the rows of the similarity matrix (columns centred, not scaled): models that "
     caption += "resemble the same models are near each other. Grey: the baseline's two samples."
-    return Drawing(canvas, title, caption)
+    return style.Drawing(canvas, title, caption)
 
 
-def draw_correlations(board: Scoreboard) -> Drawing | None:
+def draw_correlations(board: Scoreboard) -> style.Drawing | None:
     """Return the figure: one cell per pair of metrics, with the correlation; None if there is no correlation."""
     by_pair = {(c.first, c.second): c for c in board.correlations if c.value is not None}
     if not by_pair:
@@ -387,11 +377,11 @@ def draw_correlations(board: Scoreboard) -> Drawing | None:
     for (first, second), c in by_pair.items():
         low, high = sorted((metrics.index(first), metrics.index(second)))
         values[high, low] = np.nan if c.value is None else c.value
-    canvas = new_canvas(1.6 + 0.46 * size)
+    canvas = style.new_canvas(1.6 + 0.46 * size)
     axes = canvas.subplots()
-    shades = (WORSE, "#ffffff", VARIANT)
+    shades = (style.WORSE, "#ffffff", style.VARIANT)
     shown = values[1:, :-1]
-    draw_heat_map(
+    style.draw_heat_map(
         axes, shown, shades, number="{:+.2f}".format, is_dark=lambda x: abs(x) > 0.75, fontsize=10, vmin=-1, vmax=1
     )
     axes.set_xticks(range(size - 1), [labels[name] for name in metrics[:-1]], rotation=25, ha="right")
@@ -401,13 +391,13 @@ def draw_correlations(board: Scoreboard) -> Drawing | None:
     title = f"Rank correlations between metrics over {counted} variants"
     caption = "Spearman's rank correlation: 1 where two metrics order the variants alike, -1 where in reverse. "
     caption += "Intervals and p-values stand in scoreboard.json."
-    return Drawing(canvas, title, caption)
+    return style.Drawing(canvas, title, caption)
 
 
 _ORDER = ("qkv", "o", "gate_up", "down", "experts")
 
 
-def draw_layer_map(results: GroupsFound) -> Drawing | None:
+def draw_layer_map(results: GroupsFound) -> style.Drawing | None:
     """Return the heat map of the groups in layers; None where no group is in a layer."""
     groups = [group for group in results.groups if group.layer is not None]
     if not groups:
@@ -419,21 +409,21 @@ def draw_layer_map(results: GroupsFound) -> Drawing | None:
     values = np.full((len(layers), len(kinds)), np.nan)
     for group in groups:
         values[layers.index(group.layer or 0), kinds.index(group.kind)] = group.kl.value
-    canvas = new_canvas(min(14.0, 1.9 + 0.34 * len(layers)))
+    canvas = style.new_canvas(min(14.0, 1.9 + 0.34 * len(layers)))
     axes = canvas.subplots()
     positive = values[values > 0]
     lowest, highest = (float(positive.min()), float(positive.max())) if len(positive) else (1e-6, 1e-5)
     norm = LogNorm(lowest / 1.5, max(highest, lowest * 1.5))
-    image = draw_heat_map(
+    image = style.draw_heat_map(
         axes,
         values,
-        ["#f2f7fb", "#7fb8d8", VARIANT, "#00304d"],
+        ["#f2f7fb", "#7fb8d8", style.VARIANT, "#00304d"],
         number=(lambda value: f"{value:.2g}" if value else "0") if len(layers) <= _MOST_LAYERS else None,
         is_dark=lambda value: value > 0 and norm(value) > 0.55,
         norm=norm,
     )
     canvas.colorbar(image, ax=axes, label="KL, nats per token (logarithmic)", shrink=0.8)
-    axes.set_xticks(range(len(kinds)), [plain_text(kind.replace("_", "/")) for kind in kinds])
+    axes.set_xticks(range(len(kinds)), [style.plain_text(kind.replace("_", "/")) for kind in kinds])
     step = max(1, len(layers) // 40)
     axes.set_yticks(range(0, len(layers), step), [f"layer {layer}" for layer in layers[::step]])
     most = results.largest
@@ -443,4 +433,4 @@ def draw_layer_map(results: GroupsFound) -> Drawing | None:
     caption += "group that does not differ."
     if outside:
         caption += " Outside of layers: " + ", ".join(f"{g.name} {g.kl.value:.2g}" for g in outside) + "."
-    return Drawing(canvas, title, caption)
+    return style.Drawing(canvas, title, caption)
