@@ -29,7 +29,7 @@ from transformers import GenerationConfig as Settings
 from mlflow_compress.demo import DATA_DIR, MODEL_DIR
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.scoring.generation.chat_format import chat_format
-from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.decoding import GenerationJob, decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, uniforms
 
 BATCH, LENGTH = 60, 128
@@ -70,7 +70,7 @@ def ours(loaded: LoadedModel, prompts: Prompts, samples: int) -> list[list[int]]
         for prompt in prompts
         for sample in range(samples)
     ]
-    decode(loaded, rows, config, end_tokens=ENDS)
+    decode(loaded, GenerationJob(rows=rows, config=config, end_tokens=ENDS))
     return [row.tokens for row in rows]
 
 

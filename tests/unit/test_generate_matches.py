@@ -1,7 +1,7 @@
 """Our decoding against transformers' `generate`, token for token, on models of every kind of cache."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,14 @@ from mlflow_compress.errors import StoreError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation import decoding
-from mlflow_compress.scoring.generation.decoding import CachedBatch, GrowingLayer, decode, reason_not_to_cache, shards
+from mlflow_compress.scoring.generation.decoding import (
+    CachedBatch,
+    GenerationJob,
+    GrowingLayer,
+    decode,
+    reason_not_to_cache,
+    shards,
+)
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, Speed, uniforms
 from tests.judging import Instruction
@@ -86,6 +93,13 @@ def rows_of(every: Sequence[list[int]]) -> list[GenerationRow]:
     return [GenerationRow(list(prompt), 0.0, np.empty(0)) for prompt in every]
 
 
+def decode_greedily(
+    model: Any, rows: list[GenerationRow], n: int, batch_rows: int = 64, ends: Collection[int] = ()
+) -> None:
+    config = GenerationConfig(max_new_tokens=n, batch_rows=batch_rows, **GREEDY)
+    decode(model, GenerationJob(rows=rows, config=config, end_tokens=ends))
+
+
 def transformers_own(model: Any, every: Sequence[list[int]], n: int, ends: set[int]) -> list[list[int]]:
     """`generate` on all prompts in one left-padded batch; tokens up to the end token."""
     length = max(map(len, every))
@@ -114,7 +128,7 @@ def test_greedy_tokens_are_those_of_generate(name: str) -> None:
     assert len({len(tokens) for tokens in expected}) > 4
     for batch_rows in (4, 64):
         rows = rows_of(every)
-        decode(model, rows, GenerationConfig(max_new_tokens=40, batch_rows=batch_rows, **GREEDY), end_tokens=ends)
+        decode_greedily(model, rows, 40, batch_rows, ends)
         assert [row.tokens for row in rows] == expected
 
 
@@ -126,7 +140,7 @@ def test_other_models_are_decoded_by_generate(name: str, monkeypatch: pytest.Mon
     ends = ends_of(model.model, every, 40)
     rows = rows_of(every)
     monkeypatch.setattr(decoding, "_with_cache", None)
-    decode(model, rows, GenerationConfig(max_new_tokens=40, batch_rows=3, **GREEDY), end_tokens=ends)
+    decode_greedily(model, rows, 40, 3, ends)
     assert [row.tokens for row in rows] == transformers_own(model.model, every, 40, ends)
 
 
@@ -136,7 +150,7 @@ def test_greedy_tokens_of_the_demo_are_those_of_generate() -> None:
     texts = [f"<|user|>{text}<|end|>\n<|assistant|>" for text in asked] + ["The", "Once upon a time there was a"]
     every = [demo.tokenizer(text)["input_ids"] for text in texts]
     rows = rows_of(every)
-    decode(demo, rows, GenerationConfig(max_new_tokens=70, batch_rows=4, **GREEDY))
+    decode_greedily(demo, rows, 70, 4)
     ends = {*demo.model.generation_config.eos_token_id, demo.tokenizer.eos_token_id}
     expected = transformers_own(demo.model, every, 70, ends)
     assert [row.tokens for row in rows] == expected
@@ -160,7 +174,7 @@ def test_samples_of_a_prompt_share_its_reading_and_nothing_is_read_twice(monkeyp
         for prompt in every
         for sample in range(4)
     ]
-    decode(model, rows, config, end_tokens=ends_of(model.model, every, 24))
+    decode(model, GenerationJob(rows=rows, config=config, end_tokens=ends_of(model.model, every, 24)))
     assert len({len(row.tokens) for row in rows}) > 3
     assert sum(read) == 9 * 6  # each token of each prompt once
     assert len(read) > 5  # rows entered running batches
@@ -190,13 +204,13 @@ def test_a_growing_layer_holds_what_a_dynamic_one_holds() -> None:
 
 
 def test_nothing_to_generate_is_no_error() -> None:
-    decode(loaded("llama"), [], GenerationConfig(max_new_tokens=4, **GREEDY))
+    decode_greedily(loaded("llama"), [], 4)
 
 
 def test_finished_rows_stay_as_they_are() -> None:
     rows = rows_of(prompts(5, [3, 4]))
     done = [dataclasses.replace(row, tokens=[7], text="kept", done=True) for row in rows]
-    decode(loaded("llama"), done, GenerationConfig(max_new_tokens=4, **GREEDY))
+    decode_greedily(loaded("llama"), done, 4)
     assert [(row.tokens, row.text) for row in done] == [([7], "kept")] * 2
 
 

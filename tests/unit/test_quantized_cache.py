@@ -31,7 +31,7 @@ from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.scoring.forward.head import replaced_modules
-from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.decoding import GenerationJob, decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
 from tests.compress_models import TEXT, logits, mean_kl, token_rows
 from tests.unit.scoring_models import rounding_of
@@ -176,7 +176,8 @@ def test_a_text_is_written_with_the_rounded_cache(base: Path, tmp_path: Path) ->
     loaded = load_model(LoadConfig(path=str(tmp_path / "out"), device="cpu"))
     prompts = [list(map(int, row)) for row in token_rows(base, TEXT[0], rows=2, length=20)]
     rows = [GenerationRow(prompt[-n:], 0.0, np.empty(0)) for prompt, n in zip(prompts, (20, 13), strict=True)]
-    decode(loaded, rows, GenerationConfig(max_new_tokens=8, temperature=0.0, samples=1))
+    config = GenerationConfig(max_new_tokens=8, temperature=0.0, samples=1)
+    decode(loaded, GenerationJob(rows=rows, config=config))
     for row in rows:
         ids = list(row.prompt)
         for token in row.tokens:

@@ -17,8 +17,8 @@ from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import ItemKey
 from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine_identity import code_identity
-from mlflow_compress.scoring.generation.decoding import shards
-from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, Speed
+from mlflow_compress.scoring.generation.decoding import GenerationJob
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.client import Transport
@@ -252,33 +252,18 @@ class ServedModel:
             **({"stop_token_ids": sorted(end_tokens)} if end_tokens and self.takes_stop_ids else {}),
         }
 
-    def decode(
-        self,
-        rows: Sequence[GenerationRow],
-        config: GenerationConfig,
-        *,
-        until: Sequence[str],
-        end_tokens: Collection[int],
-        label: str,
-        after_shard: Callable[[], None] = lambda: None,
-        speed: Speed | None = None,
-    ) -> None:
+    def decode(self, job: GenerationJob) -> None:
         """Generate the answers of all rows in place.
 
         Conversations are sent as such where `can.chat` says so; everything else by completions, with a prompt of ours.
         A server draws with its own random numbers, from a seed of the row. So sampled answers repeat where the server
         keeps its promise of seeds; greedy ones need none.
         """
-        from tqdm import tqdm
-
-        encoder = Encoder(self.tokenizer, self.max_length)
+        config, encoder = job.config, Encoder(self.tokenizer, self.max_length)
         vocabulary = routes.Vocabulary(encoder, self.vocab_size)
-        stops = [*until, *(self.tokenizer.decode([token]) for token in sorted(end_tokens))]
-        speed = Speed() if speed is None else speed
-        with (
-            Transport(self.endpoint) as transport,
-            tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar,
-        ):
+        stops = [*job.until, *(self.tokenizer.decode([token]) for token in sorted(job.end_tokens))]
+        waiting = [[row for row in shard if not row.done] for shard in job.unfinished()]
+        with Transport(self.endpoint) as transport, job.bar(waiting) as bar:
 
             async def one(row: GenerationRow) -> NoReply | None:
                 drawn = {"seed": int(row.u[0] * 2**31), "top_p": config.top_p} if row.temperature > 0 else {}
@@ -298,7 +283,7 @@ class ServedModel:
                     body["messages"] = list(row.messages)
                 else:
                     path, read = "/completions", reader.written
-                    body |= self._prompt(row, vocabulary, stops, end_tokens)
+                    body |= self._prompt(row, vocabulary, stops, job.end_tokens)
                 found = await transport.post(path, body, read, model=self.name, n_bytes=4 * len(row.prompt))
                 if isinstance(found, NoReply):
                     return found
@@ -309,18 +294,12 @@ class ServedModel:
                 bar.update(1)
                 return None
 
-            for shard in shards(rows, config):
-                waiting = [row for row in shard if not row.done]
-                bar.update(len(shard) - len(waiting))
-                if not waiting:
-                    continue
+            for shard in waiting:
                 begin = time.perf_counter()
-                failed = [found for found in transport.for_all(one, waiting) if found is not None]
+                failed = [found for found in transport.for_all(one, shard) if found is not None]
                 if failed:
                     raise EndpointError(
-                        f"{len(failed)} of {len(waiting)} answers failed: {failed[0].detail}",
+                        f"{len(failed)} of {len(shard)} answers failed: {failed[0].detail}",
                         fix="What was answered before is kept: the same command again asks only for the rest",
                     )
-                speed.n_tokens += sum(len(row.tokens) for row in waiting)
-                speed.seconds += time.perf_counter() - begin
-                after_shard()
+                job.take(shard, shard, time.perf_counter() - begin)

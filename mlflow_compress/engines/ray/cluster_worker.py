@@ -25,7 +25,7 @@ from mlflow_compress.scoring.baseline_store import (
 )
 from mlflow_compress.scoring.engine_identity import code_identity, package_hash
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
-from mlflow_compress.scoring.generation.decoding import decode
+from mlflow_compress.scoring.generation.decoding import GenerationJob, decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
 from mlflow_compress.scoring.journal import Arrays, joined_arrays
 from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, Plan, UnitGroup, group_units
@@ -245,7 +245,7 @@ class ClusterWorker:
         """Return the rows with their answers; `tokenizer` is used in place of the model's own."""
         loaded = self._model(ref)
         with_tokenizer = LoadedModel(loaded.model, tokenizer, loaded.path, loaded.dtype, loaded.device, loaded.config)
-        decode(with_tokenizer, rows, config, until=until, end_tokens=end_tokens)
+        decode(with_tokenizer, GenerationJob(rows=rows, config=config, until=until, end_tokens=end_tokens))
         return rows
 
     def release(self) -> None:

@@ -1,7 +1,7 @@
 """A model on the workers of a cluster, as the stages see it: its identity here, its weights there."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.file_model import FileModel, open_request
@@ -21,8 +20,8 @@ from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.scoring.baseline_store import SentHead, as_bytes
 from mlflow_compress.scoring.engine import Baseline, PassWork
-from mlflow_compress.scoring.generation.decoding import shards
-from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow, Speed
+from mlflow_compress.scoring.generation.decoding import GenerationJob
+from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.journal import Arrays
 
 
@@ -63,40 +62,26 @@ class RemoteModel(FileModel):
     def execution(self) -> "ShardedExecution":
         return ShardedExecution(self)
 
-    def decode(
-        self,
-        rows: Sequence[GenerationRow],
-        config: GenerationConfig,
-        *,
-        until: Sequence[str],
-        end_tokens: Collection[int],
-        label: str,
-        after_shard: Callable[[], None] = lambda: None,
-        speed: Speed | None = None,
-    ) -> None:
+    def decode(self, job: GenerationJob) -> None:
         """Generate the answers of all rows in place, as `decoding.decode` does: its shards are the workers' tasks."""
-        parts = [shard for shard in shards(rows, config) if not all(row.done for row in shard)]
+        parts = job.unfinished()
         tokenizer = self.workers.share(self.tokenizer)
 
         def make(number: int) -> WorkerCall:
             fresh = [row.restarted() for row in parts[number]]
-            return WorkerCall("decode", (self.ref, tokenizer, fresh, config, tuple(until), tuple(end_tokens)))
+            return WorkerCall(
+                "decode", (self.ref, tokenizer, fresh, job.config, tuple(job.until), tuple(job.end_tokens))
+            )
 
-        speed = Speed() if speed is None else speed
-        before, begin = speed.seconds, time.perf_counter()
-        n_waiting = sum(map(len, parts))
-        with tqdm(
-            initial=len(rows) - n_waiting, total=len(rows), desc=label, unit="answer", disable=None, leave=False
-        ) as bar:
+        begin = time.perf_counter()
+        with job.bar(parts) as bar:
 
             def take(number: int, answered: list[GenerationRow]) -> None:
-                for row, answer in zip(parts[number], answered, strict=True):
-                    row.take(answer)
+                nonlocal begin
+                seconds, begin = time.perf_counter() - begin, time.perf_counter()
                 bar.update(len(answered))
-                speed.n_tokens += sum(len(row.tokens) for row in answered)
-                speed.seconds = before + time.perf_counter() - begin
-                bar.set_postfix_str(f"{speed.tokens_per_second or 0:.0f} tokens/s")
-                after_shard()
+                job.take(parts[number], answered, seconds)
+                bar.set_postfix_str(f"{job.speed.tokens_per_second or 0:.0f} tokens/s")
 
             self.workers.run(len(parts), make, take)
 

@@ -1,7 +1,7 @@
 """A model in vLLM, as the stages see it: its body runs there, its head here."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from tqdm.auto import tqdm
 
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.file_model import FileModel, open_request
@@ -27,8 +26,8 @@ from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.engine import Baseline, PassWork, run_pass
 from mlflow_compress.scoring.forward.head import Head, empty_model, rebuild_head
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention
-from mlflow_compress.scoring.generation.decoding import end_tokens_of, shards
-from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationConfig, GenerationRow, Speed
+from mlflow_compress.scoring.generation.decoding import GenerationJob, end_tokens_of
+from mlflow_compress.scoring.generation.generation_rows import Ending, GenerationConfig, GenerationRow
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan import packing
 from mlflow_compress.scoring.scoring_pass import ModelRunner
@@ -246,37 +245,20 @@ class VllmModel(FileModel):
                 fix="Use engine=local",
             )
 
-    def decode(
-        self,
-        rows: Sequence[GenerationRow],
-        config: GenerationConfig,
-        *,
-        until: Sequence[str],
-        end_tokens: Collection[int],
-        label: str,
-        after_shard: Callable[[], None] = lambda: None,
-        speed: Speed | None = None,
-    ) -> None:
+    def decode(self, job: GenerationJob) -> None:
         """Generate the answers of all rows in place, as `decoding.decode` does, with our own sampler and seeds.
 
         vLLM chooses which rows it computes together, so that its answers may depend on that by rounding.
         """
-        ends = sorted(end_tokens_of(self.generation_settings, self.tokenizer) | set(end_tokens))
-        speed = Speed() if speed is None else speed
-        with tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar:
-            ending = Ending(self.tokenizer, ends, until, config.max_new_tokens, finished=bar.update)
-            for shard in shards(rows, config):
-                if all(row.done for row in shard):
-                    bar.update(len(shard))
-                    continue
+        ends = sorted(end_tokens_of(self.generation_settings, self.tokenizer) | set(job.end_tokens))
+        unfinished = job.unfinished()
+        with job.bar(unfinished) as bar:
+            ending = Ending(self.tokenizer, ends, job.until, job.config.max_new_tokens, finished=bar.update)
+            for shard in unfinished:
                 drafts = [row.restarted() for row in shard]
                 begin = time.perf_counter()
-                self._generate(drafts, config, ends, ending)
-                speed.n_tokens += sum(len(draft.tokens) for draft in drafts)
-                speed.seconds += time.perf_counter() - begin
-                for row, draft in zip(shard, drafts, strict=True):
-                    row.take(draft)
-                after_shard()
+                self._generate(drafts, job.config, ends, ending)
+                job.take(shard, drafts, time.perf_counter() - begin)
 
     def _generate(
         self, rows: Sequence[GenerationRow], config: GenerationConfig, ends: Sequence[int], ending: Ending

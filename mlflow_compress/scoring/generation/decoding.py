@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Protocol
 
@@ -201,48 +201,58 @@ def reason_not_to_cache(model: Any) -> str | None:
     return None
 
 
-def decode(
-    loaded: LoadedModel,
-    rows: Sequence[GenerationRow],
-    config: GenerationConfig,
-    *,
-    until: Sequence[str] = (),
-    end_tokens: Collection[int] = (),
-    label: str = "generate",
-    after_shard: Callable[[], None] = lambda: None,
-    speed: Speed | None = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class GenerationJob:
+    """Rows to be generated in place, and how their answers end: what every engine decodes, shard by shard."""
+
+    rows: Sequence[GenerationRow]
+    config: GenerationConfig
+    until: Sequence[str] = ()  # Texts that end an answer
+    end_tokens: Collection[int] = ()  # Tokens that do, besides those of the checkpoint and the tokenizer
+    label: str = "generate"
+    speed: Speed = field(default_factory=Speed)  # Is added to
+    after_shard: Callable[[], None] = lambda: None  # Called when the rows of a shard have their texts
+
+    def unfinished(self) -> list[list[GenerationRow]]:
+        """Return the shards that have a row to generate."""
+        return [shard for shard in shards(self.rows, self.config) if not all(row.done for row in shard)]
+
+    def bar(self, waiting: Sequence[Sequence[GenerationRow]]) -> Any:
+        """Return the bar of all answers, those outside of the `waiting` shards being there."""
+        from tqdm import tqdm
+
+        n = len(self.rows)
+        there = n - sum(map(len, waiting))
+        return tqdm(initial=there, total=n, desc=self.label, unit="answer", disable=None, leave=False)
+
+    def take(self, shard: Sequence[GenerationRow], drafts: Sequence[GenerationRow], seconds: float) -> None:
+        """Take over the answers of a shard, which took so many seconds more."""
+        self.speed.n_tokens += sum(len(draft.tokens) for draft in drafts)
+        self.speed.seconds += seconds
+        for row, draft in zip(shard, drafts, strict=True):
+            row.take(draft)
+        self.after_shard()
+
+
+def decode(loaded: LoadedModel, job: GenerationJob) -> None:
     """Generate tokens for every row until it is done, in place. A shard whose rows are all done stays as it is.
 
-    A row is done at an end token (the checkpoint's, the tokenizer's, or one of `end_tokens`), when its text holds
-    one of `until`, or at `config.max_new_tokens`. After each shard its rows have their texts, and `after_shard` is
-    called. `speed` is added to.
+    A row is done at an end token, when its text holds one of `job.until`, or at `max_new_tokens`.
     """
-    from tqdm import tqdm
-
-    ends = end_tokens_of(loaded.model.generation_config, loaded.tokenizer) | set(end_tokens)
-    speed = Speed() if speed is None else speed
+    ends = end_tokens_of(loaded.model.generation_config, loaded.tokenizer) | set(job.end_tokens)
     reason = reason_not_to_cache(loaded.model)
     if reason is not None:
         logger.info("With this model, prompts are read again at every stage of decoding: %s", reason)
     work = _with_cache if reason is None else _with_transformers
-    with (
-        torch.inference_mode(),
-        tqdm(total=len(rows), desc=label, unit="answer", disable=None, leave=False) as bar,
-    ):
-        ending = Ending(loaded.tokenizer, ends, until, config.max_new_tokens, finished=bar.update)
+    unfinished = job.unfinished()
+    with torch.inference_mode(), job.bar(unfinished) as bar:
+        ending = Ending(loaded.tokenizer, ends, job.until, job.config.max_new_tokens, finished=bar.update)
         begin = time.perf_counter()
-        unfinished = []
-        for shard in shards(rows, config):
-            if all(row.done for row in shard):
-                bar.update(len(shard))
-            else:
-                unfinished.append(shard)
         processes = processes_per_pass() if loaded.device.type == "cpu" else 1
 
         def drafts_of(number: int) -> Iterator[tuple[int, list[GenerationRow]]]:
             drafts = [row.restarted() for row in unfinished[number]]
-            work(loaded, drafts, config, ending)
+            work(loaded, drafts, job.config, ending)
             yield number, drafts
 
         numbers = list(range(len(unfinished)))
@@ -251,12 +261,8 @@ def decode(
         for number, drafts in made:
             if shared:
                 bar.update(len(drafts))  # what a fork says to its own bar is not seen
-            speed.n_tokens += sum(len(draft.tokens) for draft in drafts)
-            speed.seconds += time.perf_counter() - begin
-            bar.set_postfix_str(f"{speed.tokens_per_second or 0:.0f} tokens/s")
-            for row, draft in zip(unfinished[number], drafts, strict=True):
-                row.take(draft)
-            after_shard()
+            job.take(unfinished[number], drafts, time.perf_counter() - begin)
+            bar.set_postfix_str(f"{job.speed.tokens_per_second or 0:.0f} tokens/s")
             begin = time.perf_counter()
 
 
@@ -387,14 +393,8 @@ def _own_settings(loaded: LoadedModel, ends: Collection[int]) -> Iterator[None]:
 class RemoteCausalLM(IdentifiedModel, Protocol):
     """Interface of a model that is not in this process, and decodes where it is (`engines.ray.remote_model`)."""
 
-    @property
-    def decode(self) -> Callable[..., None]:
-        """What generates the answers of all rows in place, as `decoding.decode` does."""
+    def decode(self, job: GenerationJob) -> None:
+        """Generate the answers of all rows in place, as `decoding.decode` does."""
 
 
 AnyCausalLM = LoadedModel | RemoteCausalLM
-
-
-def decoder(loaded: AnyCausalLM) -> Callable[..., None]:
-    """Return what decodes with this model: the model itself where it is elsewhere, `decode` in this process."""
-    return partial(decode, loaded) if isinstance(loaded, LoadedModel) else loaded.decode

@@ -9,8 +9,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +17,10 @@ import numpy as np
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.identity import IdentifiedModel
+from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Generations, Instruction, TokenAnswers
 from mlflow_compress.scoring.generation.chat_format import ChatFormat, chat_format
-from mlflow_compress.scoring.generation.decoding import AnyCausalLM, decoder
+from mlflow_compress.scoring.generation.decoding import AnyCausalLM, GenerationJob, decode
 from mlflow_compress.scoring.generation.generation_rows import (
     GenerationConfig,
     GenerationRow,
@@ -69,16 +69,8 @@ class GenerationCheckpoint:
     another generation, or is damaged.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        loaded: IdentifiedModel,
-        rows: Sequence[GenerationRow],
-        config: GenerationConfig,
-        *,
-        until: Sequence[str],
-        end_tokens: Collection[int],
-    ) -> None:
+    def __init__(self, folder: Path, loaded: IdentifiedModel, job: GenerationJob) -> None:
+        rows = job.rows
         prompts = hashlib.sha256()
         for row in rows:
             prompts.update(f"{row.prompt} {row.temperature} ".encode() + row.u.tobytes())
@@ -86,8 +78,8 @@ class GenerationCheckpoint:
             "weights": loaded.weights,
             "dtype": str(loaded.dtype),
             "prompts": prompts.hexdigest(),
-            "settings": json.dumps(asdict(config)),
-            "ends": json.dumps([list(until), sorted(end_tokens)]),
+            "settings": json.dumps(asdict(job.config)),
+            "ends": json.dumps([list(job.until), sorted(job.end_tokens)]),
         }
         self._rows = rows
         self._journal = Journal(folder, identity)
@@ -157,7 +149,7 @@ def generate(
     """
     draws = [(prompt, sample, config.temperature) for prompt in prompts for sample in range(config.samples)]
     rows = _rows(loaded, draws, config, special=True)
-    _decode(loaded, rows, config, resume=resume, until=until, end_tokens=end_tokens)
+    _decode(loaded, GenerationJob(rows=rows, config=config, until=until, end_tokens=end_tokens), resume)
     texts = [row.text for row in rows]
     return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
 
@@ -169,7 +161,7 @@ def generate_replies(
     rows = _rows(
         loaded, [(prompt, 0, config.temperature) for prompt in prompts], config, special=chat.adds_special_tokens
     )
-    _decode(loaded, rows, config, resume=None, until=chat.until, end_tokens=chat.end_tokens)
+    _decode(loaded, GenerationJob(rows=rows, config=config, until=chat.until, end_tokens=chat.end_tokens))
     return rows
 
 
@@ -225,16 +217,15 @@ def generate_two_turns(
         rows = _rows(loaded, draws, config, special=style.adds_special_tokens)
         for row, (_, _, said) in zip(rows, open_ones, strict=True):
             row.messages = style.messages(said, system=system)
-        _decode(
-            loaded,
-            rows,
-            config,
+        job = GenerationJob(
+            rows=rows,
+            config=config,
             until=style.until,
             end_tokens=style.end_tokens,
             label=f"turn {turn + 1}",
-            resume=resume / f"turn-{turn + 1}" if resume else None,
-            speed=speed,
+            speed=speed or Speed(),
         )
+        _decode(loaded, job, resume / f"turn-{turn + 1}" if resume else None)
         for (item, sample, said), (prompt, _, _), row in zip(open_ones, draws, rows, strict=True):
             said.append(row.text.strip())
             key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
@@ -257,7 +248,8 @@ def generate_answers(
     prompts = [style.prompt([item.turns[0]], system=system) for item, _ in units]
     draws = [(prompt, sample, config.temperature) for prompt, (_, sample) in zip(prompts, units, strict=True)]
     rows = _rows(loaded, draws, config, special=style.adds_special_tokens)
-    _decode(loaded, rows, config, until=style.until, end_tokens=style.end_tokens, label=task, resume=resume)
+    job = GenerationJob(rows=rows, config=config, until=style.until, end_tokens=style.end_tokens, label=task)
+    _decode(loaded, job, resume)
     records = []
     for (item, sample), prompt, row in zip(units, prompts, rows, strict=True):
         written = row.tokens + row.end
@@ -277,27 +269,16 @@ def generate_answers(
     return TokenAnswers.from_rows(records)
 
 
-def _decode(
-    loaded: AnyCausalLM,
-    rows: Sequence[GenerationRow],
-    config: GenerationConfig,
-    *,
-    resume: Path | None,
-    until: Sequence[str],
-    end_tokens: Collection[int] = (),
-    label: str = "generate",
-    speed: Speed | None = None,
-) -> None:
+def _decode(loaded: AnyCausalLM, job: GenerationJob, resume: Path | None = None) -> None:
     """Generate every row; with a `resume` folder, read finished rows from it, and save them shard by shard."""
-    work = partial(decoder(loaded), rows, config, until=until, end_tokens=end_tokens, label=label, speed=speed)
-    if resume is None:
-        work()
-        return
-    checkpoint = GenerationCheckpoint(resume, loaded, rows, config, until=until, end_tokens=end_tokens)
+    checkpoint = None if resume is None else GenerationCheckpoint(resume, loaded, job)
+    if checkpoint is not None:
+        job = replace(job, after_shard=checkpoint.write)
     try:
-        work(after_shard=checkpoint.write)
+        decode(loaded, job) if isinstance(loaded, LoadedModel) else loaded.decode(job)
     finally:
-        checkpoint.write(now=True)
+        if checkpoint is not None:
+            checkpoint.write(now=True)
 
 
 def _rows(
