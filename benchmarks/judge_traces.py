@@ -16,7 +16,7 @@ from pathlib import Path
 
 import mlflow
 
-from mlflow_compress.records.kinds import AnswerFeedback, JudgedAnswer
+from mlflow_compress.records import AnswerFeedback, JudgedAnswer
 from mlflow_compress.tracking.tracker import Tracker
 
 _WORDS = "The quick brown fox jumps over the lazy dog. "

@@ -7,7 +7,7 @@ import numpy as np
 
 from mlflow_compress import records
 from mlflow_compress.metrics import AnswerSamples, MetricInputs
-from mlflow_compress.records.kinds import ServingMemory, Timings
+from mlflow_compress.records import ServingMemory, Timings
 from tests import metric_records
 
 N_PROMPT = 3

@@ -9,8 +9,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import SERVING_MEMORY, TIMINGS, VARIANT
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.records import MetricResult
-from mlflow_compress.records.kinds import Timings
+from mlflow_compress.records import MetricResult, Timings
 
 _BATCHES = (1, 8)
 _PERCENTILES = (50, 95, 99)

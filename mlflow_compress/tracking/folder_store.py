@@ -17,7 +17,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import TrackingError, machine_fault
 from mlflow_compress.files import read_json, read_json_object
 from mlflow_compress.home import FOLDER_SCHEME
-from mlflow_compress.records.kinds import JudgedAnswer
+from mlflow_compress.records import JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import OpenRun, RunLink, StoredRun, is_run_id, whole_id
 

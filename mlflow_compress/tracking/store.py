@@ -15,8 +15,7 @@ from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.home import SQLITE, database_file
 
 if TYPE_CHECKING:
-    from mlflow_compress.records import MetricResult
-    from mlflow_compress.records.kinds import JudgedAnswer
+    from mlflow_compress.records import JudgedAnswer, MetricResult
 
 RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
 

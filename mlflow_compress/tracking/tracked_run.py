@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.lifetime import signals_later
-from mlflow_compress.records.kinds import AnswerFeedback, JudgedAnswer
+from mlflow_compress.records import AnswerFeedback, JudgedAnswer
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import artifacts_place
 from mlflow_compress.tracking.experiment import search_runs, tags_filter

@@ -12,7 +12,7 @@ from mlflow_compress import cli
 from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.commands.report.run import run_report
 from mlflow_compress.judges.encoders import embedded_folder
-from mlflow_compress.records.kinds import Embeddings
+from mlflow_compress.records import Embeddings
 from mlflow_compress.tracking.tracker import Tracker
 
 FEW = ["--limit=1", "--noise_items=5", "--instruction_limit=1", "--num_samples=2", "--max_new_tokens=8"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mlflow_compress.commands.shared.scores import AnswerSetting, answer_setting, unlike
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.conscompf import model_similarity, similarity, similarity_matrix
-from mlflow_compress.records.kinds import Embeddings
+from mlflow_compress.records import Embeddings
 from mlflow_compress.reporting.figures import draw_similarity
 from mlflow_compress.reporting.page.variants_page import content_values, render_page
 from mlflow_compress.reporting.scoreboard_text import similarity_csv

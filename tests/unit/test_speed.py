@@ -17,8 +17,7 @@ from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import ConfigError, WorkerError
 from mlflow_compress.lifetime import as_the_user_set, let_threads_sleep
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
-from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.records.kinds import ServingMemory, Timings
+from mlflow_compress.records import MetricResult, RunRecords, ServingMemory, Timings
 from mlflow_compress.scoring.speed import timing
 
 

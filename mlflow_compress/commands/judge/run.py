@@ -45,8 +45,7 @@ from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core import metric_inputs
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.source_model import resolve_folder
-from mlflow_compress.records import Generations, Judgments, RunRecords
-from mlflow_compress.records.kinds import AnswerFeedback, Embeddings, JudgedAnswer
+from mlflow_compress.records import AnswerFeedback, Embeddings, Generations, JudgedAnswer, Judgments, RunRecords
 from mlflow_compress.reporting.answers_page import account_text
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder

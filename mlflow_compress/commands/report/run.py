@@ -34,6 +34,7 @@ from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import (
     Draws,
+    Embeddings,
     Generations,
     Items,
     Judgments,
@@ -42,7 +43,6 @@ from mlflow_compress.records import (
     Records,
     RunRecords,
 )
-from mlflow_compress.records.kinds import Embeddings
 from mlflow_compress.reporting.page import variants_page
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv

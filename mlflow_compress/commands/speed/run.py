@@ -41,8 +41,7 @@ from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig
 from mlflow_compress.models.source_model import resolve
-from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.records.kinds import ServingMemory, Timings
+from mlflow_compress.records import MetricResult, RunRecords, ServingMemory, Timings
 from mlflow_compress.scoring.speed import timing
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder

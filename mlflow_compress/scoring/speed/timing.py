@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from mlflow_compress.errors import WorkerError
 from mlflow_compress.lifetime import as_the_user_set
 from mlflow_compress.models import architectures
-from mlflow_compress.records.kinds import Timings
+from mlflow_compress.records import Timings
 from mlflow_compress.scoring.child_process import exit_reason
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
