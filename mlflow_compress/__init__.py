@@ -22,7 +22,7 @@ BESIDES = {
     "Approval": "commands.approve.run",
     "BlindSheet": "commands.rate.run",
     "Comparison": "commands.compare.run",
-    "Forecast": "commands.compare.forecast",
+    "Forecast": "commands.compare.run",
     "CompressedModel": "commands.quantize.run",
     "CostPlan": "commands.plan.run",
     "Diagnosis": "commands.diagnose.result",

@@ -16,7 +16,7 @@ from mlflow_compress.commands.quantize.run import CompressedModel as CompressedM
 from mlflow_compress.commands.plan.run import CostPlan as CostPlan
 from mlflow_compress.commands.diagnose.result import Diagnosis as Diagnosis
 from mlflow_compress.commands.evaluate.result import Evaluation as Evaluation
-from mlflow_compress.commands.compare.forecast import Forecast as Forecast
+from mlflow_compress.commands.compare.run import Forecast as Forecast
 from mlflow_compress.commands.gate.run import GateVerdict as GateVerdict
 from mlflow_compress.commands.rate.run import HumanRatings as HumanRatings
 from mlflow_compress.commands.shared.tabular import Listing as Listing

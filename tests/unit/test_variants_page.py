@@ -13,7 +13,7 @@ import pytest
 
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import scoreboard
-from mlflow_compress.reporting.page import page_tables, variants_page
+from mlflow_compress.reporting.page import variants_page
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
 from tests.page_contents import EXAMPLES, HOSTILE, directed_board, page_content
 from tests.report_results import Page
@@ -96,10 +96,10 @@ def test_variants_share_changed_answers():
     together, by_count = shared_changes(page_content().changes, 4)
     assert together.tolist() == [[1, 1], [1, 4]]  # both changed c1
     assert by_count == {1: 3, 2: 1}
-    table = page_tables.shared_table(page_content())
+    table = variants_page.shared_table(page_content())
     assert (table.n_items, table.table.shades) == (
         4,
-        [[page_tables.LEVELS, page_tables.LEVELS], [page_tables.LEVELS // 4, page_tables.LEVELS]],
+        [[variants_page.LEVELS, variants_page.LEVELS], [variants_page.LEVELS // 4, variants_page.LEVELS]],
     )
     assert "Of 4 items, 3 changed under one variant only, 1 under all 2." in " ".join(
         Page(variants_page.render_page(page_content())).text.split()
@@ -108,7 +108,7 @@ def test_variants_share_changed_answers():
 
 def test_the_baseline_has_a_row_and_other_numbers_of_items_say_why():
     content = page_content()
-    table = page_tables.scores_table(content)
+    table = variants_page.scores_table(content)
     assert [str(row[0]) for row in table.rows] == ["base (baseline)", "near *", "far *"] and table.strong == {1}
     assert str(table.rows[0][1]) == "8 MB"  # 4 MB are half of it
     text = Page(variants_page.render_page(replace(content, board=replace(content.board, n_items=3)))).text
@@ -116,17 +116,17 @@ def test_the_baseline_has_a_row_and_other_numbers_of_items_say_why():
 
 
 def test_the_heat_map_has_each_category_once():
-    heat = page_tables.heat_map(page_content())
+    heat = variants_page.heat_map(page_content())
     assert [column.label for column in heat.columns[2:]] == ["near", "far"]
     assert [[str(cell) for cell in row] for row in heat.rows] == [
         ["choice: animals", "3", "1.0 [0.5, 2.0]", "21.0 [10.5, 42.0]"]
     ]
     assert heat.rows[0][0].value == "task=choice&category=animals"  # by which a cell opens the answers that it counts
-    assert list(heat.shades) == [[None, round(page_tables.LEVELS / 21), page_tables.LEVELS]]
+    assert list(heat.shades) == [[None, round(variants_page.LEVELS / 21), variants_page.LEVELS]]
 
 
 def test_flips_and_the_change_of_accuracy_say_how_many_answers_broke():
-    table = page_tables.direction_table(replace(page_content(), board=directed_board()))
+    table = variants_page.direction_table(replace(page_content(), board=directed_board()))
     assert [[str(cell) for cell in row] for row in table.rows] == [
         # 3 % flipped and 1 % lost: 2 % broke, 1 % were repaired. The same KL and as many right answers are a tie.
         ["a", "2.00", "1.00", "-1.0 pt [-1.8, -0.2]", "worse", "b"],
@@ -218,7 +218,7 @@ def _ids_of(path):
 
 def test_the_slice_that_moves_most_is_named_for_each_variant():
     # Of 4 items with 1 % and 21 % of flips, 2 have 2 % and 42 %: the others have none.
-    table = page_tables.worst_slices(page_content())
+    table = variants_page.worst_slices(page_content())
     assert [(name, said.text, said.notes) for name, said in table.rows] == [
         ("near", "choice/law: flips 2.0 % [1.0, 3.0], others 0 %", ["corrected p 0.01"]),
         ("far", "choice/law: flips 42.0 % [21.0, 63.0], others 0 %", ["corrected p 0.01"]),

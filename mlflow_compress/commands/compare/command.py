@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.compare.forecast import Forecast
-    from mlflow_compress.commands.compare.run import Comparison
+    from mlflow_compress.commands.compare.run import Comparison, Forecast
     from mlflow_compress.commands.evaluate.result import Evaluation
 
 
@@ -132,6 +131,6 @@ def forecast(variant: "Evaluation | str", other: "Evaluation | str", *, store: S
         ...
     mlflow_compress.errors.ConfigError: There is no item to forecast: the variant was run on all of them.
     """
-    from mlflow_compress.commands.compare.forecast import forecast_of
+    from mlflow_compress.commands.compare.run import forecast_of
 
     return forecast_of(*(load(x, store=store) if isinstance(x, str) else x for x in (variant, other)))
