@@ -10,16 +10,7 @@ from typing import Any
 
 from mlflow_compress.config import JudgeModelConfig
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.judges.asking import (
-    KEPT_FIELDS,
-    Asker,
-    AskingConfig,
-    Judgment,
-    Question,
-    Read,
-    estimate,
-    unscored_by_reason,
-)
+from mlflow_compress.judges import asking
 from mlflow_compress.judges.judge_registry import Judged, JudgeInputs
 from mlflow_compress.kept import kept
 from mlflow_compress.transport.endpoint import OPENAI_URL, VARIABLES, EndpointConfig, call_limits, shown_url
@@ -95,9 +86,9 @@ def skipping(reason: str) -> Callable[[JudgeInputs], Judged]:
 class Session:
     """The judge models of one run, and what became of their judgments."""
 
-    askers: Sequence[Asker]  # One per judge model; they share the cache
+    askers: Sequence[asking.Asker]  # One per judge model; they share the cache
     max_unscored: float  # Share of judgments without a value above which the stage fails
-    _judgments: dict[str, list[Judgment]] = field(default_factory=dict)  # By the model that was asked
+    _judgments: dict[str, list[asking.Judgment]] = field(default_factory=dict)  # By the model that was asked
 
     @classmethod
     def open(cls, settings: JudgeModelConfig, folder: Path) -> "Session | str":
@@ -106,15 +97,17 @@ class Session:
         if isinstance(endpoint, str):
             return endpoint
         prices_of(settings)
-        cache = ReplyCache(folder / JUDGMENTS, KEPT_FIELDS)
-        asking = AskingConfig(endpoint=endpoint, attempts=settings.judge_attempts)
-        askers = [Asker(replace(asking, model=model), cache=cache) for model in judge_models(settings)]
+        cache = ReplyCache(folder / JUDGMENTS, asking.KEPT_FIELDS)
+        each = asking.AskingConfig(endpoint=endpoint, attempts=settings.judge_attempts)
+        askers = [asking.Asker(replace(each, model=model), cache=cache) for model in judge_models(settings)]
         return cls(askers, settings.judge_max_unscored)
 
-    def ask(self, questions: Sequence[Question], read: Read, inputs: JudgeInputs) -> dict[str, list[Judgment]]:
+    def ask(
+        self, questions: Sequence[asking.Question], read: asking.Read, inputs: JudgeInputs
+    ) -> dict[str, list[asking.Judgment]]:
         """Return every judge model's judgments of the questions, by model, after saying what they may cost."""
         for asker in self.askers:
-            inputs.say(estimate(asker, questions, read, inputs.spending.prices))
+            inputs.say(asking.estimate(asker, questions, read, inputs.spending.prices))
         by_model = {}
         for asker in self.askers:
             model = asker.config.model
@@ -124,7 +117,7 @@ class Session:
 
     def account(self) -> dict[str, Any]:
         judgments = [one for part in self._judgments.values() for one in part]
-        reasons = unscored_by_reason(judgments)
+        reasons = asking.unscored_by_reason(judgments)
         n, unscored = len(judgments), reasons.total()
         counts = {f"judge/unscored/{reason}": float(number) for reason, number in sorted(reasons.items())}
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())

@@ -11,24 +11,21 @@ import numpy as np
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.metrics.core import requirements
 from mlflow_compress.metrics.core.estimates import Estimates, Number, Proportion, Ratio, by_subset, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
-from mlflow_compress.metrics.core.requirements import (
-    GREEDY_ANSWERS,
-    GREEDY_DISTANCES,
-    GREEDY_SCORES,
-    ITEMS,
-    OPTION_DISTANCES,
-    VARIANT,
-    family,
-)
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
 from mlflow_compress.metrics.stats.intervals import group_sums, wilson
 from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
 
-REQUIRES = (VARIANT, GREEDY_ANSWERS, GREEDY_SCORES, GREEDY_DISTANCES)
+REQUIRES = (
+    requirements.VARIANT,
+    requirements.GREEDY_ANSWERS,
+    requirements.GREEDY_SCORES,
+    requirements.GREEDY_DISTANCES,
+)
 SOURCE = "Divergent Token Metrics, arXiv 2311.01544"
 
 
@@ -183,7 +180,7 @@ FDT = MetricKey(
 @metric(
     "first_divergent_token",
     keys=(FDT,),
-    requires=(VARIANT, GREEDY_ANSWERS),
+    requires=(requirements.VARIANT, requirements.GREEDY_ANSWERS),
     source=f"{SOURCE}; here tokens are counted from 1, both models decode freely, and answers that are "
     "equal to their end never part",
 )
@@ -215,7 +212,7 @@ IDENTICAL = MetricKey.percent(
 @metric(
     "identical_answers",
     keys=(IDENTICAL,),
-    requires=(VARIANT, GREEDY_ANSWERS),
+    requires=(requirements.VARIANT, requirements.GREEDY_ANSWERS),
     source="ours; the answers without a first divergent token (arXiv 2311.01544)",
 )
 def identical_answers(inputs: MetricInputs) -> list[MetricResult]:
@@ -319,7 +316,7 @@ PARTED = MetricKey.percent(
 @metric(
     "logged_answers",
     keys=(PARTED,),
-    requires=(ITEMS, VARIANT, OPTION_DISTANCES, family("logged")),
+    requires=(requirements.ITEMS, requirements.VARIANT, requirements.OPTION_DISTANCES, requirements.family("logged")),
     source="ours; the first divergent token of greedy decoding, on text that was logged",
     weighted=True,
 )

@@ -3,18 +3,8 @@
 import textwrap
 from collections.abc import Sequence
 
+from mlflow_compress.decide import scoreboard
 from mlflow_compress.decide.gates import CACHE, DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, SIZE
-from mlflow_compress.decide.scoreboard import (
-    BITS,
-    JUDGE,
-    NO_SPEED_STAGE,
-    SECONDS,
-    SIMILARITY,
-    Scoreboard,
-    ScoreColumn,
-    ScoreRow,
-    VariantCorrelation,
-)
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
 from mlflow_compress.records import MetricResult
@@ -33,21 +23,28 @@ _LEFT_OUT = (
     "distance/all_flips_pct",
     PREFILL_SPEEDUP,
     _RUNTIME,
-    BITS,
-    SIMILARITY,
-    JUDGE,
+    scoreboard.BITS,
+    scoreboard.SIMILARITY,
+    scoreboard.JUDGE,
     MEMORY_RATIO,
-    SECONDS,
+    scoreboard.SECONDS,
     DECODE_SPEEDUP,
     CACHE,
     SIZE,
 )
 _CLIPPED = "c"
 _CLIPPED_MEANS = f"KL clipped at {CLIP:g} nat per item, as the mean has no interval that can be trusted; items above it"
-_PAPERS = ((FLIPS, KL), (FLIPS, JUDGE), (KL, JUDGE), (FLIPS, SIMILARITY), (KL, SIMILARITY), (DELTA, KL))
+_PAPERS = (
+    (FLIPS, KL),
+    (FLIPS, scoreboard.JUDGE),
+    (KL, scoreboard.JUDGE),
+    (FLIPS, scoreboard.SIMILARITY),
+    (KL, scoreboard.SIMILARITY),
+    (DELTA, KL),
+)
 
 
-def score_cell(row: ScoreRow, column: ScoreColumn, *, interval: bool) -> Words | None:
+def score_cell(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, interval: bool) -> Words | None:
     """Return a value of a variant, with a sign if its accuracy differs, or its KL is clipped; None without a value."""
     cell = row.cells.get(column.key)
     if cell is None:
@@ -58,14 +55,14 @@ def score_cell(row: ScoreRow, column: ScoreColumn, *, interval: bool) -> Words |
     return Words(text, sign="!" if moved else _CLIPPED if clipped else "", value=cell.value)
 
 
-def score_text(row: ScoreRow, column: ScoreColumn, *, interval: bool) -> str:
+def score_text(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, interval: bool) -> str:
     """Return one value as text, with its interval if wanted: the clipped KL where the mean's cannot be trusted."""
     cell = row.cells[CLIPPED.name if column.key == KL and CLIPPED.name in row.cells else column.key]
     result = MetricResult(column.key, cell.value, cell.low, cell.high)
     return number_text(result, column.unit, difference=column.key == DELTA, interval=interval)
 
 
-def scoreboard_table(board: Scoreboard) -> Table:
+def scoreboard_table(board: scoreboard.Scoreboard) -> Table:
     """Return the main columns of the baseline and the variants that were made, and the status where one has no results.
 
     The Pareto front is marked with a star, and a significant change of accuracy. What was not started is among the
@@ -87,7 +84,7 @@ def scoreboard_table(board: Scoreboard) -> Table:
     return Table(columns=[Column("variant", left=True, key="variant"), *heads], rows=rows)
 
 
-def baseline_row(board: Scoreboard, heads: Sequence[Column]) -> list[str | Words | None]:
+def baseline_row(board: scoreboard.Scoreboard, heads: Sequence[Column]) -> list[str | Words | None]:
     """Return the baseline's own values; in the column of the accuracy's change, its accuracy."""
     by_key = {column.key: column for column in board.columns}
     cells: list[str | Words | None] = [Words(f"{board.baseline} (baseline)")]
@@ -121,11 +118,11 @@ def wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _TERMINAL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _is_timed(board: Scoreboard) -> bool:
+def _is_timed(board: scoreboard.Scoreboard) -> bool:
     return any(row.runtime for row in board.rows)
 
 
-def finding(board: Scoreboard) -> str:
+def finding(board: scoreboard.Scoreboard) -> str:
     """Return what was found, in one sentence: how many variants, which is closest, and which are on the front."""
     n, done = sum(1 for row in board.rows if row.status != "unsupported"), board.finished
     if not done:
@@ -147,7 +144,7 @@ def finding(board: Scoreboard) -> str:
     return "; ".join(parts)
 
 
-def legend(board: Scoreboard) -> list[str]:
+def legend(board: scoreboard.Scoreboard) -> list[str]:
     """Return what the signs of the table mean."""
     lines = ["* no other variant is both as small and as close to the baseline"] if board.pareto else []
     if any(row.accuracy_moved for row in board.rows):
@@ -168,7 +165,7 @@ def legend(board: Scoreboard) -> list[str]:
     ]
 
 
-def _items(board: Scoreboard) -> list[str]:
+def _items(board: scoreboard.Scoreboard) -> list[str]:
     """Return how many items each variant was scored on, where they were drawn."""
     if board.drawn_from is None:
         return []
@@ -178,7 +175,7 @@ def _items(board: Scoreboard) -> list[str]:
     return [f"Items scored, of {board.drawn_from:,}: {told}"]
 
 
-def _luck(board: Scoreboard) -> list[str]:
+def _luck(board: scoreboard.Scoreboard) -> list[str]:
     """Return how much makes with other calibration samples differ, and who is closer to the baseline in a fresh one."""
     lines = []
     for row in board.rows:
@@ -201,12 +198,12 @@ def _luck(board: Scoreboard) -> list[str]:
     return lines
 
 
-def _above(row: ScoreRow) -> str:
+def _above(row: scoreboard.ScoreRow) -> str:
     cell = row.cells[ABOVE_CLIP.name]
     return result_text(MetricResult(ABOVE_CLIP.name, cell.value, cell.low, cell.high))
 
 
-def _harm(board: Scoreboard) -> list[str]:
+def _harm(board: scoreboard.Scoreboard) -> list[str]:
     """Return who is worse than the baseline, no worse than the margin, or open, with the items that would settle it."""
     by_text: dict[str, list[str]] = {}
     for row in board.rows:
@@ -218,18 +215,18 @@ def _harm(board: Scoreboard) -> list[str]:
     return [f"Accuracy {text}: {', '.join(names)}" for text, names in sorted(by_text.items())]
 
 
-def _not_timed(board: Scoreboard) -> list[str]:
+def _not_timed(board: scoreboard.Scoreboard) -> list[str]:
     """Return which variants have no speed and no memory, by the reason; nothing where no speed was asked for."""
     by_reason: dict[str, list[str]] = {}
     for row in board.finished:
         if row.not_timed:
             by_reason.setdefault(row.not_timed, []).append(row.name)
-    if not _is_timed(board) and len(by_reason) == 1 and NO_SPEED_STAGE in by_reason:
+    if not _is_timed(board) and len(by_reason) == 1 and scoreboard.NO_SPEED_STAGE in by_reason:
         return []
     return [f"Not timed: {', '.join(names)} ({reason.rstrip('.')})" for reason, names in by_reason.items()]
 
 
-def correlation_text(board: Scoreboard, rank: VariantCorrelation) -> str:
+def correlation_text(board: scoreboard.Scoreboard, rank: scoreboard.VariantCorrelation) -> str:
     """Return one correlation as a sentence."""
     labels = {column.key: column.label for column in board.columns}
     what = f"{labels[rank.first]} and {labels[rank.second]}"
@@ -239,7 +236,7 @@ def correlation_text(board: Scoreboard, rank: VariantCorrelation) -> str:
     return f"{what}: rank correlation {rank.value:+.2f}{interval}, p = {rank.p:.2g}, {rank.n} variants"
 
 
-def _correlations(board: Scoreboard) -> list[str]:
+def _correlations(board: scoreboard.Scoreboard) -> list[str]:
     """Return the main correlations as sentences; one for all of them where there are too few variants."""
     correlations = main_correlations(board)
     reasons = {c.reason for c in correlations}
@@ -248,13 +245,13 @@ def _correlations(board: Scoreboard) -> list[str]:
     return [correlation_text(board, c) for c in correlations]
 
 
-def main_correlations(board: Scoreboard) -> list[VariantCorrelation]:
+def main_correlations(board: scoreboard.Scoreboard) -> list[scoreboard.VariantCorrelation]:
     """Return the correlations that the papers report: flips against KL, and both against the judges."""
     by_pair = {frozenset((c.first, c.second)): c for c in board.correlations}
     return [by_pair[frozenset(pair)] for pair in _PAPERS if frozenset(pair) in by_pair]
 
 
-def scoreboard_text(board: Scoreboard) -> str:
+def scoreboard_text(board: scoreboard.Scoreboard) -> str:
     """Return the table with aligned columns, as many as fit, its legend, the correlations and the warnings."""
     table, left_out = _narrowed(scoreboard_table(board))
     more = ["", f"Not shown here, but on the page: {'; '.join(left_out)}"] if left_out else []
@@ -262,18 +259,18 @@ def scoreboard_text(board: Scoreboard) -> str:
     return "\n".join([*table.lines(wrapped=True), *below])
 
 
-def _below(board: Scoreboard) -> list[str]:
+def _below(board: scoreboard.Scoreboard) -> list[str]:
     warnings = [f"Warning: {warning.text.rstrip('.')}." for warning in board.warnings]
     return [line for block in (legend(board), _correlations(board), warnings) if block for line in ("", *block)]
 
 
-def scoreboard_markdown(board: Scoreboard) -> str:
+def scoreboard_markdown(board: scoreboard.Scoreboard) -> str:
     """Return the finding, the narrow table, its legend, the correlations and the warnings, as Markdown."""
     below = [f"- {escape_markdown(line)}" if line else "" for line in _below(board)]
     return "\n".join([escape_markdown(f"{finding(board)}."), "", scoreboard_table(board).markdown(), *below, ""])
 
 
-def scoreboard_csv(board: Scoreboard) -> str:
+def scoreboard_csv(board: scoreboard.Scoreboard) -> str:
     """Return every value as CSV, one line per variant: each with the ends of its interval and its number of items."""
     texts = ("name", "method", "bits", "status", "reason", "run_id", "runtime", "not_timed")
     fixed = (*texts, "on_front", "accuracy_p", "accuracy_p_holm")
@@ -299,7 +296,7 @@ def similarity_csv(similarity: ModelSimilarity) -> str:
 _UNITS = {"bytes": "bytes", "percent": "%", "share": "share of 1"}  # Labels name the other units
 
 
-def scoreboard_columns(board: Scoreboard, *, every: bool = False) -> dict[str, list[object]]:
+def scoreboard_columns(board: scoreboard.Scoreboard, *, every: bool = False) -> dict[str, list[object]]:
     """Return the main columns, or every one, with plain numbers under their label and unit, as MLflow shows a table."""
     values_by_label: dict[str, list[object]] = {"variant": [row.name for row in board.rows]}
     for column in board.columns:
@@ -319,7 +316,7 @@ def scoreboard_columns(board: Scoreboard, *, every: bool = False) -> dict[str, l
     return values_by_label
 
 
-def scoreboard_frame(board: Scoreboard) -> list[dict[str, object]]:
+def scoreboard_frame(board: scoreboard.Scoreboard) -> list[dict[str, object]]:
     """Return one row per variant with every column that is not always empty."""
     columns = scoreboard_columns(board, every=True)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -11,18 +11,9 @@ import numpy as np
 from mlflow_compress.commands.evaluate.models import recognised_in
 from mlflow_compress.commands.evaluate.outputs import BOTH, WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
+from mlflow_compress.commands.shared import stored
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
 from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
-from mlflow_compress.commands.shared.stored import (
-    PROMPT_SETTINGS,
-    EvalMetadata,
-    eval_metadata,
-    logged,
-    read_metadata,
-    results_json,
-    settings_of,
-    write_metadata,
-)
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.sources.instructions import fingerprint_of
@@ -93,7 +84,7 @@ class Baseline:
     # Evaluation id, 16 hexadecimal digits: a hash of baseline, tasks and settings. Runs that share it may be compared.
     evaluation: str
     records: RunRecords
-    metadata: EvalMetadata  # Stored next to the records
+    metadata: stored.EvalMetadata  # Stored next to the records
     noise: RunRecords  # Records of the second run, on a sample of the items
     # Records of its checkpoint under transformers, on the same sample, where another engine runs it
     engine: RunRecords | None
@@ -126,9 +117,9 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
     with model.capture(states, loaded) as capture:
         first = model.listing(item_keys(sample)).scorer(loaded)
         outputs = run_model(first, suite, capture=capture, samplings=BOTH, resume=resume / RECORDS)
-    stored = model.stored(states)
-    own = model.comparable_with(stored)
-    second = model.scorer(loaded, after=stored)
+    first_pass = model.stored(states)
+    own = model.comparable_with(first_pass)
+    second = model.scorer(loaded, after=first_pass)
     noise = run_model(second, sample, baseline=own, generations=False, resume=resume / NOISE).records
     engine = None
     if model.abilities.own_kernels:
@@ -140,7 +131,7 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
 
 def _asked(model: EngineModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
     """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
-    deciding = {name: value for name, value in settings_of(config).items() if name not in PROMPT_SETTINGS}
+    deciding = {name: value for name, value in stored.settings_of(config).items() if name not in stored.PROMPT_SETTINGS}
     if not model.abilities.whole_distributions:  # lists of tokens are asked for in the noise floor's sample alone
         deciding["listed_items"] = config.evaluation.noise_items
     return {**model.identity, **deciding, "tasks": suite.hashes()}
@@ -178,7 +169,7 @@ def find_or_evaluate(
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
-        run.log_params({**model.identity, **settings_of(config), "noise_items": config.evaluation.noise_items})
+        run.log_params({**model.identity, **stored.settings_of(config), "noise_items": config.evaluation.noise_items})
         if (facts := model.facts()) is not None:
             run.log_json(facts, FACTS)
         runs = _run_twice(model, suite, config, resume)
@@ -189,13 +180,13 @@ def find_or_evaluate(
             run.log_folder(runs.states, STATES)
         records = runs.outputs.records
         records.write(folder / RECORDS)
-        write_metadata(folder / RECORDS, eval_metadata(model, config, suite))
+        stored.write_metadata(folder / RECORDS, stored.eval_metadata(model, config, suite))
         runs.noise.write(folder / NOISE)
         if runs.engine is not None:
             runs.engine.write(folder / ENGINE)
         results = compute_all(MetricInputs(baseline=records, noise=runs.noise, engine=runs.engine))
-        run.log_results(logged(results))
-        run.log_json(results_json(results), "metrics.json")
+        run.log_results(stored.logged(results))
+        run.log_json(stored.results_json(results), "metrics.json")
         log_harness_metrics(run, suite, runs.outputs)
 
     # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
@@ -207,7 +198,7 @@ def find_or_evaluate(
         _warn_of_rounding(store, run_id, evaluation, model.rounding)
     elif model.facts() is not None:
         model.recognise(store.fetch_json(run_id, FACTS))
-    stored = store.fetch(run_id, RECORDS)
+    folder = store.fetch(run_id, RECORDS)
     states = store.fetch(run_id, STATES) if suite.is_scored else None
     if states is not None and model.abilities.whole_distributions:
         Encoder(model.tokenizer, model.max_length).remember(suite.requests, states / _TOKENS)
@@ -215,8 +206,8 @@ def find_or_evaluate(
     return Baseline(
         run_id=run_id,
         evaluation=evaluation,
-        records=kept(("records", run_id), lambda: RunRecords.read(stored)),
-        metadata=read_metadata(stored),
+        records=kept(("records", run_id), lambda: RunRecords.read(folder)),
+        metadata=stored.read_metadata(folder),
         noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE))),
         engine=RunRecords.read(store.fetch(run_id, ENGINE)) if compared else None,
         states=states,

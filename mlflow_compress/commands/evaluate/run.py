@@ -19,16 +19,9 @@ from mlflow_compress.commands.evaluate.baseline import (
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
+from mlflow_compress.commands.shared import stored
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, store_of_command
 from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of, with_chat_template
-from mlflow_compress.commands.shared.stored import (
-    EvalMetadata,
-    logged,
-    read_account,
-    results_json,
-    settings_of,
-    write_metadata,
-)
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.probe import MAX_KL
@@ -130,7 +123,7 @@ def evaluate_variant(
             again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE))
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
-        account = read_account(store, earlier[0].run_id)
+        account = stored.read_account(store, earlier[0].run_id)
     else:
         models.recognised_in(resume, variant)
         states, loaded = states_for(baseline, base, variant), variant.load()
@@ -148,8 +141,8 @@ def evaluate_variant(
                 scored = None if first is None else _scored_before(store, run, fingerprint_with(first))
                 outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume, scored)
         if capture is not None:
-            stored = variant.stored(own)
-            second, first = variant.scorer(loaded, after=stored), variant.comparable_with(stored)
+            first_pass = variant.stored(own)
+            second, first = variant.scorer(loaded, after=first_pass), variant.comparable_with(first_pass)
             again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
         variant.require_unchanged()
     if (facts := variant.facts()) is not None:
@@ -191,7 +184,7 @@ def _scored_before(store: Store, run: OpenRun, fingerprint: str) -> RunRecords |
     Which items were shortened is not in the records.
     """
     for earlier in store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})[:1]:
-        if not (earlier.metrics[run_names.TRUNCATED] or read_account(store, earlier.run_id).unscored):
+        if not (earlier.metrics[run_names.TRUNCATED] or stored.read_account(store, earlier.run_id).unscored):
             run.set_tags({run_names.SCORED_BEFORE: earlier.run_id})
             return RunRecords.read(store.fetch(earlier.run_id, RECORDS))
     return None
@@ -252,14 +245,14 @@ def states_for(baseline: Baseline, base: EngineModel, variant: EngineModel) -> A
 
 
 def log_evaluation(
-    store: Store, run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: EvalMetadata
+    store: Store, run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: stored.EvalMetadata
 ) -> None:
     """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
     pooled = headline(list(results))
-    run.log_results(logged(results))
+    run.log_results(stored.logged(results))
     compared = pooled.get("distance/flips_pct", pooled.get("distance/kl_mean"))
     run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
-    run.log_json(results_json(results), "metrics.json")
+    run.log_json(stored.results_json(results), "metrics.json")
     run.log_json(details(inputs, results), "details.json")
     run.log_json(flips_table(inputs), "flips.json")
     skipped = unmet(inputs)
@@ -267,7 +260,7 @@ def log_evaluation(
         run.log_json(skipped, "not_computed.json")
     with scratch_folder(store.uri) as folder:
         inputs.subject.write(folder / RECORDS)
-        write_metadata(folder / RECORDS, metadata)
+        stored.write_metadata(folder / RECORDS, metadata)
         if inputs.asked_again is not None:
             inputs.asked_again.write(folder / NOISE)
         for part in sorted(folder.iterdir()):
@@ -344,5 +337,5 @@ def _resolved(config: EvaluateConfig) -> dict[str, object]:
         "tasks": tasks,
         "noise_items": config.evaluation.noise_items,
         **config.sampling.logged,
-        **{name: text[name] for name in settings_of(config)},
+        **{name: text[name] for name in stored.settings_of(config)},
     }

@@ -25,18 +25,9 @@ from mlflow_compress.reporting.figures import Figure, draw_all
 from mlflow_compress.reporting.headline import note_markdown
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.scoring.child_process import in_forks
-from mlflow_compress.tracking import run_names
+from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.logged_model import (
-    EVALUATION_SET,
-    DataSet,
-    VariantEntry,
-    log_data_sets,
-    log_model_input,
-    log_model_values,
-    log_variant_model,
-)
 from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
 from mlflow_compress.tracking.task_source import file_source
 from mlflow_compress.tracking.views import save_leaderboard
@@ -66,7 +57,7 @@ def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
     return {**first, **settings, **size, "log_weights": str(keeps_weights).lower()}
 
 
-def _data_sets(stages: Stages) -> tuple[dict[str, DataSet], DataSet]:
+def _data_sets(stages: Stages) -> tuple[dict[str, logged_model.DataSet], logged_model.DataSet]:
     """Return the data set of every task and corpus by name, and the data set of the complete evaluation."""
     hashes = read_metadata(stages.tracker.fetch(stages.evaluate, RECORDS)).get("tasks")
     files = {part.stem: part for part in map(Path, task_parts(stages.config.evaluation.tasks)) if is_task_file(part)}
@@ -77,16 +68,18 @@ def _data_sets(stages: Stages) -> tuple[dict[str, DataSet], DataSet]:
         return {"task": name, **({"source": TASKS.get(name).source} if name in TASKS.names() else {})}
 
     by_task = {
-        name: DataSet(name=name, digest=found, source=source(name))
+        name: logged_model.DataSet(name=name, digest=found, source=source(name))
         for name, found in (hashes.items() if isinstance(hashes, dict) else ())
     }
-    return by_task, DataSet(name=EVALUATION_SET, digest=stages.evaluation, source={"tasks": sorted(by_task)})
+    return by_task, logged_model.DataSet(
+        name=logged_model.EVALUATION_SET, digest=stages.evaluation, source={"tasks": sorted(by_task)}
+    )
 
 
 def log_model(stages: Stages) -> None:
     """Log the variant's model. Log every metric on both run and model, linked to the data set that it comes from."""
     manifest, served, tracker, run = stages.manifest, stages.served, stages.tracker, stages.run
-    entry = VariantEntry(
+    entry = logged_model.VariantEntry(
         name=stages.variant,
         checkpoint=Path(stages.checkpoint) if manifest is not None else None,
         served=None if served is None else {**served.settings(), run_names.EVALUATE_RUN: served.evaluate_run},
@@ -110,19 +103,23 @@ def log_model(stages: Stages) -> None:
         log_weights=stages.config.log_weights,
     )
     run.log_params(_run_params(stages, keeps_weights=entry.keeps_weights))
-    model = log_variant_model(tracker, run.run_id, entry)
-    log_model_input(tracker, [stages.children[s] for s in ("evaluate", "judge") if s in stages.children], model)
+    model = logged_model.log_variant_model(tracker, run.run_id, entry)
+    logged_model.log_model_input(
+        tracker, [stages.children[s] for s in ("evaluate", "judge") if s in stages.children], model
+    )
     by_task, complete = _data_sets(stages)
-    log_data_sets(tracker, run.run_id, [*by_task.values(), complete])
+    logged_model.log_data_sets(tracker, run.run_id, [*by_task.values(), complete])
     values = run_names.on_main_run(_values(stages))
     itemless = {name for name in values if name.startswith(WITHOUT_ITEMS)}
-    log_model_values(tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete)
-    log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in itemless})
+    logged_model.log_model_values(
+        tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete
+    )
+    logged_model.log_model_values(tracker, run.run_id, model, {k: values[k] for k in values if k in itemless})
     # Values per task are on the evaluate run. They are logged there a second time, linked to the model.
     for name, data_set in by_task.items():
         values = {f"{r.name}/{name}": r.value for r in logged(stages.results) if r.task == name}
         if values:
-            log_model_values(tracker, stages.evaluate, model, values, data_set)
+            logged_model.log_model_values(tracker, stages.evaluate, model, values, data_set)
 
 
 def _read_judged(stages: Stages) -> MetricInputs | None:
