@@ -11,20 +11,12 @@ from hypothesis import strategies as st
 from scipy.stats import poisson
 from statsmodels.duration.survfunc import SurvfuncRight
 
+from mlflow_compress import records
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.greedy_answers import Forks, Survival, first_difference, forced_tokens, forks, still_equal
 from mlflow_compress.metrics.kl_by_position import position_names
 from mlflow_compress.metrics.stats.intervals import wilson
-from mlflow_compress.records import (
-    GreedyAnswers,
-    GreedyDistances,
-    GreedyScores,
-    RunRecords,
-    TokenDistances,
-    TokenScores,
-    Traces,
-)
 from mlflow_compress.reporting.numbers import number_text
 from tests.metric_records import QUICK
 
@@ -66,13 +58,13 @@ def compared(
     argmax: Sequence[Sequence[int]],
     kl: Sequence[Sequence[float]],
 ) -> MetricInputs:
-    baseline = answers(GreedyAnswers, ours)
+    baseline = answers(records.GreedyAnswers, ours)
     return MetricInputs(
-        RunRecords(greedy_answers=baseline, greedy_scores=scores(GreedyScores, baseline, ours)),
-        RunRecords(
-            greedy_answers=answers(GreedyAnswers, theirs),
-            greedy_scores=scores(GreedyScores, baseline, argmax),
-            greedy_distances=distances(GreedyDistances, baseline, kl),
+        records.RunRecords(greedy_answers=baseline, greedy_scores=scores(records.GreedyScores, baseline, ours)),
+        records.RunRecords(
+            greedy_answers=answers(records.GreedyAnswers, theirs),
+            greedy_scores=scores(records.GreedyScores, baseline, argmax),
+            greedy_distances=distances(records.GreedyDistances, baseline, kl),
         ),
     )
 
@@ -107,7 +99,7 @@ def test_shares_and_divergences_are_those_derived_by_hand() -> None:
 def test_the_order_of_the_variants_records_does_not_matter() -> None:
     inputs = compared(OURS, THEIRS, FORCED, KL)
     assert inputs.variant is not None and inputs.variant.greedy_answers is not None
-    turned = GreedyAnswers(inputs.variant.greedy_answers.table.take([2, 0, 1]))
+    turned = records.GreedyAnswers(inputs.variant.greedy_answers.table.take([2, 0, 1]))
     moved = replace(inputs, variant=replace(inputs.variant, greedy_answers=turned))
     assert forks(moved).time.tolist() == forks(inputs).time.tolist()
 
@@ -125,11 +117,11 @@ def test_other_prompts_and_other_answers_are_refused() -> None:
     assert inputs.variant is not None and inputs.variant.greedy_answers is not None
     rows = inputs.variant.greedy_answers.table.to_pylist()
     rows[1]["prompt_tokens"] = [7, 8]
-    other = replace(inputs, variant=replace(inputs.variant, greedy_answers=GreedyAnswers.from_rows(rows)))
+    other = replace(inputs, variant=replace(inputs.variant, greedy_answers=records.GreedyAnswers.from_rows(rows)))
     with pytest.raises(AlignmentError, match=r"different prompts.*'i1'"):
         forks(other)
     assert inputs.baseline.greedy_answers is not None
-    longer = GreedyAnswers.from_rows([{**row, "tokens": [*row["tokens"], 1]} for row in rows])
+    longer = records.GreedyAnswers.from_rows([{**row, "tokens": [*row["tokens"], 1]} for row in rows])
     with pytest.raises(DataError, match="every token"):
         forced_tokens(replace(inputs, baseline=replace(inputs.baseline, greedy_answers=longer)))
 
@@ -202,13 +194,18 @@ def test_the_medians_interval_covers_what_it_says() -> None:
 
 def traced(**reasoning: Sequence[Any]) -> MetricInputs:
     """Two answers of 4 and 3 tokens with known KL, next to a corpus that is no trace."""
-    text = answers(Traces, [[1, 2, 3, 4], [5, 6, 7]], task="traces", **reasoning)
+    text = answers(records.Traces, [[1, 2, 3, 4], [5, 6, 7]], task="traces", **reasoning)
     kl = [[0.1, 0.2, 0.3, 0.8], [0.3, 0.4, 0.6]]
-    other = answers(Traces, [[1, 1]], task="wiki")
-    base = TokenScores.concat([scores(TokenScores, text, [[0] * 4, [0] * 3]), scores(TokenScores, other, [[0, 0]])])
-    moved = TokenDistances.concat([distances(TokenDistances, text, kl), distances(TokenDistances, other, [[9.0, 9.0]])])
+    other = answers(records.Traces, [[1, 1]], task="wiki")
+    base = records.TokenScores.concat(
+        [scores(records.TokenScores, text, [[0] * 4, [0] * 3]), scores(records.TokenScores, other, [[0, 0]])]
+    )
+    moved = records.TokenDistances.concat(
+        [distances(records.TokenDistances, text, kl), distances(records.TokenDistances, other, [[9.0, 9.0]])]
+    )
     return MetricInputs(
-        RunRecords(token_scores=base, traces=text), RunRecords(token_scores=base, token_distances=moved, traces=text)
+        records.RunRecords(token_scores=base, traces=text),
+        records.RunRecords(token_scores=base, token_distances=moved, traces=text),
     )
 
 
@@ -234,6 +231,6 @@ def test_places_are_powers_of_two() -> None:
 
 
 def test_the_reason_is_given_where_nothing_was_decoded() -> None:
-    reasons = unmet(MetricInputs(RunRecords(), RunRecords()))
+    reasons = unmet(MetricInputs(records.RunRecords(), records.RunRecords()))
     assert reasons["first_divergent_token"] == "the baseline has no greedy_answers records"
     assert reasons["kl_by_position"] == "the baseline wrote no text of its own (tasks=traces)"

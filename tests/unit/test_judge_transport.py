@@ -38,18 +38,10 @@ from mlflow_compress.reporting.answers_page import account_rows, account_text
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.transport import client as retries
+from mlflow_compress.transport import spending as budgets
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, Usage, read_completion
-from mlflow_compress.transport.spending import (
-    Budget,
-    Price,
-    Spending,
-    likely_tokens,
-    longest_prompt,
-    prompt_bytes,
-    read_prices,
-)
 from tests.judge_server import PAID, PASSING, FaultyJudge, Raw, completion, judge_server, question_of
 from tests.judging import KEY, WRITING, answers, grade, instructions
 
@@ -249,8 +241,8 @@ def test_calls_that_were_never_answered_are_booked_at_the_most_that_they_can_cos
 
 def test_other_scripts_are_counted_by_their_characters() -> None:
     english, chinese = [{"role": "user", "content": "word " * 80}], [{"role": "user", "content": "字" * 100}]
-    assert (likely_tokens(english), likely_tokens(chinese)) == (100, 100)
-    assert longest_prompt(prompt_bytes(chinese)) >= 300  # a rare script has a token for every byte
+    assert (budgets.likely_tokens(english), budgets.likely_tokens(chinese)) == (100, 100)
+    assert budgets.longest_prompt(budgets.prompt_bytes(chinese)) >= 300  # a rare script has a token for every byte
 
 
 @given(
@@ -258,7 +250,7 @@ def test_other_scripts_are_counted_by_their_characters() -> None:
     st.floats(0.01, 1.0),
 )
 def test_what_is_spent_never_exceeds_the_budget(calls: list[tuple[int, int, float, bool]], budget: float) -> None:
-    spending = Spending({"m": Price(prompt=30.0, completion=60.0)}, Budget(budget))
+    spending = budgets.Spending({"m": budgets.Price(prompt=30.0, completion=60.0)}, budgets.Budget(budget))
     for n_bytes, longest, used, counted in calls:
         most = spending.most("m", n_bytes, longest)
         if spending.is_decided(most) and spending.begin(most):
@@ -275,7 +267,7 @@ def test_broken_prices_are_one_clear_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="prices"):
-        read_prices(path)
+        budgets.read_prices(path)
 
 
 def test_a_judge_without_a_price_is_named(tmp_path: Path) -> None:

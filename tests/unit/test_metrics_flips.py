@@ -20,13 +20,7 @@ from mlflow_compress.metrics.margins import certain, share_by_bin
 from mlflow_compress.metrics.order import bias_of, content_consistency, drop_pct, letter_excess
 from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.records import Items, Judgments, OptionDistances, OptionScores, RunRecords
-from mlflow_compress.reporting.details import (
-    answers_by_margin,
-    flips_by_category,
-    flips_table,
-    kl_values,
-    token_kl_values,
-)
+from mlflow_compress.reporting import details
 from tests import metric_records
 from tests.metric_records import QUICK, item_of, score_of
 
@@ -156,7 +150,7 @@ def test_records_by_hand_ties_and_unscored():
 
 
 def test_flips_table_by_hand():
-    (row,) = flips_table(MetricInputs(*_two_option_runs()))
+    (row,) = details.flips_table(MetricInputs(*_two_option_runs()))
     assert row == {
         "task": "t",
         "item_id": "0",
@@ -175,7 +169,7 @@ def test_flips_table_by_hand():
 def test_tables_agree_with_the_metrics():
     full = metric_records.inputs(60)
     results = compute_all(full)
-    table = flips_table(full)
+    table = details.flips_table(full)
     counts = {r.task: r.value * r.n / 100 for r in results if r.name == "distance/all_flips_pct" and r.category is None}
     for task in ("mmlu", "piqa"):
         assert sum(row["task"] == task for row in table) == round(counts[task])
@@ -184,18 +178,21 @@ def test_tables_agree_with_the_metrics():
     assert margins == sorted(margins, reverse=True)
     generated = [row for row in table if row["task"] == "trivia"]
     assert generated and all(row["gold"] is None and row["kind"] in ("c2w", "w2c") for row in generated)
-    changed, wrong = answers_by_margin(full)
+    changed, wrong = details.answers_by_margin(full)
     assert changed is not None and wrong is not None
     assert changed.n.sum() == wrong.n.sum() == 120
     assert (changed.n * changed.share).sum() == pytest.approx(counts[None])
-    assert len(kl_values(full)) == 120 and len(token_kl_values(full)) == 600
-    categories = flips_by_category(full)
+    assert len(details.kl_values(full)) == 120 and len(details.token_kl_values(full)) == 600
+    categories = details.flips_by_category(full)
     assert {part for part in categories if part[1]} == {("mmlu", c) for c in metric_records.CATEGORIES}
     assert sum(f.n for (task, _), f in categories.items() if task == "mmlu") == 60
     trivia = categories["trivia", None]  # generated answers have no options, and so no other wrong one
     assert trivia.w2w is None and trivia.c2w + trivia.w2c == sum(row["task"] == "trivia" for row in table)
-    assert len(token_kl_values(MetricInputs(full.baseline))) == 0
-    assert answers_by_margin(MetricInputs(*(RunRecords(**_words(r)) for r in (full.baseline, full.variant)))) is None
+    assert len(details.token_kl_values(MetricInputs(full.baseline))) == 0
+    assert (
+        details.answers_by_margin(MetricInputs(*(RunRecords(**_words(r)) for r in (full.baseline, full.variant))))
+        is None
+    )
 
 
 def _words(run: RunRecords) -> dict[str, object]:

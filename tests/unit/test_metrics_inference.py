@@ -22,14 +22,7 @@ from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.kl_tail import mean_is_trusted, shows_clipped
-from mlflow_compress.metrics.stats.bootstrap import (
-    UPPER_TAIL,
-    bootstrap,
-    cluster_sums,
-    first_column,
-    ratio,
-    studentized_interval,
-)
+from mlflow_compress.metrics.stats import bootstrap as boot
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson, z_value
 from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, mcnemar_mid_p, non_inferior
 from mlflow_compress.records import MetricResult
@@ -206,7 +199,7 @@ def test_non_inferiority_uses_the_bad_end():
 @pytest.mark.parametrize("method", ["bca", "percentile"])
 def test_bootstrap_agrees_with_scipy(method):
     x = np.random.default_rng(1).exponential(size=200)
-    low, high = bootstrap(x, resamples=20_000, seed=3, method=method)
+    low, high = boot.bootstrap(x, resamples=20_000, seed=3, method=method)
     kind = {"bca": "BCa", "percentile": "percentile"}[method]
     theirs = scipy.stats.bootstrap(
         (x,), np.mean, n_resamples=20_000, method=kind, rng=np.random.default_rng(5)
@@ -219,17 +212,17 @@ def test_bca_equals_the_exhaustive_bootstrap():
     # All 4^4 resamples of four values give the exact distribution of the mean; the percentile interval follows it.
     x = np.array([0.0, 1.0, 3.0, 8.0])
     means = np.array([np.mean(r) for r in itertools.product(x, repeat=4)])
-    low, high = bootstrap(x, resamples=50_000, level=0.8, method="percentile")
+    low, high = boot.bootstrap(x, resamples=50_000, level=0.8, method="percentile")
     assert low == pytest.approx(np.quantile(means, 0.1), abs=0.26)
     assert high == pytest.approx(np.quantile(means, 0.9), abs=0.26)
 
 
 def test_bootstrap_is_seeded_and_chunks_do_not_matter():
     x = np.random.default_rng(0).normal(size=50)
-    assert bootstrap(x, seed=1) == bootstrap(x, seed=1)
-    assert bootstrap(x, seed=1) != bootstrap(x, seed=2)
+    assert boot.bootstrap(x, seed=1) == boot.bootstrap(x, seed=1)
+    assert boot.bootstrap(x, seed=1) != boot.bootstrap(x, seed=2)
     long = np.random.default_rng(0).normal(size=5000)  # 5000 x 2000 resamples are drawn in chunks
-    low, high = bootstrap(long)
+    low, high = boot.bootstrap(long)
     assert (high - low) == pytest.approx(2 * 1.96 / math.sqrt(5000), rel=0.1)
 
 
@@ -237,40 +230,40 @@ def test_bootstrap_of_a_ratio_uses_both_columns():
     rng = np.random.default_rng(2)
     denominator = rng.uniform(1, 2, size=400)
     # The numerator is exactly three times the denominator, so the ratio never varies although both columns do.
-    low, high = bootstrap(np.column_stack([3 * denominator, denominator]), ratio)
+    low, high = boot.bootstrap(np.column_stack([3 * denominator, denominator]), boot.ratio)
     assert (low, high) == pytest.approx((3.0, 3.0), abs=1e-12)
 
 
 def test_bootstrap_states_where_no_interval_exists():
-    assert bootstrap([1.0]) is None
-    assert bootstrap([2.5] * 7) == (2.5, 2.5)
+    assert boot.bootstrap([1.0]) is None
+    assert boot.bootstrap([2.5] * 7) == (2.5, 2.5)
     # One success in the denominator: 37 % of the resamples miss it, so no interval of the ratio exists.
-    assert bootstrap(np.column_stack([[1.0] * 5, [1.0, 0, 0, 0, 0]]), ratio) is None
-    assert bootstrap(np.zeros((5, 2)), ratio) is None
+    assert boot.bootstrap(np.column_stack([[1.0] * 5, [1.0, 0, 0, 0, 0]]), boot.ratio) is None
+    assert boot.bootstrap(np.zeros((5, 2)), boot.ratio) is None
     with pytest.raises(DataError):
-        bootstrap([1.0, math.nan])
+        boot.bootstrap([1.0, math.nan])
     with pytest.raises(DataError):
-        bootstrap([])
+        boot.bootstrap([])
     with pytest.raises(ConfigError):
-        bootstrap([1.0, 2.0], resamples=5)
+        boot.bootstrap([1.0, 2.0], resamples=5)
     with pytest.raises(ConfigError):
-        bootstrap([1.0, 2.0], level=1.0)
+        boot.bootstrap([1.0, 2.0], level=1.0)
 
 
 def test_cluster_bootstrap_is_wider_where_tokens_repeat():
     # 40 documents of 25 identical tokens hold 40 facts, not 1,000: the honest interval is about 5 times wider.
     values = np.repeat(np.random.default_rng(4).normal(size=40), 25)
     documents = np.repeat(np.arange(40), 25)
-    naive = bootstrap(values)
-    honest = bootstrap(cluster_sums(values, documents), ratio)
+    naive = boot.bootstrap(values)
+    honest = boot.bootstrap(boot.cluster_sums(values, documents), boot.ratio)
     assert (honest.high - honest.low) / (naive.high - naive.low) == pytest.approx(5.0, rel=0.15)
-    assert cluster_sums([1.0, 2.0, 4.0], [7, 3, 7]).tolist() == [[2.0, 1.0], [5.0, 2.0]]
+    assert boot.cluster_sums([1.0, 2.0, 4.0], [7, 3, 7]).tolist() == [[2.0, 1.0], [5.0, 2.0]]
     with pytest.raises(DataError):
-        cluster_sums([1.0, 2.0], [1])
+        boot.cluster_sums([1.0, 2.0], [1])
 
 
 def test_first_column_is_the_mean():
-    assert first_column(np.array([[1.0, 9.0], [2.0, 9.0]])).tolist() == [1.0, 2.0]
+    assert boot.first_column(np.array([[1.0, 9.0], [2.0, 9.0]])).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.slow
@@ -287,7 +280,7 @@ def test_intervals_cover_at_their_level():
         gained, lost, _ = rng.multinomial(150, [p_gain, p_loss, 1 - p_gain - p_loss])
         low, high = paired_difference(int(gained), int(lost), 150)
         hits["tango"] += low <= p_gain - p_loss <= high
-        low, high = bootstrap(rng.exponential(size=100), resamples=1000)
+        low, high = boot.bootstrap(rng.exponential(size=100), resamples=1000)
         hits["bca"] += low <= 1.0 <= high
     shares = {name: count / studies for name, count in hits.items()}
     assert 0.93 <= shares["wilson"] <= 0.975
@@ -326,7 +319,7 @@ def test_studentised_equals_a_slow_implementation(clusters):
     sizes = rng.integers(5, 50, size=60).astype(float) if clusters else np.ones(60)
     picks = np.random.default_rng(7).integers(0, 60, size=(500, 60))
     expected = _slow(values, sizes, picks)
-    found = studentized_interval(values, sizes if clusters else None, resamples=500, seed=7)
+    found = boot.studentized_interval(values, sizes if clusters else None, resamples=500, seed=7)
     assert found == pytest.approx((max(expected[0], 0.0), expected[1]), rel=1e-9)
 
 
@@ -334,45 +327,45 @@ def test_studentised_of_every_resample_by_hand():
     # Of three values there are 27 resamples, 3 of them with one value only: t is infinite in 11 %, more than any tail.
     x = np.array([0.0, 1.0, 5.0])
     assert sum(len(set(p)) == 1 for p in itertools.product(x, repeat=3)) == 3
-    assert studentized_interval(x) is None
-    assert studentized_interval([1.0]) is None
-    assert studentized_interval([0.25] * 9) == (0.25, 0.25)
-    assert studentized_interval([0.0] * 9) == (0.0, 0.0)
+    assert boot.studentized_interval(x) is None
+    assert boot.studentized_interval([1.0]) is None
+    assert boot.studentized_interval([0.25] * 9) == (0.25, 0.25)
+    assert boot.studentized_interval([0.0] * 9) == (0.0, 0.0)
 
 
 @QUICK
 @given(st.integers(0, 10_000), st.floats(1e-6, 1e6))
 def test_studentised_is_equivariant_and_holds_the_mean(seed, scale):
     x = np.random.default_rng(seed).gamma(0.5, 1.0, size=40)
-    low, high = studentized_interval(x, resamples=400)
+    low, high = boot.studentized_interval(x, resamples=400)
     assert 0.0 <= low <= x.mean() <= high
-    assert studentized_interval(scale * x, resamples=400) == pytest.approx((scale * low, scale * high), rel=1e-6)
-    assert studentized_interval(x, np.full(40, 1.0), resamples=400) == pytest.approx((low, high), rel=1e-9)
+    assert boot.studentized_interval(scale * x, resamples=400) == pytest.approx((scale * low, scale * high), rel=1e-6)
+    assert boot.studentized_interval(x, np.full(40, 1.0), resamples=400) == pytest.approx((low, high), rel=1e-9)
 
 
 def test_studentised_reaches_further_up_than_bca_where_values_are_skewed():
     x = REAL["awq-4bit-g128/lettered"][:300].astype(float)
-    assert studentized_interval(x).high - x.mean() > 1.1 * (bootstrap(x).high - x.mean())
+    assert boot.studentized_interval(x).high - x.mean() > 1.1 * (boot.bootstrap(x).high - x.mean())
     # Of many unskewed values all intervals are one: the tail alone differs, 2.17 standard errors instead of 1.96.
     y = np.random.default_rng(0).normal(1.0, 0.1, size=4000)
-    low, high = studentized_interval(y)
+    low, high = boot.studentized_interval(y)
     assert (high - y.mean()) / (y.mean() - low) == pytest.approx(2.17 / 1.96, rel=0.06)
 
 
 def test_studentised_settings_are_checked():
     for bad in ({"resamples": 5}, {"level": 1.0}):
         with pytest.raises(ConfigError):
-            studentized_interval([0.0, 1.0], **bad)
+            boot.studentized_interval([0.0, 1.0], **bad)
     with pytest.raises(DataError):
-        studentized_interval([0.0, math.nan])
+        boot.studentized_interval([0.0, math.nan])
     with pytest.raises(DataError):
-        studentized_interval([0.0, 1.0], [1.0])
+        boot.studentized_interval([0.0, 1.0], [1.0])
 
 
 def _upper_misses(population, n, *, draws=400, seed=0):
     """Share of samples of n, drawn with replacement, whose upper end lies below the population's mean."""
     rng = np.random.default_rng(seed)
-    ends = [studentized_interval(rng.choice(population, n), resamples=600) for _ in range(draws)]
+    ends = [boot.studentized_interval(rng.choice(population, n), resamples=600) for _ in range(draws)]
     return np.mean([end is not None and end.high < population.mean() for end in ends])
 
 
@@ -544,12 +537,12 @@ def test_item_kl_uses_the_studentised_interval():
     many = metric_records.inputs(110)
     result = headline(compute_all(many))["distance/kl_mean"]
     kl = many.distance("kl")[np.isin(many.view.family, ["lettered", "cloze"])]
-    assert (result.low, result.high) == studentized_interval(kl)
+    assert (result.low, result.high) == boot.studentized_interval(kl)
 
 
 def test_corpus_kl_uses_the_studentised_interval_over_documents():
     result = headline(compute_all(FULL))["distance/corpus_kl_mean"]
     kl = FULL.variant.token_distances.column("kl")
-    sums = cluster_sums(kl, np.repeat(np.arange(24), 25))
-    assert (result.low, result.high) == pytest.approx(studentized_interval(sums[:, 0], sums[:, 1]))
-    assert 0.0 < UPPER_TAIL <= 1.0
+    sums = boot.cluster_sums(kl, np.repeat(np.arange(24), 25))
+    assert (result.low, result.high) == pytest.approx(boot.studentized_interval(sums[:, 0], sums[:, 1]))
+    assert 0.0 < boot.UPPER_TAIL <= 1.0

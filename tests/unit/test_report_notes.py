@@ -15,16 +15,9 @@ from mlflow_compress.commands.speed.run import SpeedMeasurement
 from mlflow_compress.metrics import MetricInputs, compute_all, unmet
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import Items, MetricResult
+from mlflow_compress.reporting import headline
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
-from mlflow_compress.reporting.headline import (
-    NOTE_LIMIT,
-    footnotes,
-    headline_rows,
-    headline_table,
-    not_computed,
-    note_markdown,
-)
 from mlflow_compress.reporting.html import render_report
 from tests.page_contents import HOSTILE, page_content
 from tests.report_results import FAST, SIZES, Page, by_name, result, rows_of
@@ -37,10 +30,14 @@ def test_n_is_in_every_table_with_what_is_unscored():
     assert rows_of(tokens)["KL, corpus (nats)"].n == "9,180 tokens"
     note = "2 of 1,838 items unscored: an option is longer than the model's context."
     pooled = by_name(flips, replace(flips, name="distance/all_flips_pct"))
-    for text in (headline_table(pooled), note_markdown("v", pooled), Page(render_report(**shown(pooled))).text):
+    for text in (
+        headline.headline_table(pooled),
+        headline.note_markdown("v", pooled),
+        Page(render_report(**shown(pooled))).text,
+    ):
         assert text.count("1,836 (2 unscored)") >= 2
         assert text.count(note) == 1
-    assert "unscored:" not in headline_table(by_name(tokens))
+    assert "unscored:" not in headline.headline_table(by_name(tokens))
 
 
 def shown(pooled):
@@ -51,20 +48,20 @@ def test_the_account_is_the_first_line_after_the_verdict():
     pooled = by_name(result("distance/flips_pct", 5.0, 4.0, 6.0))
     account = Account(asked=320, cut=3, setting={"baseline": "demo"})
     sentence = "Account: all 320 items scored; 3 of 320 prompts were cut to the model's context. Baseline demo."
-    assert note_markdown("v", pooled, account=account).splitlines()[:3] == ["v", "", sentence]
+    assert headline.note_markdown("v", pooled, account=account).splitlines()[:3] == ["v", "", sentence]
     assert f"v {sentence} Numbers" in " ".join(Page(render_report(**shown(pooled), account=account)).text.split())
 
 
 def test_a_noise_floor_from_a_sample_says_so():
     kl, corpus = result("distance/kl_mean", 0.02, n=1920), result("distance/corpus_kl_mean", 0.01, n=9180)
     floor, again = result("noise/kl_mean", 0.0, n=800), result("noise/corpus_kl_mean", 0.0, n=9180)
-    sampled = footnotes(by_name(kl, corpus, floor, again))
+    sampled = headline.footnotes(by_name(kl, corpus, floor, again))
     assert sampled == [
         "Noise floor (the baseline against itself in a second run) from 800 items (the distances: 1,920) "
         "and 9,180 corpus tokens."
     ]
-    assert footnotes(by_name(kl, replace(floor, n=1920)))[0].endswith("from 1,920 items.")
-    assert footnotes(by_name(kl)) == []
+    assert headline.footnotes(by_name(kl, replace(floor, n=1920)))[0].endswith("from 1,920 items.")
+    assert headline.footnotes(by_name(kl)) == []
 
 
 def test_a_kl_that_hangs_on_few_items_is_shown_with_what_the_gate_reads():
@@ -83,11 +80,11 @@ def test_a_kl_that_hangs_on_few_items_is_shown_with_what_the_gate_reads():
     assert rows["KL per item, clipped (nats)"].difference == "0.015 [0.010, 0.020]"
     assert rows["Items above the clip"].difference == "0.3 % [0.1, 1.9]"
     sentence = "read, as the gate does, the mean of the KL clipped at 1 nat per item, and the share of items above it"
-    assert sentence in " ".join(footnotes(by_name(alone, item, clipped, above)))
-    assert footnotes(by_name(kl, item, clipped, above)) == []
+    assert sentence in " ".join(headline.footnotes(by_name(alone, item, clipped, above)))
+    assert headline.footnotes(by_name(kl, item, clipped, above)) == []
     # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.
-    assert footnotes(by_name(replace(alone, value=0.0), replace(clipped, value=0.0))) == []
-    assert footnotes(by_name(alone)) == []
+    assert headline.footnotes(by_name(replace(alone, value=0.0), replace(clipped, value=0.0))) == []
+    assert headline.footnotes(by_name(alone)) == []
 
 
 def test_generated_answers_read_well():
@@ -97,11 +94,11 @@ def test_generated_answers_read_well():
         result("quality/accuracy", 0.5, 0.42, 0.58, n=150, n_unscored=2),
         result("quality/accuracy_delta", -0.02, -0.05, 0.01, n=150, n_unscored=2),
     )
-    text = headline_table(generated, SIZES)
+    text = headline.headline_table(generated, SIZES)
     assert "not measured: answers are generated" in text
     assert "2 of 152 items unscored: no answer was generated." in text
     assert "not measured: answers are generated" in Page(render_report(**shown(generated))).text
-    assert "generated" not in headline_table(by_name(result("distance/corpus_kl_mean", 0.1)))
+    assert "generated" not in headline.headline_table(by_name(result("distance/corpus_kl_mean", 0.1)))
 
 
 def test_generated_answers_alone_can_be_drawn_and_reported(full, tmp_path):
@@ -125,11 +122,11 @@ def test_a_failed_stage_is_named_with_what_is_missing():
     )
     text = Page(render_report(**shown(pooled), failed_stages=failed)).text
     assert text.index("v\n") < text.index(sentence) < text.index("Numbers")
-    assert sentence in headline_table(pooled, failed_stages=failed).replace("\n", " ")
-    note = note_markdown("v", pooled, failed_stages=failed)
+    assert sentence in headline.headline_table(pooled, failed_stages=failed).replace("\n", " ")
+    note = headline.note_markdown("v", pooled, failed_stages=failed)
     assert note.splitlines()[2].startswith("**Stage judge failed: The endpoint answered 401 &lt;no key>.")
-    assert len(note_markdown("v" * 9000, pooled, failed_stages={"judge": "e" * 9000})) < NOTE_LIMIT
-    assert "failed" not in note_markdown("v", pooled)
+    assert len(headline.note_markdown("v" * 9000, pooled, failed_stages={"judge": "e" * 9000})) < headline.NOTE_LIMIT
+    assert "failed" not in headline.note_markdown("v", pooled)
 
 
 def test_what_either_stage_computed_is_not_listed_as_missing(full):
@@ -144,21 +141,21 @@ def test_what_either_stage_computed_is_not_listed_as_missing(full):
     rest = [r for r in full[1] if not r.name.startswith("judge/")]
     assert "similarity" in unmet(evaluated) and "accuracy" in unmet(judged)
     timed = dict.fromkeys(("serving_memory", "speed"), "the format is only simulated")
-    listed = not_computed([*rest, *similarity], evaluated=unmet(evaluated), judged=unmet(judged), timed=timed)
+    listed = headline.not_computed([*rest, *similarity], evaluated=unmet(evaluated), judged=unmet(judged), timed=timed)
     assert not {"similarity", "accuracy"} & listed.keys()
     # Without the judge stage its metrics are missing for that reason, whatever the evaluation says of them.
-    alone = not_computed(rest, evaluated=unmet(evaluated), judged="the judge stage was not run", timed=timed)
+    alone = headline.not_computed(rest, evaluated=unmet(evaluated), judged="the judge stage was not run", timed=timed)
     without = [r for r in rest if not r.name.startswith("speed/")]
-    assert not_computed(without, evaluated={}, judged={}, timed=timed) == timed
+    assert headline.not_computed(without, evaluated={}, judged={}, timed=timed) == timed
     assert alone["similarity"] == "the judge stage was not run"
     assert "accuracy" not in alone
 
 
 def test_the_zeros_of_a_pruned_model_have_a_row():
     pruned = SimpleNamespace(**{**vars(SIZES), "size_ratio": 1.0, "sparsity": 0.5})
-    rows = {row.label: row for row in headline_rows({}, pruned)}
+    rows = {row.label: row for row in headline.headline_rows({}, pruned)}
     assert (rows["Size"].difference, rows["Zeros in linear weights"].variant) == ("same size", "50 %")
-    assert "Zeros in linear weights" not in headline_table({}, SIZES)
+    assert "Zeros in linear weights" not in headline.headline_table({}, SIZES)
 
 
 def test_a_small_number_in_the_verdict_is_not_broken_after_its_hyphen() -> None:

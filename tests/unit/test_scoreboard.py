@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from mlflow_compress.config.policy import KlBounds, Policy
+from mlflow_compress.decide import scoreboard as boards
 from mlflow_compress.decide.gates import DELTA
-from mlflow_compress.decide.scoreboard import (
-    MAIN_METRICS,
-    NO_SPEED_STAGE,
-    SERVING,
-    columns,
-    more_items,
-    pareto_front,
-    scoreboard,
-)
 from mlflow_compress.decide.separation import ItemScores, item_scores
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
@@ -30,36 +22,30 @@ from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.stats.correlation import spearman_exact_p
 from mlflow_compress.metrics.stats.stratified import Design
 from mlflow_compress.records import MetricResult
+from mlflow_compress.reporting import scoreboard_text as board_text
 from mlflow_compress.reporting.page.variants_page import choice_sentence, render_page
-from mlflow_compress.reporting.scoreboard_text import (
-    finding,
-    scoreboard_columns,
-    scoreboard_csv,
-    scoreboard_markdown,
-    scoreboard_text,
-)
 from tests.metric_records import QUICK, identical, inputs
 from tests.page_contents import page_content
 from tests.scored_variants import VLLM, scores, served, variant
 
 FLIPS = "distance/flips_pct"
-SPEEDUP, _, MEMORY = SERVING
+SPEEDUP, _, MEMORY = boards.SERVING
 SIMULATED = "the format hqq_packed is only simulated: no kernel computes with it"
 
 
 def board(*variants):
-    return scoreboard(variants, baseline="base", evaluation="e" * 16)
+    return boards.scoreboard(variants, baseline="base", evaluation="e" * 16)
 
 
 def test_columns_show_what_the_metrics_declare() -> None:
     """Every main metric is registered, and has a label, which no table can do without."""
-    declared, shown = all_keys(), {column.key: column for column in columns()}
-    for name in MAIN_METRICS:
+    declared, shown = all_keys(), {column.key: column for column in boards.columns()}
+    for name in boards.MAIN_METRICS:
         key, column = declared[name], shown[name]
         assert column.main and column.label == key.label != ""
         assert (column.unit, column.direction) == (key.unit, key.direction)
-    assert len(shown) == len(columns())
-    assert all(column.label and column.meaning for column in columns())
+    assert len(shown) == len(boards.columns())
+    assert all(column.label and column.meaning for column in boards.columns())
 
 
 def test_a_column_that_nobody_has_is_left_out_and_a_missing_value_stays_missing() -> None:
@@ -105,23 +91,25 @@ def test_items_are_added_where_neighbours_are_open_and_their_difference_matters(
         for name, items in some.items()
     ]
     found = board(*rows)
-    wanted = more_items(found, Policy())
+    wanted = boards.more_items(found, Policy())
     assert wanted.keys() <= {"a", "b", "a twin"} and "b" in wanted and all(100 < n <= 400 for n, _ in wanted.values())
-    assert more_items(found, Policy(kl=KlBounds(max_kl=5.0))) == {}  # a fiftieth of it is more than they differ by
-    assert "Items scored, of 400: " in scoreboard_text(found)
-    assert "far 100 (more, to tell it apart)" in scoreboard_text(found).replace("\n  ", " ")
+    assert (
+        boards.more_items(found, Policy(kl=KlBounds(max_kl=5.0))) == {}
+    )  # a fiftieth of it is more than they differ by
+    assert "Items scored, of 400: " in board_text.scoreboard_text(found)
+    assert "far 100 (more, to tell it apart)" in board_text.scoreboard_text(found).replace("\n  ", " ")
 
 
 def test_the_front_is_what_nobody_beats_in_both() -> None:
     points = {"small": (1.0, 9.0), "close": (8.0, 2.0), "worse": (8.0, 3.0), "twin": (8.0, 2.0), "middle": (4.0, 4.0)}
-    assert pareto_front(points) == ("small", "middle", "close", "twin")
-    assert pareto_front({}) == ()
+    assert boards.pareto_front(points) == ("small", "middle", "close", "twin")
+    assert boards.pareto_front({}) == ()
 
 
 @QUICK
 @given(st.dictionaries(st.text(min_size=1), st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
 def test_whoever_is_not_on_the_front_is_beaten_by_someone_on_it(points: dict[str, tuple[int, int]]) -> None:
-    front = pareto_front(points)
+    front = boards.pareto_front(points)
     beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b  # noqa: E731
     assert not any(beats(points[a], points[b]) for a in front for b in front)
     for name in points.keys() - set(front):
@@ -211,7 +199,7 @@ def test_a_variant_that_lacks_scores_gets_no_verdict_and_the_finding_says_so_fir
     lacks = replace(variant("few", kl=0.01, size=1), lacking=("46 % of the items have no score > 1 %",))
     found = board(lacks, variant("near", kl=0.1, size=9))
     assert [warning.kind for warning in found.warnings] == ["no_verdict"] and found.pareto == ("near",)
-    assert finding(found) == (
+    assert board_text.finding(found) == (
         "no verdict on few: 46 % of the items have no score > 1 %; 2 variants against base; "
         "closest is near with a KL of 0.100; on the Pareto front of size and KL: near"
     )
@@ -228,8 +216,8 @@ def test_the_legend_says_who_is_worse_no_worse_or_open() -> None:
         for name, change in ends.items()
     ]
     lacks = replace(variants[0], name="e", lacking=("46 % of the items have no score > 1 %",))
-    found = scoreboard([*variants, lacks], baseline="base", evaluation="e" * 16, margin=2.0)
-    assert [line for line in scoreboard_text(found).splitlines() if line.startswith("Accuracy ")] == [
+    found = boards.scoreboard([*variants, lacks], baseline="base", evaluation="e" * 16, margin=2.0)
+    assert [line for line in board_text.scoreboard_text(found).splitlines() if line.startswith("Accuracy ")] == [
         "Accuracy no worse than 2 points: b",
         "Accuracy open (items that would settle it): c (1,800)",
         "Accuracy worse: a",
@@ -287,18 +275,18 @@ def real_board():
 
 def test_text_markdown_and_csv_show_the_same_and_escape_what_is_not_theirs() -> None:
     found = real_board()
-    text, markdown = scoreboard_text(found), scoreboard_markdown(found)
+    text, markdown = board_text.scoreboard_text(found), board_text.scoreboard_markdown(found)
     head = text.partition("---")[0].splitlines()
     assert head[-1].startswith("variant") and "[95\u00a0%]" in head[-1]
     assert "rtn-4bit *" in text and "failed" in text
     assert "<b>" not in markdown and "<script>" not in markdown and "awq\\|&lt;b>3\\*" in markdown
     widths = {line.count("|") - line.count("\\|") for line in markdown.splitlines() if line.startswith("|")}
     assert len(widths) == 1
-    rows = list(csv.DictReader(io.StringIO(scoreboard_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(board_text.scoreboard_csv(found))))
     assert float(rows[0]["distance/kl_mean"]) == found.rows[0].cells["distance/kl_mean"].value
     assert float(rows[0]["distance/flips_pct:high"]) == found.rows[0].cells["distance/flips_pct"].high
     assert rows[1]["reason"].startswith("'=1+1") and rows[1]["distance/kl_mean"] == ""
-    table = scoreboard_columns(found)
+    table = board_text.scoreboard_columns(found)
     assert len({len(column) for column in table.values()}) == 1 and table["status"][1].startswith("failed: ")
 
 
@@ -307,8 +295,8 @@ def measured(name: str, size: float, **values: float):
     results = {
         key: MetricResult(key, values.get(key, 12.34), 11.234, 13.456, n=1620)
         for key in [
-            *MAIN_METRICS,
-            *SERVING,
+            *boards.MAIN_METRICS,
+            *boards.SERVING,
             "quality/accuracy",
             "quality/accuracy_baseline",
             "uncertainty/uacc_baseline",
@@ -324,7 +312,7 @@ def measured(name: str, size: float, **values: float):
 def test_a_terminal_of_120_columns_shows_what_decides_and_names_the_rest() -> None:
     names = [f"smoothquant-{bits}bit-g128-sym-layers-{bits}" for bits in (8, 6, 4)]
     found = board(*(measured(name, 1e9 + i) for i, name in enumerate(names)))
-    text = scoreboard_text(found)
+    text = board_text.scoreboard_text(found)
     assert max(map(len, text.splitlines())) <= 120
     head, _, rows = text.partition("---")
     for kept in ("Accuracy", "flipped", "KL"):
@@ -332,7 +320,7 @@ def test_a_terminal_of_120_columns_shows_what_decides_and_names_the_rest() -> No
     assert rows.count("12.3 % [11.2, 13.5]") == 3  # the flips of every variant, with their interval
     [told] = [line for line in text.split("\n\n") if line.startswith("Not shown here, but on the page: ")]
     assert "UAcc" in told and "Answers flipped" not in told
-    assert "UAcc" in scoreboard_markdown(found)  # Markdown has room for all
+    assert "UAcc" in board_text.scoreboard_markdown(found)  # Markdown has room for all
 
 
 def test_the_baseline_has_a_row_with_its_own_values_and_no_distances() -> None:
@@ -341,7 +329,7 @@ def test_the_baseline_has_a_row_with_its_own_values_and_no_distances() -> None:
     found = board(replace(one, results=one.results | {baseline.name: baseline}))
     assert found.baseline_cells["quality/accuracy"].value == 0.696 and found.baseline_cells["size/bytes"].value == 4e9
     assert not {FLIPS, "distance/kl_mean", DELTA} & set(found.baseline_cells)
-    [row] = [line for line in scoreboard_text(found).splitlines() if line.startswith("base (baseline)")]
+    [row] = [line for line in board_text.scoreboard_text(found).splitlines() if line.startswith("base (baseline)")]
     assert "4 GB" in row and "accuracy 69.6 %" in row and row.split().count("-") >= 2
     assert board(variant("a", kl=0.1)).baseline_cells == {}
 
@@ -350,10 +338,10 @@ def test_the_finding_is_one_sentence() -> None:
     found = board(
         variant("near", kl=0.1, size=9), variant("small", kl=0.3, size=1), variant("bad", status="failed", reason="x")
     )
-    assert finding(found) == (
+    assert board_text.finding(found) == (
         "2 of 3 variants against base; closest is near with a KL of 0.100; on the Pareto front of size and KL: small, near"
     )
-    assert finding(board(variant("bad", status="failed", reason="x"))) == "None of 1 variants has results"
+    assert board_text.finding(board(variant("bad", status="failed", reason="x"))) == "None of 1 variants has results"
 
 
 def test_correlations_are_of_main_metrics_only() -> None:
@@ -381,32 +369,32 @@ def test_each_cost_has_the_front_that_hand_finds() -> None:
 
 def test_columns_have_the_interval_the_runtime_and_the_reason() -> None:
     found = board(FAST, NOT_TIMED)
-    assert [c.key for c in found.columns if c.key in SERVING] == list(SERVING) and all(
-        c.main for c in found.columns if c.key in SERVING
+    assert [c.key for c in found.columns if c.key in boards.SERVING] == list(boards.SERVING) and all(
+        c.main for c in found.columns if c.key in boards.SERVING
     )
-    for text in (scoreboard_text(found), scoreboard_markdown(found)):
+    for text in (board_text.scoreboard_text(found), board_text.scoreboard_markdown(found)):
         assert "1.50x [1.40, 1.60]" in text and "0.60x" in text and VLLM in text
         assert f"Not timed: hqq-4bit ({SIMULATED})" in text
         assert "front of decode" not in text  # one timed variant is no choice
-    table = scoreboard_columns(found)
+    table = board_text.scoreboard_columns(found)
     assert table["timed in"] == [None, VLLM] and table["not timed"] == [SIMULATED, None]
-    rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(scoreboard_csv(found)))}
+    rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(board_text.scoreboard_csv(found)))}
     assert float(rows["awq-4bit"][f"{SPEEDUP}:low"]) == 1.4 and rows["awq-4bit"][f"{MEMORY}:low"] == ""
     assert rows["hqq-4bit"][SPEEDUP] == "" and rows["hqq-4bit"]["not_timed"] == SIMULATED
 
 
 def test_two_timed_variants_have_their_fronts_told() -> None:
-    text = scoreboard_text(board(FAST, CLOSE))
+    text = board_text.scoreboard_text(board(FAST, CLOSE))
     assert "Pareto front of decode speed and KL: awq-4bit, w8a8" in text
     assert "Pareto front of peak memory and KL: awq-4bit, w8a8" in text
 
 
 def test_a_scoreboard_without_speed_is_as_it_was() -> None:
     """Nobody asked for speed: neither columns nor remarks. Somebody did, and got none: the reason."""
-    plain = board(variant("a", kl=0.1, size=1, not_timed=NO_SPEED_STAGE))
-    assert "timed" not in scoreboard_text(plain) and "timed in" not in scoreboard_columns(plain)
+    plain = board(variant("a", kl=0.1, size=1, not_timed=boards.NO_SPEED_STAGE))
+    assert "timed" not in board_text.scoreboard_text(plain) and "timed in" not in board_text.scoreboard_columns(plain)
     assert plain.serving_fronts == {}
-    assert "Not timed: hqq-4bit" in scoreboard_text(board(NOT_TIMED))
+    assert "Not timed: hqq-4bit" in board_text.scoreboard_text(board(NOT_TIMED))
 
 
 def test_the_page_shows_speed_where_it_says_what_to_ship() -> None:
@@ -425,16 +413,16 @@ def test_a_kl_without_a_trusted_interval_is_shown_clipped() -> None:
     trusted = variant("b", kl=2, more=bounded)
     kl = replace(trusted.results["distance/kl_mean"], low=1.9, high=2.1)
     found = board(variant("a", kl=1, more=bounded), replace(trusted, results={**trusted.results, kl.name: kl}))
-    lines = scoreboard_text(found).splitlines()
+    lines = board_text.scoreboard_text(found).splitlines()
     assert next(line.split() for line in lines if line.startswith(("a ", "b ")))[-2:] == ["0.800", "c"]
     assert any(line.startswith("b ") and line.endswith("[1.90, 2.10]") for line in lines)
     assert any(line.startswith("c KL clipped at 1 nat per item") and line.endswith(": a 2.00 %") for line in lines)
-    assert "closest is a with a clipped KL of 0.800" in finding(found)
+    assert "closest is a with a clipped KL of 0.800" in board_text.finding(found)
     content = replace(page_content(), board=found)
     champion = replace(content.decision.outcomes[0].candidate, name="a")
     chosen = replace(content, decision=replace(content.decision, champion=champion))
     assert "clipped KL 0.800" in choice_sentence(chosen)
-    [a, b] = csv.DictReader(io.StringIO(scoreboard_csv(found)))
+    [a, b] = csv.DictReader(io.StringIO(board_text.scoreboard_csv(found)))
     assert (a["distance/kl_mean"], a["distance/kl_clipped_mean"], b["distance/kl_clipped_mean"]) == ("1", "0.8", "")
 
 

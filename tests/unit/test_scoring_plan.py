@@ -30,18 +30,7 @@ from mlflow_compress.scoring.forward.tree_attention import Branch, build_branche
 from mlflow_compress.scoring.plan import packing
 from mlflow_compress.scoring.plan.corpus_windows import cut_documents
 from mlflow_compress.scoring.plan.encoding import Encoder
-from tests.unit.scoring_models import (
-    CONFIGS,
-    TEXT,
-    build_tokenizer,
-    load_random,
-    mixed_requests,
-    naive_logliks,
-    naive_logprobs,
-    request,
-    rounding,
-    rounding_of,
-)
+from tests.unit import scoring_models
 
 Ids = np.ndarray
 sequence = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -215,9 +204,9 @@ def test_digests_tell_plans_apart(make: object) -> None:
 def test_windows_equal_the_harness() -> None:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    scorer = Scorer(load_random("llama"))
+    scorer = Scorer(scoring_models.load_random("llama"))
     encoder, room = scorer.encoder, scorer.loaded.max_length
-    texts = [TEXT * 3, "The river", TEXT, TEXT * 2]
+    texts = [scoring_models.TEXT * 3, "The river", scoring_models.TEXT, scoring_models.TEXT * 2]
     windows = cut_documents(encoder, texts)
     wanted = []
     for number, ids in enumerate(encoder.ids(texts)):
@@ -230,19 +219,19 @@ def test_windows_equal_the_harness() -> None:
 
 
 def test_scores_equal_a_naive_pass() -> None:
-    loaded = load_random("gpt2", adds_bos=False)  # learned positions: one token too many would fail
-    texts = ["The river runs past the old mill", TEXT * 2]
+    loaded = scoring_models.load_random("gpt2", adds_bos=False)  # learned positions: one token too many would fail
+    texts = ["The river runs past the old mill", scoring_models.TEXT * 2]
     scores, _ = Scorer(loaded).score_corpus("t", texts)
     nll = scores.column("nll")[scores.column("item_id") == "0.0"]
-    [naive] = naive_logprobs(loaded, [request(0, "", texts[0])])
+    [naive] = scoring_models.naive_logprobs(loaded, [scoring_models.request(0, "", texts[0])])
     ids = loaded.tokenizer(texts[0], add_special_tokens=False)["input_ids"]
-    assert np.abs(nll[-len(ids) :] + naive[np.arange(len(ids)), ids]).max() < rounding(loaded)
+    assert np.abs(nll[-len(ids) :] + naive[np.arange(len(ids)), ids]).max() < scoring_models.rounding(loaded)
     assert len(scores) == sum(len(loaded.tokenizer(text)["input_ids"]) for text in texts)
 
 
 def test_an_empty_document_is_refused() -> None:
     with pytest.raises(DataError, match="document 1"):
-        cut_documents(Scorer(load_random("llama", adds_bos=False)).encoder, ["a", ""])
+        cut_documents(Scorer(scoring_models.load_random("llama", adds_bos=False)).encoder, ["a", ""])
 
 
 def harness_pair(tokenizer: object, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -264,10 +253,14 @@ def harness_pair(tokenizer: object, context: str, continuation: str) -> tuple[li
 
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_tokens_are_the_harness_s(adds_bos: bool) -> None:
-    tokenizer = build_tokenizer(adds_bos=adds_bos)
+    tokenizer = scoring_models.build_tokenizer(adds_bos=adds_bos)
     limit = 60
-    requests = [*mixed_requests(), request("bos", "<s>The river", " runs"), request("lines", "Answer:\n\n", "B flour")]
-    requests.append(request("bos option", "", "<s>The"))
+    requests = [
+        *scoring_models.mixed_requests(),
+        scoring_models.request("bos", "<s>The river", " runs"),
+        scoring_models.request("lines", "Answer:\n\n", "B flour"),
+    ]
+    requests.append(scoring_models.request("bos option", "", "<s>The"))
     for r, encoded in zip(requests, Encoder(tokenizer, limit).encode(requests), strict=True):
         context, targets = harness_pair(tokenizer, r.context, r.continuation)
         assert encoded.targets.tolist() == targets
@@ -277,19 +270,19 @@ def test_tokens_are_the_harness_s(adds_bos: bool) -> None:
 
 
 def test_bos_is_found_where_the_tokenizer_adds_it() -> None:
-    assert Encoder(build_tokenizer(adds_bos=True), 10).adds_bos
-    assert not Encoder(build_tokenizer(adds_bos=False), 10).adds_bos
+    assert Encoder(scoring_models.build_tokenizer(adds_bos=True), 10).adds_bos
+    assert not Encoder(scoring_models.build_tokenizer(adds_bos=False), 10).adds_bos
 
 
 def test_a_tokenizer_that_appends_eos_does_not_shift_the_boundary() -> None:
     from tokenizers import processors
 
-    plain, tokenizer = build_tokenizer(), build_tokenizer()
+    plain, tokenizer = scoring_models.build_tokenizer(), scoring_models.build_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
     assert tokenizer.encode("The")[-1] == 1
-    r = [request(0, "The river", " runs past")]
+    r = [scoring_models.request(0, "The river", " runs past")]
     ours, theirs = Encoder(tokenizer, 100).encode(r)[0], Encoder(plain, 100).encode(r)[0]
     assert ours.inputs.tolist() == theirs.inputs.tolist()
     assert ours.targets.tolist() == theirs.targets.tolist()
@@ -297,24 +290,24 @@ def test_a_tokenizer_that_appends_eos_does_not_shift_the_boundary() -> None:
 
 def test_a_continuation_without_a_token_is_refused_by_name() -> None:
     with pytest.raises(DataError, match=r"Option 2 of item 'x' of task 't'"):
-        Encoder(build_tokenizer(), 100).encode([request("x", "The river", "", option=2)])
+        Encoder(scoring_models.build_tokenizer(), 100).encode([scoring_models.request("x", "The river", "", option=2)])
     with pytest.raises(DataError, match="no token of its own"):
-        Encoder(build_tokenizer(), 100).encode([request("x", "", "<s>")])
+        Encoder(scoring_models.build_tokenizer(), 100).encode([scoring_models.request("x", "", "<s>")])
 
 
 def test_no_prefix_token_is_an_error_only_where_one_is_needed() -> None:
-    tokenizer = build_tokenizer(adds_bos=False)
+    tokenizer = scoring_models.build_tokenizer(adds_bos=False)
     tokenizer.bos_token = tokenizer.eos_token = None
     encoder = Encoder(tokenizer, 100)
-    assert len(encoder.encode([request(0, "The", " river")])) == 1
+    assert len(encoder.encode([scoring_models.request(0, "The", " river")])) == 1
     with pytest.raises(DataError, match="neither a BOS nor an EOS"):
-        encoder.encode([request(0, "", "river")])
+        encoder.encode([scoring_models.request(0, "", "river")])
 
 
 def test_stored_tokens_are_those_of_their_requests_and_of_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests, tokenizer = mixed_requests(), build_tokenizer()
+    requests, tokenizer = scoring_models.mixed_requests(), scoring_models.build_tokenizer()
     encoder = Encoder(tokenizer, 60)
     encoder.write(requests, tmp_path / "tokens.npz")
     made = encoder.encode(requests)
@@ -370,7 +363,7 @@ def test_attention_keeps_no_tensor_when_it_is_done() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", scoring_models.CONFIGS)
 @pytest.mark.parametrize("batch_tokens", [200, 2000])
 def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_module, "_SMALLEST_BRANCH", 4)
@@ -383,11 +376,13 @@ def test_results_are_those_of_the_naive_forward(name: str, batch_tokens: int, mo
             return original(*args)
 
         monkeypatch.setattr(tree_module, function, counted)
-    loaded, requests = load_random(name), mixed_requests()
+    loaded, requests = scoring_models.load_random(name), scoring_models.mixed_requests()
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
     scores, _ = Scorer(loaded, ScoringConfig(progress=False, batch_tokens=batch_tokens)).score(requests)
-    wanted = naive_logliks(loaded, requests)
-    assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < rounding(loaded)
+    wanted = scoring_models.naive_logliks(loaded, requests)
+    assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < scoring_models.rounding(
+        loaded
+    )
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     uses_sdpa = name != "gemma2"  # whose soft caps only its own attention knows
     assert (calls["_attend_per_branch"] > 0) == uses_sdpa
@@ -403,7 +398,7 @@ def test_the_attention_table_is_changed_within_the_block_only() -> None:
 
 
 def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:
-    loaded = load_random("llama")
+    loaded = scoring_models.load_random("llama")
     seen: list[int] = []
     for layer in loaded.model.model.layers:
         layer.mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[1]))
@@ -415,12 +410,14 @@ def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:
     body._last_layer = None
     every = body.run(packing.PaddedBatch([ids, ids[:20]], [np.asarray([5, 29]), np.asarray([19])]))
     assert seen[3:] == [30, 30, 30]
-    error = rounding_of(loaded.model.model, torch.from_numpy(ids)[None].long(), read=lambda x: x.last_hidden_state)
+    error = scoring_models.rounding_of(
+        loaded.model.model, torch.from_numpy(ids)[None].long(), read=lambda x: x.last_hidden_state
+    )
     assert (some - every).abs().max() <= 2 * error  # both are rounded
 
 
 def test_a_last_layer_that_looks_at_its_neighbours_runs_at_every_position() -> None:
-    loaded = load_random("llama")
+    loaded = scoring_models.load_random("llama")
     mlp = loaded.model.model.layers[-1].mlp
     own = mlp.forward
 
@@ -431,4 +428,4 @@ def test_a_last_layer_that_looks_at_its_neighbours_runs_at_every_position() -> N
     mlp.forward = shifted
     body, _, _ = split_body_and_head(loaded.model)
     assert body._last_layer is None
-    assert split_body_and_head(load_random("llama").model)[0]._last_layer is not None
+    assert split_body_and_head(scoring_models.load_random("llama").model)[0]._last_layer is not None

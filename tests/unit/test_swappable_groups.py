@@ -16,15 +16,9 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.errors import DataError, UnsupportedError
+from mlflow_compress.models import weight_groups as groups_of_weights
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, Rounding
 from mlflow_compress.models.source_model import resolve
-from mlflow_compress.models.weight_groups import (
-    Differences,
-    WeightGroup,
-    find_differences,
-    restored_weight,
-    weight_groups,
-)
 from tests.compress_models import TEXT, make_llama
 from tests.unit.scoring_models import CONFIGS, build_model, load_random, rounding, rounding_of
 from tests.unit.test_swaps import rounded, texts
@@ -75,14 +69,14 @@ def logits(model: Any) -> torch.Tensor:
         return model(input_ids=IDS).logits[0]
 
 
-def names(groups: list[WeightGroup]) -> list[str]:
+def names(groups: list[groups_of_weights.WeightGroup]) -> list[str]:
     return [group.name for group in groups]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_weight_is_in_one_group(name: str) -> None:
     model = build_model(CONFIGS[name]())
-    groups = weight_groups(model)
+    groups = groups_of_weights.weight_groups(model)
     inside = [id(p) for g in groups for m in g.modules for p in model.get_submodule(m).parameters()]
     assert set(inside) == {id(p) for p in model.parameters()}
     assert len({m for g in groups for m in g.modules}) == sum(len(g.modules) for g in groups)
@@ -102,7 +96,7 @@ def test_experts_of_a_layer_are_one_group() -> None:
         num_key_value_heads=2,
         num_local_experts=4,
     )
-    groups = weight_groups(build_model(config))
+    groups = groups_of_weights.weight_groups(build_model(config))
     assert [g.name for g in groups if g.kind == "experts"] == ["layers.0.experts", "layers.1.experts"]
     assert all(len(g.modules) == 1 for g in groups if g.kind == "experts")
 
@@ -110,7 +104,7 @@ def test_experts_of_a_layer_are_one_group() -> None:
 def test_what_is_only_rounded_stays_in_the_finest_groups() -> None:
     model = build_model(CONFIGS["llama"]())
     for levels in (1, 2, 7, 127):  # 1 is ternary
-        found = find_differences(model, variant_of(model, levels))
+        found = groups_of_weights.find_differences(model, variant_of(model, levels))
         assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
         assert names(found.unchanged) == ["embeddings", "head"] and not found.moved_scales
 
@@ -122,7 +116,9 @@ def test_a_pruned_model_moves_no_scales() -> None:
         for name, module in pruned.named_modules():
             if isinstance(module, torch.nn.Linear) and "layers" in name:
                 module.weight[module.weight.abs() < module.weight.abs().median()] = 0
-    assert names(find_differences(model, pruned).groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
+    assert names(groups_of_weights.find_differences(model, pruned).groups) == [
+        f"layers.{i}.{kind}" for i in range(3) for kind in LAYER
+    ]
 
 
 def test_a_norm_goes_with_the_layers_that_read_it() -> None:
@@ -134,14 +130,14 @@ def test_a_norm_goes_with_the_layers_that_read_it() -> None:
     # Folded weights are rounded once more: an error as large as those of the forward pass, of one model and the other.
     assert (logits(model) - logits(folded)).abs().max() <= 2 * (rounding_of(model, IDS) + rounding_of(folded, IDS))
     made = variant_of(folded, 127)
-    found = find_differences(model, made)
+    found = groups_of_weights.find_differences(model, made)
     assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
     assert f"{layer}.input_layernorm" in next(g for g in found.groups if g.name == "layers.1.qkv").modules
     assert f"{layer}.post_attention_layernorm" in next(g for g in found.groups if g.name == "layers.1.gate_up").modules
     # Moved back, the weight is a rounded version of the baseline's.
     path = f"{layer}.self_attn.q_proj"
     old, raw = (m.get_submodule(path).weight for m in (model, made))
-    restored = restored_weight(made, path, found)
+    restored = groups_of_weights.restored_weight(made, path, found)
     assert restored is not None
     assert (restored - old).norm() < 0.05 * old.norm() and (raw - old).norm() > 0.2 * old.norm()
 
@@ -164,12 +160,12 @@ def test_a_pair_with_moved_scales_is_one_group(first: str, second: str, name: st
     # Folded weights are rounded once more: an error as large as those of the forward pass, of one model and the other.
     assert (logits(model) - logits(folded)).abs().max() <= 2 * (rounding_of(model, IDS) + rounding_of(folded, IDS))
     made = variant_of(folded, 127)
-    found = find_differences(model, made)
+    found = groups_of_weights.find_differences(model, made)
     assert name in names(found.groups) and len(found.groups) == 11
     assert sum("+" in group for group in names(found.groups)) == 1
     for path in (f"model.layers.1.{first}", f"model.layers.1.{second}"):
         old, raw = (m.get_submodule(path).weight for m in (model, made))
-        restored = restored_weight(made, path, found)
+        restored = groups_of_weights.restored_weight(made, path, found)
         assert restored is not None
         assert (restored - old).norm() < 0.05 * old.norm() and (raw - old).norm() > 0.2 * old.norm()
 
@@ -181,7 +177,7 @@ def test_norms_of_other_architectures_find_their_readers(name: str) -> None:
     with torch.no_grad():
         for parameter in cast.parameters():
             parameter.copy_(parameter.bfloat16().float())
-    found = find_differences(model, cast)
+    found = groups_of_weights.find_differences(model, cast)
     assert not found.unchanged
     inside = {m for g in found.groups for m in g.modules}
     assert len(inside) == sum(len(g.modules) for g in found.groups)
@@ -193,19 +189,19 @@ def test_norms_of_other_architectures_find_their_readers(name: str) -> None:
 def test_what_cannot_be_swapped_is_refused() -> None:
     model = build_model(CONFIGS["llama"]())
     with pytest.raises(DataError, match="nothing to diagnose"):
-        find_differences(model, copy.deepcopy(model))
+        groups_of_weights.find_differences(model, copy.deepcopy(model))
     shorter = CONFIGS["llama"]()
     shorter.num_hidden_layers = 2
     with pytest.raises(UnsupportedError, match="another architecture"):
-        find_differences(model, build_model(shorter))
+        groups_of_weights.find_differences(model, build_model(shorter))
     with pytest.raises(UnsupportedError, match="another architecture"):
-        find_differences(model, build_model(CONFIGS["qwen2"]()))
+        groups_of_weights.find_differences(model, build_model(CONFIGS["qwen2"]()))
     with pytest.raises(UnsupportedError, match="no version of the baseline's matrix"):
-        find_differences(model, build_model(CONFIGS["llama"](), seed=9))
+        groups_of_weights.find_differences(model, build_model(CONFIGS["llama"](), seed=9))
     other = variant_of(model)
     other.config._attn_implementation = "eager"
     with pytest.raises(UnsupportedError, match="computes attention in another way"):
-        find_differences(model, other)
+        groups_of_weights.find_differences(model, other)
 
 
 def test_each_group_alone_is_a_model_of_the_same_function() -> None:
@@ -220,7 +216,7 @@ def test_each_group_alone_is_a_model_of_the_same_function() -> None:
         fold_norm(folded, f"{layer}.post_attention_layernorm", [f"{layer}.mlp.{x}_proj" for x in ("gate", "up")], i)
         fold_pair(folded, f"{layer}.mlp.up_proj", f"{layer}.mlp.down_proj", 1, i)
         fold_pair(folded, f"{layer}.self_attn.v_proj", f"{layer}.self_attn.o_proj", 2, i)
-    found = find_differences(base.model, folded)
+    found = groups_of_weights.find_differences(base.model, folded)
     assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in ("qkv+o", "gate_up+down")]
     swaps = [Swap.of(group, folded) for group in found.groups]
     moved = SwapMeter(base, progress=False).measure("t", texts(), swaps)
@@ -234,7 +230,7 @@ def test_each_group_alone_is_a_model_of_the_same_function() -> None:
     assert np.isfinite(
         SwapMeter(base, progress=False).measure("t", texts(), [], variant=rounded_too).column("kl")
     ).all()
-    assert isinstance(found, Differences)
+    assert isinstance(found, groups_of_weights.Differences)
 
 
 SMALL = {"group_size": 32, "calibration_samples": 4, "calibration_length": 64}

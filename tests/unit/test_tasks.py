@@ -255,8 +255,9 @@ def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch
         pytest.fail("a model was loaded, or a run made")
 
     monkeypatch.setattr(evaluate, "described", lambda config: None)
-    for name in ("engine_started", "open_baseline", "open_variant", "store_of_command"):
-        monkeypatch.setattr(evaluate, name, never)
+    for name in ("engine_started", "open_baseline", "open_variant"):
+        monkeypatch.setattr(evaluate.models, name, never)
+    monkeypatch.setattr(evaluate, "store_of_command", never)
     (tmp_path / "mine.jsonl").write_text("{\n")
     with pytest.raises(DataError, match=r"mine\.jsonl, line 1: not JSON"):
         config = EvaluateConfig(tasks=str(tmp_path / "mine.jsonl"), checkpoint="x")
