@@ -246,8 +246,13 @@ class CostTable:
         inside = [choice for choice, n_bytes in sized.items() if n_bytes <= max_bytes]
         if not inside:
             return None
-        choice = max(inside, key=sized.__getitem__)
-        return Allocation(choice=choice, n_bytes=sized[choice], cost=float(self.costs[rows, choice].sum()), gap=None)
+        return self.allocated(max(inside, key=sized.__getitem__))
+
+    def allocated(self, choice: tuple[int, ...]) -> Allocation:
+        """Return a choice of formats that no solver has made."""
+        rows = np.arange(len(choice))
+        n_bytes, cost = int(self.sizes.layers[rows, choice].sum()), float(self.costs[rows, choice].sum())
+        return Allocation(choice=choice, n_bytes=n_bytes, cost=cost, gap=None)
 
     def solved(self, limit: Limit, *, margin: float = 0.0, around: Around | None = None) -> Allocation:
         """Return the best choice of formats within a limit; a `ConfigError` names the range where there is none.

@@ -131,14 +131,45 @@ def test_a_k_quants_recipe_has_the_type_of_each_layer_in_its_file(monkeypatch: p
 
 def test_a_recipe_keeps_what_is_not_raised() -> None:
     one = refused("rtn", bits=3)
-    columns = ["as it was", "at 8 bits", "as in the baseline"]
-    recipe = raised_recipe(one, LAYERS[:3], (0, 1, 2), columns)
+    assert one.columns == ["as it was", "at 8 bits", "as in the baseline"]
+    recipe = raised_recipe(one, LAYERS[:3], (0, 1, 2))
     names = list(SOURCE.linear)
     assert [recipe.layers[name] for name in names[:4]] == ["rtn", "rtn:8", "none", "rtn"]
     assert set(recipe.formats) == {"rtn", "rtn:8"} and recipe.formats["rtn:8"]["bits"] == 8
     # A mixture is raised as well, from what each of its layers has.
-    again = raised_recipe(replace(one, recipe=recipe), LAYERS[:4], (0, 0, 0, 1), columns)
+    again = raised_recipe(replace(one, recipe=recipe), LAYERS[:4], (0, 0, 0, 1))
     assert [again.layers[name] for name in names[:4]] == ["rtn", "rtn:8", "none", "rtn:8"]
+
+
+def test_rounded_caches_are_raised_beside_the_layers() -> None:
+    """Layer 0 has 2-bit keys and plain values, layer 1 has 8 bits already, and the others are as in the baseline."""
+    cache = {"0": {"key_bits": 2, "value_bits": 16, "residual": 4}, "1": {"key_bits": 8, "value_bits": "fp8"}}
+    layers = dict.fromkeys(SOURCE.linear, "rtn:4")
+    recipe = MixedRecipe(formats={"rtn:4": {"method": "rtn", "bits": 4}}, layers=layers, cache=cache)
+    one = refused("rtn", recipe)
+    more = {"key_bits": 8, "value_bits": 16, "residual": 4}
+    assert one.caches == {
+        0: {"as it was": cache["0"], "at 8 bits": more, "as in the baseline": None},
+        1: {"as it was": cache["1"], "as in the baseline": None},
+    }
+    require_repairable(one)
+    assert raised_recipe(one, LAYERS[:1], (1, 0, 0)).cache == cache
+    assert raised_recipe(one, LAYERS[:1], (0, 1, 2)).cache == {"0": more}
+    # Where the policy bounds the cache, it stays; without weights in fewer bits only caches are raised.
+    bounded = replace(one, bounds_cache=True)
+    assert bounded.caches == {0: {"as it was": cache["0"]}, 1: {"as it was": cache["1"]}}
+    assert raised_recipe(bounded, LAYERS[:1], (1, 0, 0)) == raised_recipe(one, LAYERS[:1], (1, 0, 0))
+    alone = replace(one, recipe=MixedRecipe(formats={}, layers=dict.fromkeys(layers, "none"), cache=cache))
+    assert alone.raised is None and alone.columns == ["as it was", "at 8 bits", "as in the baseline"]
+    assert raised_recipe(alone, [], (1, 0)).cache == {"0": more, "1": cache["1"]}
+    require_repairable(alone)
+
+
+def test_a_format_that_a_group_cannot_have_is_not_what_makes_a_kl_reachable() -> None:
+    """The second group, a cache, has no second format: its 0 there is no price, so 0.05 is out of reach (0.1 - 0.04)."""
+    table = prices((0, -0.04), (0, -0.03), sizes=((10, 20), (10, 0)))
+    found = next_choice(table, above=20, below=60, wanted=0.05)
+    assert found is not None and found.choice == (1, 0) and found.n_bytes == 30
 
 
 CANNOT = "cannot be applied to some layers only.*gptq.*nvfp4.*rtn"
@@ -208,6 +239,27 @@ def test_a_repair_tells_its_price_and_ends_with_the_next_command() -> None:
     assert "Raised, at 8 bits: layers.0.qkv, layers.1.o" in text and "mlflow-compress promote --model demo" in text
     assert "mlflow-compress main --method mixed --method_args 'recipe=a folder/recipe.json'" in text
     assert found.to_dict()["extra_bytes"] == 250 and "mixed" in found.markdown()
+
+
+def test_a_repair_tells_what_a_cache_costs() -> None:
+    before = replace(trial("both", "refused", 1000, "KL: 0.09 > 0.05"), cache_bytes=400)
+    after = replace(trial("mixed", "repaired", 1000), raised=0, raised_caches=1, cache_bytes=500, extra_bytes=100)
+    largest = replace(trial("rtn-8bit", "tried", 2000), raised_caches=2, cache_bytes=800)
+    found = repair(before, after, largest, cache_tokens=1024, changed={"layers.1.cache": "at 8 bits"})
+    assert found.summary == (
+        "mixed passes: the cache of 1 layer with more bits than in rtn-3bit, for 100 B more (7.14 %, 4.00 -> 4.00 bits "
+        "per weight, cache 400 B -> 500 B)"
+    )
+    text = found.as_text()
+    assert "Raised, at 8 bits: layers.1.cache\nCache: keys and values of 1,024 tokens, counted with the weights" in text
+    assert "800 B" in text and "more" in text
+    groups = replace(after, raised=2, raised_caches=3, size_bytes=1200, extra_bytes=300)
+    assert "2 groups of layers and the caches of 3 layers with more bits" in repair(before, groups, largest).summary
+    fails = replace(largest, passed=False, failed=("no",))
+    assert repair(before, fails, cache_tokens=1024).summary.endswith(
+        "not even rtn-8bit passes, all layers at 8 bits, with caches as in the baseline: no"
+    )
+    assert repair(before).summary.endswith("nothing lies between it and the baseline: KL: 0.09 > 0.05")
 
 
 def test_a_repair_that_finds_nothing_says_why_and_exits_with_3() -> None:

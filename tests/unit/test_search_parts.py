@@ -119,9 +119,9 @@ def test_formats_of_caches_and_their_bytes() -> None:
     plain = 100 * heads * 2 * width * 2  # bfloat16
     eight, floats, mixed = 2 * (width + 4), 2 * (width + 2), width // 2 + 4 + width // 4 + 4
     expected = [plain, plain, *(100 * heads * one for one in (eight, floats, mixed))]
-    found = choice.cache_bytes(config, SOURCE)
+    found = choice.cache_bytes(config, SOURCE, choice.quantized_caches(config, SOURCE))
     assert list(found) == ["baseline", *config.caches] and list(found.values()) == expected
-    assert choice.cache_bytes(SearchConfig(), SOURCE) == {}
+    assert choice.cache_bytes(SearchConfig(), SOURCE, {}) == {}
     # The budget is that of weights and cache: above that of the weights alone.
     choice.require_in_reach(
         Limit(kind="max_bytes", value=SOURCE.layers * plain + 7e6), choice.candidates(config)[0], SOURCE, found

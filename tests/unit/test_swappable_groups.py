@@ -277,7 +277,7 @@ def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measure
     assert (eight.mean(axis=1) < three.mean(axis=1)).all()  # scales that were left behind would cost the same in both
     assert costs.whole(folders[1]).mean() < 0.1 * costs.whole(folders[0]).mean()
     # Every group of the same checkpoint replaced by its own: nothing changes.
-    assert (costs.around(folders[0], folders[0]) == costs.whole(folders[0])).all()
+    assert (costs.around(folders[0], folders[0], (), range(len(groups))) == costs.whole(folders[0])).all()
     # Modules that are put together: all of one checkpoint are that checkpoint, and one beside the baseline's is alone.
     models = [costs.open(folder) for folder in (None, *folders)]
     last = [0] * (len(groups) - 1) + [1]
@@ -318,3 +318,9 @@ def test_costs_of_caches_are_those_of_the_checkpoints_that_round_them(tmp_path: 
         options, [[1] * len(groups) + [3, 2], [1] * len(groups) + [3, 3], [0] * len(groups) + [2, 3]]
     )
     assert (together == [costs.whole(both), costs.whole(weights), alone[0]]).all()
+    # Within the checkpoint of both, as a repair prices it: the second layer's cache as in the baseline, and the first's
+    # as the second's.
+    pairs = [(None, two_bits), (two_bits, None)]
+    around = costs.around(both, both, pairs, [len(groups) + 1, len(groups)])
+    assert (around[0] == costs.whole(weights)).all()
+    assert (around[1] == costs.together(options, [[1] * len(groups) + [2, 2]])[0]).all()

@@ -120,11 +120,14 @@ def require_mixable(config: SearchConfig, choices: Sequence[CandidateFormat], so
         check_target(config.space.target, METHODS.get(MIXED), settings, source)
 
 
-def cache_bytes(config: SearchConfig, source: SourceModel) -> dict[str, int]:
-    """Return the bytes of one layer's cache in each format, and as `BASELINE` in the baseline; {} without formats."""
+def cache_bytes(config: SearchConfig, source: SourceModel, caches: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes of one layer's cache in each format, and as `BASELINE` in the baseline; {} without formats.
+
+    `caches` has the `QuantizedCache` of each format; None for the one that stays as it is.
+    """
     from mlflow_compress.models.architectures.quantized_cache import cache_bytes_per_token
 
-    if not config.caches:
+    if not caches:
         return {}
     model = source.configuration()
     text, tokens = model.get_text_config(), config.space.cache_tokens
@@ -135,10 +138,10 @@ def cache_bytes(config: SearchConfig, source: SourceModel) -> dict[str, int]:
             "The bytes of this model's cache are not known",
             allowed="attention with keys and values of one width, and a window of all cache_tokens",
             got=f"{source.architecture}, {n_tokens} tokens",
-            fix="Search without cache_formats, or give fewer cache_tokens",
+            fix="Give fewer cache_tokens, or leave caches as they are",
         )
     found = {BASELINE: taken}
-    for name, cache in quantized_caches(config, source).items():
+    for name, cache in caches.items():
         if cache is not None:
             setattr(text, QUANTIZED_CACHE, dict.fromkeys(map(str, range(source.layers)), asdict(cache)))
         found[name] = taken if cache is None else cache_bytes_per_token(model) or 0.0

@@ -110,10 +110,22 @@ class SwapCosts:
         swaps = [self._swap(group, cache, baseline) for group in self.caches]
         return self._per_group(self._measured("alone-cache", swaps, [cache], baseline=baseline), self.caches)
 
-    def around(self, recipe: str, folder: str | None) -> Float:
-        """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline."""
-        models = [self.open(recipe), self.open(folder)]
-        return self.together(models, np.eye(len(self.groups), dtype=np.int64).tolist())
+    def around(
+        self,
+        recipe: str,
+        folder: str | None,
+        caches: Sequence[tuple[QuantizedCache | None, QuantizedCache | None]],
+        numbers: Sequence[int],
+    ) -> Float:
+        """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline.
+
+        `caches` are those of each layer in both. `numbers` are the groups, and behind them the caches, that are changed
+        one at a time; the result has shape (len(numbers), n_windows).
+        """
+        known = list(dict.fromkeys(cache for both in caches for cache in both))
+        models = [self.open(recipe), self.open(folder), *known]
+        here, there = ([i] * len(self.groups) + [2 + known.index(both[i]) for both in caches] for i in (0, 1))
+        return self.together(models, [[*here[:i], there[i], *here[i + 1 :]] for i in numbers])
 
     def together(self, models: Sequence[Option], choices: Sequence[Sequence[int]]) -> Float:
         """Return the KL of the baseline with every group in one of several models, shape (n_choices, n_windows).

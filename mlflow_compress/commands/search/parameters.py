@@ -109,7 +109,7 @@ class SearchSpaceConfig(Group):
 LIMITS = ("bits_per_weight", "max_bytes", "max_kl")
 # What a repair takes: everything else is that of the run. Another engine would be another evaluation.
 _OF_REPAIR = {
-    *("repair", "policy", "search_text", "search_windows", "search_rounds", "search_tolerance"),
+    *("repair", "policy", "search_text", "search_windows", "search_rounds", "search_tolerance", "cache_tokens"),
     *("device", "output_dir", "log_weights", "experiment"),
     *EngineConfig.model_fields.keys() - {"engine"},
 }

@@ -1,8 +1,9 @@
-"""Repairs a variant that a policy refuses: the fewest extra bytes, for some groups of layers, with which it passes."""
+"""Repairs a variant that a policy refuses: the fewest extra bytes, of weights and caches, with which it passes."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,8 @@ from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.run import variant_name
-from mlflow_compress.commands.search.measured_costs import SwapCosts, format_groups, read_search_text
+from mlflow_compress.commands.search.choice import BASELINE, cache_bytes
+from mlflow_compress.commands.search.measured_costs import SwapCosts, cache_groups, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Repair, RepairTrial
 from mlflow_compress.commands.search.run import Made, layers_of, make_all, stored_sizes
@@ -39,6 +41,7 @@ from mlflow_compress.compression.gguf_model import ForTensors
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
 from mlflow_compress.compression.methods.gguf import Gguf
+from mlflow_compress.compression.methods.kv_cache import KvCache, KvCacheConfig, quantized_cache
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE
 from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe
 from mlflow_compress.compression.pipeline import reload_helper
@@ -47,16 +50,18 @@ from mlflow_compress.config import as_text, parse
 from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.cost_table import Allocation, CostTable, StoredSizes, closest_within, smallest_within
-from mlflow_compress.decide.gates import DivergenceGate, Gate
+from mlflow_compress.decide.gates import CACHE, CACHE_RATIO, DivergenceGate, Gate
 from mlflow_compress.decide.promotion import CandidateOutcome, PolicyGates, decide, gates_of, ranking_of
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
+from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.reporting.search_tables import rows_csv
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
@@ -64,7 +69,8 @@ from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 
 MORE_BITS = 8
-AS_IT_WAS = "as it was"  # column of the prices: the format of the refused variant
+# Columns of the prices: the format of the refused variant, more bits, the baseline
+AS_IT_WAS, RAISED, AS_BASELINE = "as it was", f"at {MORE_BITS} bits", "as in the baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +83,7 @@ class Refused:
     folder: str  # Its checkpoint
     source: SourceModel
     recipe: MixedRecipe  # The format of every layer
+    bounds_cache: bool = False  # Whether the policy bounds the size of its cache, which then stays as it is
 
     @property
     def label(self) -> str:
@@ -90,6 +97,8 @@ class Refused:
         `rtn`, one scale per row, which every layer can have; K-quants share their GGUF file with Q8_0.
         """
         used = Counter(name for name in self.recipe.layers.values() if name != KEPT)
+        if not used:
+            return None
         settings = [self.recipe.formats[name] for name, _ in used.most_common()]
         first, method = settings[0], METHODS.get(settings[0]["method"])
         if min(one.get("bits", MORE_BITS) for one in settings) >= MORE_BITS:
@@ -102,6 +111,34 @@ class Refused:
             native = bool(first.get("native", False))
             return {"method": Gguf.name, **method_config(Gguf.name, bits=MORE_BITS, native=native).settings()}
         return None
+
+    @property
+    def caches(self) -> dict[int, dict[str, dict[str, Any] | None]]:
+        """What the cache of each layer that is rounded can be, by column: settings of `kv-cache`, or the baseline's."""
+        found: dict[int, dict[str, dict[str, Any] | None]] = {}
+        for layer, settings in sorted((int(layer), one) for layer, one in self.recipe.cache.items()):
+            found[layer] = {AS_IT_WAS: settings}
+            if self.bounds_cache:
+                continue
+            bits = method_config(KvCache.name, **settings).settings()
+            few = [name for name in ("key_bits", "value_bits") if bits[name] in range(MORE_BITS)]
+            found[layer] |= {RAISED: {**settings, **dict.fromkeys(few, MORE_BITS)}} if few else {}
+            found[layer][AS_BASELINE] = None
+        return found
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the prices: what some group of layers, or some cache, can be."""
+        more = self.raised is not None or any(RAISED in one for one in self.caches.values())
+        return [AS_IT_WAS, *([RAISED] if more else []), AS_BASELINE]
+
+    def quantized(self, settings: Mapping[str, Any] | None) -> QuantizedCache | None:
+        """Return the cache that the settings of `kv-cache` describe."""
+        if settings is None:
+            return None
+        config = method_config(KvCache.name, **settings)
+        assert isinstance(config, KvCacheConfig)
+        return quantized_cache(config, self.source)
 
     def variant(self, settings: Mapping[str, Any]) -> Combination:
         """Return the main job of a method with settings, which is evaluated as the refused variant was."""
@@ -181,19 +218,26 @@ def find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, Any
     with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=main.source.trust_remote_code)
     recipe = _recipe_of(manifest, folder, source)
-    return Refused(run=run, main=main, manifest=manifest, folder=folder, source=source, recipe=recipe)
+    if config.space.cache_tokens != AUTO and not recipe.cache:
+        raise ConfigError(
+            "cache_tokens counts a rounded cache, and this variant has none",
+            got=f"{manifest.label}, cache_tokens={config.space.cache_tokens}",
+            fix="Leave it out",
+        )
+    return Refused(
+        run=run,
+        main=main,
+        manifest=manifest,
+        folder=folder,
+        source=source,
+        recipe=recipe,
+        bounds_cache=any(isinstance(gate, Gate) and gate.metric in (CACHE, CACHE_RATIO) for gate in gates.gates),
+    )
 
 
 def _recipe_of(manifest: CheckpointManifest, folder: str, source: SourceModel) -> MixedRecipe:
     if manifest.method == MIXED:
-        recipe = MixedRecipe.read(Path(folder) / RECIPE_FILE)
-        if recipe.cache:
-            raise UnsupportedError(
-                "A variant whose cache is rounded cannot be repaired",
-                got=manifest.label,
-                fix="Take the cache out of its recipe, and repair that; or search with cache_formats",
-            )
-        return recipe
+        return MixedRecipe.read(Path(folder) / RECIPE_FILE)
     own = {name: value for name, value in manifest.settings.items() if name not in CalibratedConfig.model_fields}
     bits = dict.fromkeys(source.linear, own.get("bits"))
     if fixed := METHODS.get(manifest.method).for_single_layers:  # a K-quant's file has several types
@@ -211,7 +255,7 @@ def _recipe_of(manifest: CheckpointManifest, folder: str, source: SourceModel) -
 def require_repairable(refused: Refused) -> None:
     """Raise an error, before any work, where its method cannot share a checkpoint with the raised layers."""
     source, first = refused.source, next(iter(refused.source.linear))
-    recipe = raised_recipe(refused, [[first]], (1,), list(_columns(refused)))
+    recipe = raised_recipe(refused, [[first]], (1, *[0] * len(refused.caches)))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "check.json"
         recipe.write(path)
@@ -223,27 +267,22 @@ def require_repairable(refused: Refused) -> None:
             raise UnsupportedError(f"{refused.label} cannot be repaired: {str(error).rstrip('.')}") from error
 
 
-def _columns(refused: Refused) -> dict[str, str]:
-    """Return the columns of the prices, with the name that a recipe has for each."""
-    raised = refused.raised
-    more = {} if raised is None else {f"at {MORE_BITS} bits": f"{raised['method']}:{MORE_BITS}"}
-    return {AS_IT_WAS: AS_IT_WAS, **more, "as in the baseline": KEPT}
-
-
-def raised_recipe(
-    refused: Refused, layers: Sequence[Sequence[str]], choice: Sequence[int], columns: Sequence[str]
-) -> MixedRecipe:
-    """Return the variant's recipe with the groups of a choice raised; `columns` are those of the prices."""
-    names, raised = _columns(refused), refused.raised
+def raised_recipe(refused: Refused, layers: Sequence[Sequence[str]], choice: Sequence[int]) -> MixedRecipe:
+    """Return the variant's recipe with what a choice raises: groups of layers, and behind them rounded caches."""
+    raised, columns = refused.raised, [refused.columns[column] for column in choice]
+    more = f"{raised['method']}:{MORE_BITS}" if raised else KEPT
     chosen = dict(refused.recipe.layers)
-    for group, column in zip(layers, choice, strict=True):
-        if (name := names[columns[column]]) != AS_IT_WAS:
-            chosen |= dict.fromkeys(group, name)
-    described = {**refused.recipe.formats, **({f"{raised['method']}:{MORE_BITS}": raised} if raised else {})}
+    for group, column in zip(layers, columns, strict=False):
+        if column != AS_IT_WAS:
+            chosen |= dict.fromkeys(group, more if column == RAISED else KEPT)
+    rounded = zip(refused.caches.items(), columns[len(layers) :], strict=True)
+    caches = {str(layer): options[column] for (layer, options), column in rounded}
+    described = {**refused.recipe.formats, **({more: raised} if raised else {})}
     used = set(chosen.values())
     return MixedRecipe(
         formats={name: settings for name, settings in described.items() if name in used},
         layers={name: chosen[name] for name in refused.source.linear},
+        cache={layer: settings for layer, settings in caches.items() if settings is not None},
     )
 
 
@@ -251,8 +290,8 @@ def raised_recipe(
 class Trial:
     """A variant that was made and evaluated."""
 
-    choice: tuple[int, ...]  # The column of each group; all 0 for the refused variant
-    n_bytes: int  # Of its layers
+    choice: tuple[int, ...]  # The column of each group and cache; all 0 for the refused variant
+    n_bytes: int  # Of its layers, and of its cache where that was rounded
     made: Made
     kl: Float  # On the search's text, shape (n_windows,)
     outcome: CandidateOutcome  # What the policy says
@@ -295,7 +334,7 @@ def next_choice(table: CostTable, *, above: int, below: int, wanted: float | Non
     sizes = table.sizes.layers
     if wanted is not None:
         limit = wanted - float(table.start.mean())
-        if limit >= float(table.costs.min(axis=1).sum()):
+        if limit >= float(np.where(sizes > 0, table.costs, np.inf).min(axis=1).sum()):
             allocation = smallest_within(table.costs, sizes, max_cost=limit)
             if above < allocation.n_bytes < below:
                 return allocation
@@ -310,6 +349,9 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
     the refused variant, mixtures are made and evaluated: each is the choice of the integer programme, by prices that
     are measured around a checkpoint, for the KL at which the gates would just be kept. The smallest that passes is the
     repaired variant. What an earlier run of the store holds is found.
+
+    Where the cache is rounded too, each layer's can get more bits, or be as in the baseline, for the bytes of
+    `cache_tokens`; the variant with 8 bits in all layers has a plain one.
     """
     given = config.given_for_repair()
     policy = read_policy(config.space.policy)
@@ -323,12 +365,15 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
             return _result(tracker, refused, policy, config, outcome, run_id=refused.run.info.run_id)
         require_repairable(refused)
         searched = _search_config(config, refused)
+        caches = _cache_sizes(searched, refused)
+        attention = tuple(one for one in cache_groups(refused.source) if one.layer in caches) if caches else ()
         with engine_started(refused.main.running, refused.main.source):
             text = read_search_text(searched, refused.source, _calibration_samples(refused))
             suite = suite_of(refused.main.evaluate_config())
             check_contamination(text.texts, suite.tasks, suite.corpora)
             rounds = [config.space.search_rounds, config.space.search_tolerance]
-            key = digest({"repair": refused.run.info.run_id, "policy": policy.sha256, "search": [text.sha256, *rounds]})
+            search = [text.sha256, *rounds, *([searched.space.cache_tokens] if caches else [])]
+            key = digest({"repair": refused.run.info.run_id, "policy": policy.sha256, "search": search})
             tags = {
                 run_names.BASE_MODEL: label,
                 run_names.EVALUATION: refused.run.data.tags[run_names.EVALUATION],
@@ -348,7 +393,10 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
                     judge=judge,
                     policy=policy,
                     say=say,
-                    costs=lambda groups: SwapCosts(config=searched, text=text, resume=resume, groups=groups),
+                    caches=caches,
+                    costs=lambda groups: SwapCosts(
+                        config=searched, text=text, resume=resume, groups=groups, caches=attention
+                    ),
                 )
                 return work.result(outcome)
 
@@ -369,10 +417,19 @@ def _search_config(config: SearchConfig, refused: Refused) -> SearchConfig:
         search_windows=space.search_windows,
         search_rounds=space.search_rounds,
         search_tolerance=space.search_tolerance,
+        cache_tokens=refused.source.max_length if refused.caches and space.cache_tokens == AUTO else space.cache_tokens,
         calibration_length=refused.manifest.settings.get(
             "calibration_length", refused.main.compression.calibration_length
         ),
     )
+
+
+def _cache_sizes(config: SearchConfig, refused: Refused) -> dict[int, dict[str, int]]:
+    """Return the bytes of each rounded cache in the columns that it can have, and as `BASELINE` in the baseline."""
+    return {
+        layer: cache_bytes(config, refused.source, {name: refused.quantized(one) for name, one in options.items()})
+        for layer, options in refused.caches.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -412,40 +469,67 @@ class _Repair:
     judge: _Judge
     policy: Policy
     say: Say
+    caches: Mapping[int, Mapping[str, int]]  # What `_cache_sizes` returns
     costs: Any  # From groups to `SwapCosts`
     trials: list[Trial] = field(default_factory=list)
 
     def result(self, outcome: CandidateOutcome) -> Repair:
-        refused, columns = self.refused, _columns(self.refused)
-        raised = refused.raised
+        refused, raised = self.refused, self.refused.raised
         folders: dict[str, str | None] = {AS_IT_WAS: refused.folder}
         ceiling: Made | None = None
         if raised is not None:
             self.say(f"[repair] all layers at {MORE_BITS} bits: the most that a mixture can become")
             ceiling = self._make(refused.variant(raised))
-            folders |= {f"at {MORE_BITS} bits": ceiling.folder}
-        folders |= {"as in the baseline": None}
-        assert list(folders) == list(columns)
+            folders |= {RAISED: ceiling.folder}
+        folders |= {AS_BASELINE: None}
         methods = {
             METHODS.get(one["method"]) for one in [*refused.recipe.formats.values(), *([raised] if raised else [])]
         }
         rescaled = any(isinstance(method, ForLayers) and method.rescales for method in methods)
         made = [folder for folder in folders.values() if folder is not None]
-        groups = format_groups(self.config, refused.source, made, rescaled=rescaled)
+        groups: tuple[WeightGroup, ...] = ()  # none where all weights are the baseline's already
+        if any(name != KEPT for name in refused.recipe.layers.values()):
+            groups = format_groups(self.config, refused.source, made, rescaled=rescaled)
         costs: SwapCosts = self.costs(groups)
-        sizes = stored_sizes(refused.source, groups, folders)
-        zeros = (0,) * len(groups)
+        sizes = self._with_caches(stored_sizes(refused.source, groups, folders), costs)
+        last = 0 if refused.bounds_cache else len(sizes.formats) - 1
+        largest = (1,) * len(groups) + (last,) * len(self.caches)
+        zeros = (0,) * len(largest)
         first = Made(run_id=refused.run.info.run_id, folder=refused.folder, name=refused.label)
-        self.trials.append(self._trial(zeros, first, costs, outcome))
-        if ceiling is not None:
-            self.trials.append(self._trial((1,) * len(groups), ceiling, costs))
+        self.trials.append(self._trial(zeros, first, costs, sizes, outcome))
+        plain = not self.caches or not refused.bounds_cache  # its cache is that of the variant with 8 bits
+        if ceiling is not None and plain:
+            self.trials.append(self._trial(largest, ceiling, costs, sizes))
         table = self._prices(sizes, costs, self.trials[0], folders)
         if ceiling is None:  # the closest mixture: all but one group are the baseline's
             closest = closest_within(table.costs, sizes.layers, max_bytes=sizes.base - 1)
-            self.trials.append(self._mixture(closest, table, costs, folders))
+            if any(closest.choice):
+                self.trials.append(self._mixture(closest, table, costs))
+        elif not plain:
+            self.trials.append(self._mixture(table.allocated(largest), table, costs))
         if self.trials[-1].passed:
             self._narrow(table, costs, folders)
         return self._end(sizes)
+
+    def _with_caches(self, sizes: StoredSizes, costs: SwapCosts) -> StoredSizes:
+        """Return the sizes with each rounded cache as one more group, in the columns of all."""
+        if not self.caches:
+            return sizes
+        columns, n_groups = self.refused.columns, len(sizes.groups)
+        layers = np.zeros((n_groups + len(self.caches), len(columns)), dtype=np.int64)
+        layers[:n_groups, [columns.index(name) for name in sizes.formats]] = sizes.layers
+        for row, n_bytes in enumerate(self.caches.values(), start=n_groups):
+            for name in n_bytes.keys() - {BASELINE}:
+                layers[row, columns.index(name)] = n_bytes[name]
+        kept = sum(n_bytes[BASELINE] for n_bytes in self.caches.values())
+        return replace(
+            sizes,
+            groups=(*sizes.groups, *(group.name for group in costs.caches)),
+            formats=tuple(columns),
+            layers=layers,
+            base=sizes.base + kept,
+            cache=kept,
+        )
 
     def _narrow(self, table: CostTable, costs: SwapCosts, folders: Mapping[str, str | None]) -> None:
         """Try mixtures between the largest variant that fails and the smallest that passes."""
@@ -463,7 +547,7 @@ class _Repair:
             allocation = next_choice(table, above=failing.n_bytes, below=passing.n_bytes, wanted=wanted)
             if allocation is None or allocation.choice in {one.choice for one in self.trials}:
                 return
-            trial = self._mixture(allocation, table, costs, folders)
+            trial = self._mixture(allocation, table, costs)
             self.trials.append(trial)
             assert trial.predicted is not None
             measured = float(trial.kl.mean())
@@ -477,28 +561,32 @@ class _Repair:
     ) -> CostTable:
         """Return what each group adds to the KL of a variant in each format, the others as they are in it."""
         self.say(f"[repair] measures the prices of {len(sizes.groups)} groups within {trial.made.name}")
-        folder = trial.made.folder
-        added = [
-            np.zeros((len(sizes.groups), len(trial.kl))) if other == folder else costs.around(folder, other) - trial.kl
-            for other in folders.values()
-        ]
-        return CostTable(sizes=sizes, start=trial.kl, added=np.stack(added, axis=1))
+        folder, n_groups = trial.made.folder, len(costs.groups)
+        caches = list(self.refused.caches.values())
+        now = [one[sizes.formats[column]] for one, column in zip(caches, trial.choice[n_groups:], strict=True)]
+        added = np.zeros((*sizes.layers.shape, len(trial.kl)))
+        for column, name in enumerate(sizes.formats):
+            other = folders.get(name, folder)
+            changed = [] if other == folder else list(range(n_groups))
+            changed += [row for row, one in enumerate(caches, n_groups) if name in one and column != trial.choice[row]]
+            if changed:
+                then = [one.get(name) for one in caches]
+                pairs = [(self.refused.quantized(a), self.refused.quantized(b)) for a, b in zip(now, then, strict=True)]
+                added[changed, column] = costs.around(folder, other, pairs, changed) - trial.kl
+        return CostTable(sizes=sizes, start=trial.kl, added=added)
 
-    def _mixture(
-        self, allocation: Allocation, table: CostTable, costs: SwapCosts, folders: Mapping[str, str | None]
-    ) -> Trial:
+    def _mixture(self, allocation: Allocation, table: CostTable, costs: SwapCosts) -> Trial:
         refused = self.refused
-        layers = layers_of(costs.groups, refused.source)
-        recipe = raised_recipe(refused, layers, allocation.choice, list(folders))
+        recipe = raised_recipe(refused, layers_of(costs.groups, refused.source), allocation.choice)
         number = sum(column != 0 for column in allocation.choice)
         stem = refused.label.removeprefix(f"{MIXED}-")
         name = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
         path = home(self.tracker.uri) / "recipes" / name / f"{stem}-raised-{number}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         recipe.write(path)
-        self.say(f"[repair] makes a mixture with {number} of {len(layers)} groups raised")
+        self.say(f"[repair] makes a mixture with {number} of {len(allocation.choice)} groups raised")
         made = self._make(refused.variant({"method": MIXED, "recipe": str(path)}))
-        trial = self._trial(allocation.choice, made, costs)
+        trial = self._trial(allocation.choice, made, costs, table.sizes)
         return replace(trial, predicted=table.predicted(allocation.choice))
 
     def _make(self, variant: Combination) -> Made:
@@ -516,14 +604,21 @@ class _Repair:
         return made
 
     def _trial(
-        self, choice: tuple[int, ...], made: Made, costs: SwapCosts, outcome: CandidateOutcome | None = None
+        self,
+        choice: tuple[int, ...],
+        made: Made,
+        costs: SwapCosts,
+        sizes: StoredSizes,
+        outcome: CandidateOutcome | None = None,
     ) -> Trial:
         outcome = outcome or self.judge.outcomes([self.tracker.run_of(made.run_id)])[0]
         passes = "passes" if outcome.passed else f"does not pass: {'; '.join(outcome.failed)}"
         self.say(f"[repair] {made.name} {passes}")
+        linear = [layer for layers in layers_of(costs.groups, self.refused.source) for layer in layers]
+        of_caches = sum(int(sizes.layers[row, choice[row]]) for row in range(len(costs.groups), len(choice)))
         return Trial(
             choice=choice,
-            n_bytes=bytes_of_layers(read_headers(Path(made.folder)), self.refused.source.linear),
+            n_bytes=bytes_of_layers(read_headers(Path(made.folder)), linear) + of_caches,
             made=made,
             kl=costs.whole(made.folder),
             outcome=outcome,
@@ -537,7 +632,8 @@ class _Repair:
         ]
         passing = [one for one in trials if one.passed]
         best = min(passing, key=lambda one: one.n_bytes, default=None)
-        rows = [_row(one, sizes, best, self.refused) for one in sorted(trials, key=lambda one: one.n_bytes)]
+        tokens = int(self.config.space.cache_tokens) if self.caches else None
+        rows = [_row(one, best, self.refused, tokens) for one in sorted(trials, key=lambda one: one.n_bytes)]
         changed = {} if best is None else _changed(best, sizes)
         recipe = None if best is None else Path(best.made.folder) / RECIPE_FILE
         found = _result(
@@ -548,6 +644,7 @@ class _Repair:
             trials[0].outcome,
             run_id=self.run.run_id,
             trials=tuple(rows),
+            cache_tokens=tokens,
             changed=changed,
             recipe=str(recipe) if recipe is not None and recipe.is_file() else None,
         )
@@ -573,16 +670,22 @@ def _changed(trial: Trial, sizes: StoredSizes) -> dict[str, str]:
     return {group: sizes.formats[column] for group, column in pairs if column != 0}
 
 
-def _row(trial: Trial, sizes: StoredSizes, best: Trial | None, refused: Refused) -> RepairTrial:
+def _row(trial: Trial, best: Trial | None, refused: Refused, tokens: int | None) -> RepairTrial:
     manifest, role = read_manifest(trial.made.folder, verify=False), _role(trial, best)
-    metrics = trial.outcome.candidate.metrics
+    metrics, n_groups = trial.outcome.candidate.metrics, len(trial.choice) - len(refused.caches)
+    cache, before = (
+        None if tokens is None else math.ceil(tokens * (one.cache_bytes_per_token or 0.0))
+        for one in (manifest, refused.manifest)
+    )
     return RepairTrial(
         name=trial.made.name,
         role=role,
-        raised=sum(column != 0 for column in trial.choice),
+        raised=sum(column != 0 for column in trial.choice[:n_groups]),
+        raised_caches=sum(column != 0 for column in trial.choice[n_groups:]),
         bits_per_weight=manifest.bits_per_weight,
         size_bytes=manifest.size_bytes,
-        extra_bytes=manifest.size_bytes - refused.manifest.size_bytes,
+        cache_bytes=cache,
+        extra_bytes=manifest.size_bytes + (cache or 0) - refused.manifest.size_bytes - (before or 0),
         kl=metrics.get("distance/kl_mean"),
         flips_pct=metrics.get("distance/flips_pct"),
         search_kl=float(trial.kl.mean()),

@@ -169,9 +169,11 @@ class RepairTrial:
     # The variant that was refused, the smallest one that passes, or another one that was tried
     role: Literal["refused", "repaired", "tried"]
     raised: int  # Groups of layers that have more bits than in the refused variant
+    raised_caches: int = 0  # Layers whose cache has more bits
     bits_per_weight: float  # Of the linear layers
     size_bytes: int  # Of all stored tensors
-    extra_bytes: int  # More than the refused variant has
+    cache_bytes: int | None = None  # Of its cache of keys and values, where that of the refused variant is rounded
+    extra_bytes: int  # More than the refused variant has, in its tensors and that cache
     # On the evaluation's items; None where it has none
     kl: float | None
     flips_pct: float | None
@@ -182,6 +184,10 @@ class RepairTrial:
     reasons: tuple[str, ...]
     failed: tuple[str, ...]
     run_id: str  # Its main run
+
+    @property
+    def all_bytes(self) -> int:
+        return self.size_bytes + (self.cache_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +206,8 @@ class Repair(Tabular):
     policy_sha256: str
     raised_to: str | None  # "8 bits"; None where its layers have as many, and can only stay as they are
     trials: tuple[RepairTrial, ...] = ()  # Sorted by size
-    changed: Mapping[str, str] = field(default_factory=dict)  # What became of each group that was raised
+    cache_tokens: int | None = None  # Tokens in the cache whose bytes count; None where it is not rounded
+    changed: Mapping[str, str] = field(default_factory=dict)  # What became of each group, and cache, that was raised
     recipe: str | None = None  # File of the repaired variant's recipe; None where all its layers have one format
     run: RunLink  # The run that holds the repair; the refused variant's own where nothing was made
 
@@ -228,18 +235,28 @@ class Repair(Tabular):
         if best is None:
             last = self.trials[-1]
             what = f"all layers at {self.raised_to}" if self.raised_to else "all groups but one as in the baseline"
+            if self.raised_to and self.cache_tokens:
+                what += f", with caches as {'in the baseline' if last.raised_caches else 'they were'}"
             why = "; ".join(last.failed)
+            if len(self.trials) == 1:
+                return f"{self.name} cannot be repaired: nothing lies between it and the baseline: {why}"
             if len(self.trials) > 2:
                 return f"{self.name} cannot be repaired: none of them passes. {last.name}, the largest: {why}"
             return f"{self.name} cannot be repaired: not even {last.name} passes, {what}: {why}"
         before = next(one for one in self.trials if one.role == "refused")
-        share = 100 * best.extra_bytes / before.size_bytes
-        below = [one for one in self.trials if one.size_bytes < best.size_bytes and one.role == "tried"]
-        groups = f"{best.raised} {'group' if best.raised == 1 else 'groups'} of layers"
-        edge = f"; {bytes_text(best.size_bytes - below[-1].size_bytes)} less does not pass" if below else ""
+        share = 100 * best.extra_bytes / before.all_bytes
+        below = [one for one in self.trials if one.all_bytes < best.all_bytes and one.role == "tried"]
+        raised = [f"{best.raised} {'group' if best.raised == 1 else 'groups'} of layers"] if best.raised else []
+        if n := best.raised_caches:
+            raised.append(f"the {'cache of 1 layer' if n == 1 else f'caches of {n} layers'}")
+        cache = ""
+        if best.cache_bytes is not None and before.cache_bytes is not None:
+            cache = f", cache {bytes_text(before.cache_bytes)} -> {bytes_text(best.cache_bytes)}"
+        edge = f"; {bytes_text(best.all_bytes - below[-1].all_bytes)} less does not pass" if below else ""
         return (
-            f"{best.name} passes: {groups} with more bits than in {self.name}, for {bytes_text(best.extra_bytes)} more "
-            f"({share:.3g} %, {before.bits_per_weight:.2f} -> {best.bits_per_weight:.2f} bits per weight){edge}"
+            f"{best.name} passes: {' and '.join(raised)} with more bits than in {self.name}, for "
+            f"{bytes_text(best.extra_bytes)} more "
+            f"({share:.3g} %, {before.bits_per_weight:.2f} -> {best.bits_per_weight:.2f} bits per weight{cache}){edge}"
         )
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
@@ -248,13 +265,15 @@ class Repair(Tabular):
         ]
 
     def table(self) -> Table:
-        heads = ("size", "more", "bits/weight", "KL (nats)", "flips (%)")
+        cached = self.cache_tokens is not None
+        heads = ("size", *(["cache"] if cached else []), "more", "bits/weight", "KL (nats)", "flips (%)")
         return Table(
             columns=[Column("variant", left=True), *map(Column, heads), Column("policy", left=True)],
             rows=[
                 (
                     one.name,
                     bytes_text(one.size_bytes),
+                    *([bytes_text(one.cache_bytes)] if one.cache_bytes is not None else []),
                     bytes_text(one.extra_bytes) if one.extra_bytes else None,
                     f"{one.bits_per_weight:.3f}",
                     None if one.kl is None else f"{one.kl:.4f}",
@@ -281,7 +300,10 @@ class Repair(Tabular):
         by_format: dict[str, list[str]] = {}
         for group, name in self.changed.items():
             by_format.setdefault(name, []).append(group)
-        return [f"Raised, {name}: {', '.join(groups)}" for name, groups in by_format.items()]
+        lines = [f"Raised, {name}: {', '.join(groups)}" for name, groups in by_format.items()]
+        if self.cache_tokens is not None:
+            lines.append(f"Cache: keys and values of {self.cache_tokens:,} tokens, counted with the weights")
+        return lines
 
     def as_text(self) -> str:
         """Return what passes and its price, every variant, the gates before and after, and the next command."""

@@ -308,7 +308,7 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
     with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
     require_mixable(config, formats, source)
-    caches = cache_bytes(config, source)
+    caches = cache_bytes(config, source, quantized_caches(config, source))
     if caches and config.space.cache_tokens == AUTO:
         config = config.with_values(cache_tokens=source.max_length)
     for limit in limits:
@@ -374,7 +374,9 @@ def stored_sizes(source: SourceModel, groups: Sequence[WeightGroup], folders: Ma
     return StoredSizes(
         groups=tuple(group.name for group in groups),
         formats=tuple(folders),
-        layers=np.array([[bytes_of_layers(one, layers) for one in headers] for layers in by_layer], dtype=np.int64),
+        layers=np.array(
+            [bytes_of_layers(one, layers) for layers in by_layer for one in headers], dtype=np.int64
+        ).reshape(len(groups), len(headers)),
         base=bytes_of_layers(base, linear),
         rest=total_bytes(first) - bytes_of_layers(first, linear),
         weights=sum(rows * columns for rows, columns in source.linear.values()),
@@ -413,7 +415,7 @@ class _Search:
 
     def _with_caches(self, sizes: StoredSizes) -> StoredSizes:
         """Return the sizes with each layer's cache as one more group, and its formats as columns behind the others'."""
-        n_bytes = cache_bytes(self.config, self.source)
+        n_bytes = cache_bytes(self.config, self.source, self.caches)
         if not n_bytes:
             return sizes
         kept, *columns = n_bytes.values()
@@ -542,7 +544,7 @@ class _Search:
         layers = {layer: chosen for group, chosen in zip(self.layers, names, strict=False) for layer in group}
         settings, caches = self.config.caches, names[len(self.layers) :]
         rounded = {str(layer): one for layer, name in enumerate(caches) if (one := settings[name]) is not None}
-        of_caches = sum(cache_bytes(self.config, self.source)[name] for name in caches)
+        of_caches = sum(cache_bytes(self.config, self.source, self.caches)[name] for name in caches)
         in_order = {layer: layers[layer] for layer in self.source.linear}
         folder = home(self.tracker.uri) / "recipes"
         variant = recipe_variant(self.config, self.formats, in_order, f"{name}{limit.short}", folder, rounded)
