@@ -317,6 +317,7 @@ class PolicyGates:
     # Numbers that must be read from the evaluations' results; the main runs have the others
     readings: frozenset[GateReading]
     asks_stages: bool = False  # Whether a rule asks which stages have finished
+    asks_sizes: bool = False  # Whether sizes are read: the quantize runs have those that main runs leave out
 
     @property
     def asks_speed(self) -> bool:
@@ -528,11 +529,13 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
             readings.add(GateReading(metric=KL, end="value"))
     if policy.objective.by == "speed" and policy.objective.speed_metric in all_keys():
         readings.add(GateReading(metric=policy.objective.speed_metric, end="value"))
+    bounded_or_weighed = [*(one.metric for one in policy.gates), *(term.metric for term in policy.objective.utility)]
     return PolicyGates(
         gates=tuple(gates),
         rules=tuple(rules),
         readings=frozenset(readings),
         asks_stages=bool(required.stages),
+        asks_sizes=any(name.startswith("size/") for name in bounded_or_weighed),
     )
 
 

@@ -190,6 +190,35 @@ def test_gates_of_tasks_and_categories_read_the_results_of_the_evaluation(
     assert mc.promote(model="llama", dry_run=True, policy=below).outcome == "nothing"
 
 
+def test_sizes_that_the_main_run_leaves_out_are_those_of_the_quantize_run(
+    tracker: Tracker, policy: Callable[..., str]
+) -> None:
+    """Main runs have a cache's sizes where it is not the baseline's: 2048 bytes a token here, and in it half of that."""
+    caches = {"plain": (2048.0, 1.0), "half": (1024.0, 2.0)}
+    for name, (taken, ratio) in caches.items():
+        run = finished(tracker, name)
+        if ratio != 1:
+            for key, value in (("size/cache_bytes_per_token", taken), ("size/cache_ratio", ratio)):
+                tracker.client.log_metric(run, key, value)
+        tags = {run_names.PARENT: run, run_names.BASE_MODEL: "llama"}
+        with tracker.run("quantize", "quantize", tags, own=False) as made:
+            made.log_values({"size/cache_bytes_per_token": taken, "size/cache_ratio": ratio, "size/bytes": 1.0})
+    finished(tracker, "unknown")  # without a quantize run, and so with no word of its cache
+
+    def reasons(gate: dict[str, object]) -> dict[str, str]:
+        found = mc.promote(model="llama", dry_run=True, policy=policy(gates=[gate]))
+        return {o.candidate.name: "; ".join(o.reasons) for o in found.decision.outcomes}
+
+    at_most = reasons({"metric": "size/cache_bytes_per_token", "at_most": 1500, "bound": "value"})
+    assert "size/cache_bytes_per_token: 2048 > 1500" in at_most["plain"]
+    assert "size/cache_bytes_per_token: 1024 <= 1500" in at_most["half"]
+    assert "size/cache_bytes_per_token is missing" in at_most["unknown"]
+    at_least = reasons({"metric": "size/cache_ratio", "at_least": 1, "bound": "value"})
+    assert "size/cache_ratio: 1 >= 1" in at_least["plain"] and "size/cache_ratio: 2 >= 1" in at_least["half"]
+    # Other sizes are those of the main run.
+    assert "size/bytes: 1 " not in reasons({"metric": "size/bytes", "at_most": 2, "bound": "value"})["plain"]
+
+
 def test_a_task_that_no_run_has_is_refused_before_a_run_is_made(
     tracker: Tracker, policy: Callable[..., str], measured: tuple[RunRecords, list[dict[str, object]]]
 ) -> None:

@@ -93,6 +93,7 @@ def timed_in(run: Any | None) -> TimedIn:
 
 
 _MEASURING = ("evaluate", "judge", "speed")  # stages whose runs hold results
+_QUANTIZE = "quantize"  # its run has every size of the checkpoint
 
 
 def candidates_of(
@@ -104,21 +105,22 @@ def candidates_of(
     are found with one search per stage, whatever the number of variants, and only where the policy needs them. A task
     or category of the policy that no variant has results of is a `ConfigError`.
     """
-    asks = bool(policy.readings or policy.asks_stages)
-    children = finished_children(tracker, label) if asks else {}
+    stages = _MEASURING if policy.readings or policy.asks_stages else ()
+    children = finished_children(tracker, label, (*stages, *([_QUANTIZE] if policy.asks_sizes else [])))
     found = []
     places: set[tuple[str, str]] = set()
     for variant in variants:
         run = variant.run
         below = children.get(run.info.run_id, {})
-        results = results_of(tracker, below.values()) if policy.readings else []
+        measured = [run for stage, run in below.items() if stage != _QUANTIZE]
+        results = results_of(tracker, measured) if policy.readings else []
         places |= {(result.task or "", result.category or "") for result in results}
         found.append(
             candidate_of(
                 variant.name,
                 run,
                 read_gates(results, policy.readings),
-                below if asks else None,
+                below if stages or policy.asks_sizes else None,
                 makes=None if made_once(run) else variant.makes,
                 version=versions.get(run.info.run_id),
             )
@@ -160,7 +162,9 @@ def candidate_of(
     - `read`: What its gates read besides the metrics of the run.
     - `stages`: The runs of its stages; None where the policy does not ask.
     """
-    metrics = {**run.data.metrics, **read}
+    made = stages[_QUANTIZE].data.metrics if stages and _QUANTIZE in stages else {}
+    sizes = {size: value for size, value in made.items() if size.startswith("size/")}
+    metrics = {**sizes, **run.data.metrics, **read}
     method, servers = run.data.tags[run_names.METHOD], run.data.tags.get(run_names.SERVED_BY)
     return Candidate(
         name=name,
@@ -188,10 +192,10 @@ def made_once(run: Any) -> bool:
     return text == NONE and run.data.tags[run_names.METHOD] not in (SERVED_METHOD, "checkpoint")
 
 
-def finished_children(tracker: Tracker, label: str) -> dict[str, dict[str, Any]]:
-    """Return the newest finished run of every measuring stage of a baseline's main runs, by main run and stage."""
+def finished_children(tracker: Tracker, label: str, stages: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the newest finished run of some stages of a baseline's main runs, by main run and stage."""
     found: dict[str, dict[str, Any]] = {}
-    for stage in _MEASURING:
+    for stage in stages:
         for run in tracker.find_finished(stage, **{run_names.BASE_MODEL: label}):
             parent = run.data.tags.get(run_names.PARENT)
             if parent is not None:
