@@ -41,9 +41,32 @@ def test_equal_sizes_are_ranked_by_kl() -> None:
 
 
 def test_what_does_not_compress_is_never_promoted() -> None:
-    decision = decide([replace(candidate("kv-cache", size=1, kl=0.0, method="kv-cache"), compresses=False)], GATES)
+    decision = decide([replace(candidate("noise", size=1, kl=0.0, method="gaussian-noise"), compresses=False)], GATES)
     assert decision.champion is None
     assert "cannot be promoted" in decision.outcomes[0].reasons[0]
+
+
+def test_a_smaller_cache_beside_weights_of_the_same_size_is_smaller_too() -> None:
+    """It passes behind every variant with smaller weights; larger weights, and a cache as large, do not."""
+
+    def with_cache(name: str, size: float, ratio: float | None) -> Candidate:
+        one = candidate(name, size=size)
+        cache = {} if ratio is None else {"size/cache_ratio": ratio}
+        return replace(one, metrics={**one.metrics, **cache})
+
+    sizes = {
+        "half": (10000, 2.0),
+        "same": (10000, None),
+        "larger": (11000, 2.0),
+        "weights": (9000, None),
+        "grown": (10000, 0.5),
+    }
+    decision = decide([with_cache(name, *both) for name, both in sizes.items()], GATES)
+    assert [o.candidate.name for o in decision.outcomes if o.passed] == ["weights", "half"]
+    said = {o.candidate.name: o.reasons[0] for o in decision.outcomes}
+    assert said["half"] == "size: weights as large as the baseline's, a cache 2 times smaller"
+    assert said["same"] == said["grown"] == "not smaller than the baseline: the same size on disk"
+    assert said["larger"].startswith("not smaller than the baseline: 1.1 times")
 
 
 def test_a_missing_metric_fails_the_gate() -> None:

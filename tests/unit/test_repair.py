@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -165,6 +165,14 @@ def test_rounded_caches_are_raised_beside_the_layers() -> None:
     require_repairable(alone)
 
 
+def test_the_recipe_of_kv_cache_rounds_every_layers_cache() -> None:
+    settings = method_config("kv-cache", key_bits=2, residual=4).settings()
+    recipe = repair_module._recipe_of(cast(Any, SimpleNamespace(method="kv-cache", settings=settings)), "", SOURCE)
+    assert set(recipe.layers.values()) == {"none"} and list(recipe.layers) == list(SOURCE.linear)
+    assert recipe.cache == {str(layer): settings for layer in range(SOURCE.layers)}
+    require_repairable(refused("kv-cache", recipe))
+
+
 def test_a_format_that_a_group_cannot_have_is_not_what_makes_a_kl_reachable() -> None:
     """The second group, a cache, has no second format: its 0 there is no price, so 0.05 is out of reach (0.1 - 0.04)."""
     table = prices((0, -0.04), (0, -0.03), sizes=((10, 20), (10, 0)))
@@ -179,7 +187,7 @@ CANNOT = "cannot be applied to some layers only.*gptq.*nvfp4.*rtn"
     ("method", "settings", "target", "why"),
     [
         ("magnitude", {}, "any", CANNOT),
-        ("kv-cache", {}, "any", CANNOT),
+        ("kv-cache-fp8", {}, "any", CANNOT),
         ("bnb-nf4", {}, "any", CANNOT),
         ("hqq", {}, "any", CANNOT),
         ("gptq", {"backend": "gptqmodel"}, "any", CANNOT),

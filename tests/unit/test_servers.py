@@ -132,7 +132,10 @@ def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> No
         method: mc.compress("demo", method, store=tmp_path / "store", output_dir=str(tmp_path / "out")).summary
         for method in ("kv-cache", "none")
     }
-    assert made["kv-cache"].endswith("Only this package reads its format: no server does")
+    assert made["kv-cache"].endswith(
+        "Only this package reads its format: no server does. "
+        "Other loaders, transformers among them, ignore its rounded cache without a warning"
+    )
     assert "Only this package" not in made["none"]
 
 

@@ -23,6 +23,7 @@ from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
 from mlflow_compress.lifetime import keep_freed_memory
+from mlflow_compress.models.architectures import CACHE_IGNORED, QUANTIZED_CACHE
 from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel, local_model_folder
@@ -61,6 +62,7 @@ class CompressedModel(Tabular):
         ratio = made.cache_ratio
         cache = "" if ratio is None or ratio == 1 else f", its cache {ratio_text(ratio)}"
         alone = ". Only this package reads its format: no server does" if made.served_by == [] else ""
+        alone += f". {CACHE_IGNORED}" if QUANTIZED_CACHE in made.format else ""
         warning = f". {self.warning}" if self.warning else ""
         return (
             f"{self.name}: {made.size_ratio:.2f}x smaller, {made.bits_per_weight:.2f} bits per linear weight{pruned} "

@@ -22,6 +22,7 @@ from mlflow_compress.compression.mixed_recipe import MIXED
 from mlflow_compress.compression.pipeline import staging_folder
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.errors import ConfigError, MlflowCompressError, TrackingError
+from mlflow_compress.models.architectures import CACHE_IGNORED, QUANTIZED_CACHE
 from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.reporting.tables import Table, escape_markdown
@@ -164,7 +165,8 @@ def _use(manifest: CheckpointManifest) -> str:
     if manifest.served_by is None:
         return "Which servers load this format is not known."
     if not manifest.served_by:
-        return "Only mlflow-compress reads this format: `mlflow-compress evaluate --checkpoint FOLDER`."
+        ignored = f" {CACHE_IGNORED}." if QUANTIZED_CACHE in manifest.format else ""
+        return f"Only mlflow-compress reads this format: `mlflow-compress evaluate --checkpoint FOLDER`.{ignored}"
     file = ', gguf_file="model.gguf"' if manifest.format.lower().startswith("gguf") else ""
     calls = {
         "vllm": "`vllm serve FOLDER`",

@@ -238,6 +238,9 @@ def find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, Any
 def _recipe_of(manifest: CheckpointManifest, folder: str, source: SourceModel) -> MixedRecipe:
     if manifest.method == MIXED:
         return MixedRecipe.read(Path(folder) / RECIPE_FILE)
+    if manifest.method == KvCache.name:
+        cache = {str(layer): manifest.settings for layer in range(source.layers)}
+        return MixedRecipe(formats={}, layers=dict.fromkeys(source.linear, KEPT), cache=cache)
     own = {name: value for name, value in manifest.settings.items() if name not in CalibratedConfig.model_fields}
     bits = dict.fromkeys(source.linear, own.get("bits"))
     if fixed := METHODS.get(manifest.method).for_single_layers:  # a K-quant's file has several types

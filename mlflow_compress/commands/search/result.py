@@ -10,6 +10,7 @@ from typing import Any, Literal
 from mlflow_compress.commands.promote.result import NOTHING_PASSES
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.config import EMBEDDED
+from mlflow_compress.models.architectures import CACHE_IGNORED
 from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.reporting.search_tables import search_finding, search_notes, search_table
 from mlflow_compress.reporting.tables import Column, Table, escape_markdown
@@ -134,6 +135,7 @@ class Search(Tabular):
         told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
         if self.cache_tokens is not None:
             told.append(f"Cache: keys and values of {self.cache_tokens:,} tokens. Limits count it with the weights")
+            told.append(CACHE_IGNORED.replace("its rounded cache", "rounded caches"))
         return [*told, self.estimate.note] if self.estimate is not None else told
 
     @property
@@ -303,6 +305,7 @@ class Repair(Tabular):
         lines = [f"Raised, {name}: {', '.join(groups)}" for name, groups in by_format.items()]
         if self.cache_tokens is not None:
             lines.append(f"Cache: keys and values of {self.cache_tokens:,} tokens, counted with the weights")
+            lines.append(CACHE_IGNORED.replace("its rounded cache", "rounded caches"))
         return lines
 
     def as_text(self) -> str:

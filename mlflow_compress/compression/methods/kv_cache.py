@@ -58,7 +58,6 @@ class KvCache(Method[KvCacheConfig]):
     format = "safetensors (quantized_cache)"
     own_format = True
     Config = KvCacheConfig
-    compresses = False
     linear_only = False
     rounds_cache = True
 
