@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import mlflow_compress as mc
 from mlflow_compress.commands.evaluate.run import require_cache_applied
 from mlflow_compress.compression import METHODS, compress_model, method_config
+from mlflow_compress.compression.methods.kv_cache import head_dim
 from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.architectures.quantized_cache import (
@@ -33,7 +34,7 @@ from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.scoring.forward.head import replaced_modules
 from mlflow_compress.scoring.generation.decoding import GenerationJob, decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
-from tests.compress_models import TEXT, logits, mean_kl, token_rows
+from tests.compress_models import TEXT, logits, make_mixtral, make_mixture, mean_kl, token_rows
 from tests.unit.scoring_models import rounding_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -294,6 +295,37 @@ def test_a_layers_cache_is_rounded_beside_any_weights(method: str, base: Path, t
         quantize_cache(alone, {1: QuantizedCache(by_token(4), by_token(2))})
         by_hand = alone(input_ids=ids).logits
     assert torch.equal(scored, by_hand) and not torch.equal(scored, plain)
+
+
+@pytest.mark.usefixtures("no_fresh_process")
+@pytest.mark.parametrize("make", [make_mixtral, make_mixture])
+def test_mixtures_of_experts_have_rounded_caches_by_kv_cache_and_recipes_are_refused(make: Any, tmp_path: Path) -> None:
+    """The distance to the base is 0 with neither 8 nor 2 bits, and is that of the cache applied by hand."""
+    base, kl = make(tmp_path / "base"), {}
+    ids, width = token_rows(base, TEXT[0], rows=4, length=64), head_dim(resolve(str(base)).configuration())
+    model = load_model(LoadConfig(path=str(base), device="cpu")).model
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+    for bits in (8, 2):
+        out = tmp_path / str(bits)
+        manifest = compress_model(
+            str(base), "kv-cache", method_config("kv-cache", key_bits=bits, value_bits=bits), [], out
+        )
+        assert manifest.served_by == []
+        # A number takes 2 bytes in bfloat16; of a vector of them, scale and offset take 4.
+        assert manifest.cache_ratio == pytest.approx(2 / (bits / 8 + 4 / width))
+        quantize_cache(model, dict.fromkeys(range(2), QuantizedCache(*[by_token(bits, width)] * 2)))
+        with torch.inference_mode():
+            rounded = load_model(LoadConfig(path=str(out), device="cpu")).model(input_ids=ids).logits
+            assert torch.equal(rounded, model(input_ids=ids).logits)
+        kl[bits] = mean_kl(expected, rounded)
+    assert 0 < kl[8] < kl[2] / 10
+    # A recipe names linear layers, and experts are none: nothing is made that leaves them as they are without a word.
+    for method in ("rtn", "none"):
+        with pytest.raises(
+            UnsupportedError, match=r"'mixed' changes linear layers only, and .*% of the weights .*experts"
+        ):
+            compress_model(str(base), "mixed", recipe(base, tmp_path, method, {"0": {}}), TEXT, tmp_path / "mixed")
 
 
 def test_a_token_takes_the_bytes_of_its_numbers_and_scales() -> None:
