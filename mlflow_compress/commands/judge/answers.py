@@ -25,6 +25,8 @@ from mlflow_compress.tracking.store import OpenRun, Store
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders next to RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench, in tokens
+TASK = "instructions"
+_ANSWERS, _SCORED = "answers", "scored"  # folders of unfinished work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,240 +44,184 @@ def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
     return int(config.answers.judge_max_tokens)
 
 
-def _sample(
-    loaded: Any,
-    instructions: list[Instruction],
-    config: JudgeConfig,
-    seed: int,
-    resume: Path,
-    speed: Speed,
-) -> Generations:
-    """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
-    drawn = GenerationConfig(
-        max_new_tokens=config.answers.max_new_tokens, samples=config.answers.num_samples, seed=seed
-    )
-    return generate_two_turns(
-        loaded, instructions, drawn, turns=1, system=config.inference.system_prompt or "", resume=resume, speed=speed
-    )
-
-
-def _answers(
-    loaded: Any,
-    instructions: list[Instruction],
-    config: JudgeConfig,
-    seed: int,
-    resume: Path,
-    speed: Speed,
-) -> Answers:
-    """Return a model's answers. `seed` is for the samples; the graded answers use `config.source.seed`."""
-    graded = GenerationConfig(
-        max_new_tokens=graded_tokens(config, loaded),
-        temperature=OTHER_TEMPERATURE,
-        top_k=0,
-        top_p=1.0,
-        samples=1,
-        seed=config.source.seed,
-    )
-    return Answers(
-        graded=generate_two_turns(
-            loaded,
-            instructions,
-            graded,
-            temperatures=TEMPERATURES,
-            system=config.inference.system_prompt or "",
-            resume=resume / RECORDS,
-            speed=speed,
-        ),
-        samples=_sample(loaded, instructions, config, seed, resume / SAMPLES, speed),
-    )
-
-
 def _log_speed(run: OpenRun, speed: Speed) -> None:
     """Log the tokens a second of the answers that this run has generated itself."""
     if speed.tokens_per_second is not None:
         run.log_values({"speed/answer_tokens_per_second": speed.tokens_per_second})
 
 
-def _fingerprint(
-    model: EngineModel, template: object, instructions: list[Instruction], config: JudgeConfig
-) -> dict[str, object]:
-    return {
-        **model.identity,
-        **model.answer_identity,
-        "chat_template": template,
-        "num_samples": config.answers.num_samples,
-        "max_new_tokens": config.answers.max_new_tokens,
-        "judge_max_tokens": config.answers.judge_max_tokens,
-        "seed": config.source.seed,
-        "system_prompt": config.inference.system_prompt,
-        "instructions": fingerprint_of(instructions, config.answers.instructions),
-    }
+@dataclass(frozen=True)
+class AnswerRuns:
+    """Gets or creates the runs with the answers of the baseline and of its variants to the same instructions.
 
-
-def _read_answers(store: Store, run_id: str) -> Answers:
-    graded, samples = (Generations.read(store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
-    return Answers(graded=graded, samples=samples)
-
-
-def _write_answers(answers: Answers, folder: Path) -> None:
-    RunRecords(generations=answers.graded).write(folder / RECORDS)
-    answers.samples.write(folder / SAMPLES)
-
-
-def baseline_answers(
-    store: Store,
-    base: EngineModel,
-    instructions: list[Instruction],
-    config: JudgeConfig,
-    load: OneLoaded,
-    before: Callable[[], None] = lambda: None,
-) -> tuple[str, Answers, Generations]:
-    """Get-or-create: return the run with the baseline's answers, the answers, and a second sample (the noise floor).
-
-    `before` is called before they are written.
+    All models use the baseline's chat template, because tools often save a checkpoint without it.
     """
 
-    def work(run: OpenRun, folder: Path, resume: Path) -> None:
-        loaded, speed = load(base), Speed()
-        _write_answers(_answers(loaded, instructions, config, config.source.seed, resume, speed), folder)
-        again = _sample(loaded, instructions, config, config.source.seed + 1, resume / SAMPLES_AGAIN, speed)
-        again.write(folder / SAMPLES_AGAIN)
-        _log_speed(run, speed)
+    config: JudgeConfig
+    store: Store
+    instructions: list[Instruction]
+    base: EngineModel
+    load: OneLoaded
 
-    fingerprint = _fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, _ = get_or_create_run(
-        store, "baseline-answers", inputs.baseline_label(config), fingerprint, work, before=before
-    )
-    answers = kept(("answers", run_id), lambda: _read_answers(store, run_id))
-    return run_id, answers, kept(("again", run_id), lambda: Generations.read(store.fetch(run_id, SAMPLES_AGAIN)))
+    @property
+    def _system(self) -> str:
+        return self.config.inference.system_prompt or ""
 
+    def _sample(self, loaded: Any, seed: int, resume: Path, speed: Speed) -> Generations:
+        """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
+        asked = self.config.answers
+        drawn = GenerationConfig(max_new_tokens=asked.max_new_tokens, samples=asked.num_samples, seed=seed)
+        return generate_two_turns(
+            loaded, self.instructions, drawn, turns=1, system=self._system, resume=resume, speed=speed
+        )
 
-def variant_answers(
-    store: Store,
-    run: OpenRun,
-    models: tuple[EngineModel, EngineModel],
-    instructions: list[Instruction],
-    config: JudgeConfig,
-    load: OneLoaded,
-) -> tuple[str, bool, Answers]:
-    """Get-or-create: return the run with the variant's answers, whether it is new, and the answers.
+    def _write(self, loaded: Any, seed: int, folder: Path, resume: Path, speed: Speed) -> None:
+        """Write a model's answers. `seed` is for the samples; the graded answers use the configuration's."""
+        graded = GenerationConfig(
+            max_new_tokens=graded_tokens(self.config, loaded),
+            temperature=OTHER_TEMPERATURE,
+            top_k=0,
+            top_p=1.0,
+            samples=1,
+            seed=self.config.source.seed,
+        )
+        answers = generate_two_turns(
+            loaded,
+            self.instructions,
+            graded,
+            temperatures=TEMPERATURES,
+            system=self._system,
+            resume=resume / RECORDS,
+            speed=speed,
+        )
+        RunRecords(generations=answers).write(folder / RECORDS)
+        self._sample(loaded, seed, resume / SAMPLES, speed).write(folder / SAMPLES)
 
-    The answers have their own run below the judge's run. It finishes before the grading begins. So the answers are kept
-    when a judge fails, and the next judge run reuses them.
+    def _read(self, run_id: str) -> Answers:
+        graded, samples = (Generations.read(self.store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
+        return Answers(graded=graded, samples=samples)
 
-    Both models use the baseline's chat template, because tools often save a checkpoint without it. The samples have the
-    seed of the baseline's second sample. With the seed of the first one, variant and baseline would share their random
-    numbers, and be more alike than two independent samples of one model. With this seed, an unchanged model has exactly
-    the similarity of the noise floor.
-    """
-    base, variant = models
+    def _asked(self, model: EngineModel, **more: object) -> dict[str, object]:
+        """Return what a model's answers depend on."""
+        return {
+            **model.identity,
+            "chat_template": self.base.tokenizer.chat_template,
+            "judge_max_tokens": self.config.answers.judge_max_tokens,
+            "system_prompt": self.config.inference.system_prompt,
+            "instructions": fingerprint_of(self.instructions, self.config.answers.instructions),
+            **more,
+        }
 
-    def work(stored: OpenRun, folder: Path, resume: Path) -> None:
-        loaded, speed = replace(load(variant), tokenizer=base.tokenizer), Speed()
-        _write_answers(_answers(loaded, instructions, config, config.source.seed + 1, resume, speed), folder)
-        _log_speed(stored, speed)
+    def _sampling(self, model: EngineModel) -> dict[str, object]:
+        """Return what graded and sampled answers depend on besides."""
+        asked = self.config.answers
+        settings = {"num_samples": asked.num_samples, "max_new_tokens": asked.max_new_tokens}
+        return {**model.answer_identity, **settings, "seed": self.config.source.seed}
 
-    asked = _fingerprint(variant, base.tokenizer.chat_template, instructions, config)
-    label = f"{inputs.described(config).label} {inputs.baseline_label(config)}"
-    below = {run_names.PARENT: run.run_id}
-    run_id, fresh = get_or_create_run(store, "answers", label, {"stage": "judge", **asked}, work, below)
-    return run_id, fresh, _read_answers(store, run_id)
+    def baseline(self, before: Callable[[], None] = lambda: None) -> tuple[str, Answers, Generations]:
+        """Return the run with the baseline's answers, the answers, and a second sample (the noise floor).
 
+        `before` is called before they are written.
+        """
+        seed = self.config.source.seed
 
-TASK = "instructions"
-_ANSWERS, _SCORED = "answers", "scored"  # folders of unfinished work
+        def work(run: OpenRun, folder: Path, resume: Path) -> None:
+            loaded, speed = self.load(self.base), Speed()
+            self._write(loaded, seed, folder, resume, speed)
+            self._sample(loaded, seed + 1, resume / SAMPLES_AGAIN, speed).write(folder / SAMPLES_AGAIN)
+            _log_speed(run, speed)
 
+        fingerprint = self._asked(self.base, **self._sampling(self.base))
+        label = inputs.baseline_label(self.config)
+        run_id, _ = get_or_create_run(self.store, "baseline-answers", label, fingerprint, work, before=before)
+        answers = kept(("answers", run_id), lambda: self._read(run_id))
+        again = kept(("again", run_id), lambda: Generations.read(self.store.fetch(run_id, SAMPLES_AGAIN)))
+        return run_id, answers, again
 
-def _decoded(loaded: Any, instructions: list[Instruction], config: JudgeConfig, resume: Path) -> GreedyAnswers:
-    """Return the greedy answer to the first turn of every instruction."""
-    greedy = GenerationConfig(
-        max_new_tokens=graded_tokens(config, loaded), temperature=0.0, top_k=0, top_p=1.0, samples=1
-    )
-    system = config.inference.system_prompt or ""
-    found = generate_answers(loaded, instructions, greedy, task=TASK, system=system, resume=resume / _ANSWERS)
-    return GreedyAnswers(found.table)
+    def variant(self, run: OpenRun, variant: EngineModel) -> tuple[str, bool, Answers]:
+        """Return the run with the variant's answers, whether it is new, and the answers.
 
+        The answers have their own run below the judge's run. It finishes before the grading begins. So the answers are
+        kept when a judge fails, and the next judge run reuses them.
 
-def _greedy_fingerprint(
-    model: EngineModel, template: object, asked: list[Instruction], config: JudgeConfig
-) -> dict[str, object]:
-    return {
-        **model.identity,
-        "rounding": model.rounding,
-        "chat_template": template,
-        "judge_max_tokens": config.answers.judge_max_tokens,
-        "system_prompt": config.inference.system_prompt,
-        "instructions": fingerprint_of(asked, config.answers.instructions),
-    }
+        The samples have the seed of the baseline's second sample. With the seed of the first one, variant and baseline
+        would share their random numbers, and be more alike than two independent samples of one model. With this seed,
+        an unchanged model has exactly the similarity of the noise floor.
+        """
 
+        def work(stored: OpenRun, folder: Path, resume: Path) -> None:
+            loaded, speed = replace(self.load(variant), tokenizer=self.base.tokenizer), Speed()
+            self._write(loaded, self.config.source.seed + 1, folder, resume, speed)
+            _log_speed(stored, speed)
 
-def baseline_greedy(
-    store: Store, base: EngineModel, instructions: list[Instruction], config: JudgeConfig, load: OneLoaded
-) -> tuple[str, RunRecords]:
-    """Get-or-create: return the run with the baseline's greedy answers, and its records.
+        label = f"{inputs.described(self.config).label} {inputs.baseline_label(self.config)}"
+        fingerprint = self._asked(variant, stage="judge", **self._sampling(variant))
+        below = {run_names.PARENT: run.run_id}
+        run_id, fresh = get_or_create_run(self.store, "answers", label, fingerprint, work, below)
+        return run_id, fresh, self._read(run_id)
 
-    The run also holds the baseline's scores of its answers, and its states there, from which exact distances come.
-    """
+    def _decoded(self, loaded: Any, resume: Path) -> GreedyAnswers:
+        """Return the greedy answer to the first turn of every instruction."""
+        most = graded_tokens(self.config, loaded)
+        greedy = GenerationConfig(max_new_tokens=most, temperature=0.0, top_k=0, top_p=1.0, samples=1)
+        found = generate_answers(
+            loaded, self.instructions, greedy, task=TASK, system=self._system, resume=resume / _ANSWERS
+        )
+        return GreedyAnswers(found.table)
 
-    def work(run: OpenRun, folder: Path, resume: Path) -> None:
-        loaded = load(base)
-        answers = _decoded(loaded, instructions, config, resume)
-        states = resume / STATES
-        with base.capture(states, loaded) as writer:
-            scores, _ = base.scorer(loaded).score_corpus(TASK, answers, capture=writer, resume=resume / _SCORED)
-        run.log_folder(states, STATES)
-        RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
+    def baseline_greedy(self) -> tuple[str, RunRecords]:
+        """Return the run with the baseline's greedy answers, and its records.
 
-    fingerprint = _greedy_fingerprint(base, base.tokenizer.chat_template, instructions, config)
-    run_id, _ = get_or_create_run(store, "baseline-greedy", inputs.model_label(config.source.model), fingerprint, work)
-    return run_id, kept(("greedy", run_id), lambda: RunRecords.read(store.fetch(run_id, RECORDS)))
+        The run also holds the baseline's scores of its answers, and its states there, from which exact distances come.
+        """
+        base = self.base
 
+        def work(run: OpenRun, folder: Path, resume: Path) -> None:
+            loaded = self.load(base)
+            answers = self._decoded(loaded, resume)
+            states = resume / STATES
+            with base.capture(states, loaded) as writer:
+                scores, _ = base.scorer(loaded).score_corpus(TASK, answers, capture=writer, resume=resume / _SCORED)
+            run.log_folder(states, STATES)
+            RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
 
-def variant_greedy(
-    store: Store,
-    run: OpenRun,
-    models: tuple[EngineModel, EngineModel],
-    instructions: list[Instruction],
-    config: JudgeConfig,
-    load: OneLoaded,
-    baseline: tuple[str, RunRecords],
-) -> RunRecords:
-    """Get-or-create: return the variant's greedy answers, and its scores of the baseline's, token by token.
+        label, fingerprint = inputs.model_label(self.config.source.model), self._asked(base, rounding=base.rounding)
+        run_id, _ = get_or_create_run(self.store, "baseline-greedy", label, fingerprint, work)
+        return run_id, kept(("greedy", run_id), lambda: RunRecords.read(self.store.fetch(run_id, RECORDS)))
 
-    Both models use the baseline's chat template, as for the other answers. `baseline` is what `baseline_greedy` has
-    returned.
-    """
-    base, variant = models
-    baseline_run, written = baseline
-    assert written.greedy_answers is not None
-    theirs = written.greedy_answers
+    def variant_greedy(self, run: OpenRun, variant: EngineModel, baseline: tuple[str, RunRecords]) -> RunRecords:
+        """Return the variant's greedy answers, and its scores of the baseline's, token by token.
 
-    def work(stored: OpenRun, folder: Path, resume: Path) -> None:
-        loaded = replace(load(variant), tokenizer=base.tokenizer)
-        answers = _decoded(loaded, instructions, config, resume)
-        states = variant.comparable_with(base.stored(store.fetch(baseline_run, STATES)))
-        scorer = variant.scorer(loaded)
-        scores, distances = scorer.score_corpus(TASK, theirs, baseline=states, resume=resume / _SCORED)
-        assert distances is not None
-        RunRecords(
-            greedy_answers=answers,
-            greedy_scores=GreedyScores(scores.table),
-            greedy_distances=GreedyDistances(distances.table),
-        ).write(folder / RECORDS)
+        `baseline` is what `baseline_greedy` has returned.
+        """
+        baseline_run, written = baseline
+        assert written.greedy_answers is not None
+        theirs = written.greedy_answers
 
-    asked = _greedy_fingerprint(variant, base.tokenizer.chat_template, instructions, config)
-    label = f"{inputs.read_manifest(config.checkpoint).label} {inputs.model_label(config.source.model)}"
-    fingerprint = {"stage": "greedy", **asked, "baseline": baseline_run}
-    run_id, _ = get_or_create_run(store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
-    run.set_tags({run_names.BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})
-    return RunRecords.read(store.fetch(run_id, RECORDS))
+        def work(stored: OpenRun, folder: Path, resume: Path) -> None:
+            loaded = replace(self.load(variant), tokenizer=self.base.tokenizer)
+            answers = self._decoded(loaded, resume)
+            states = variant.comparable_with(self.base.stored(self.store.fetch(baseline_run, STATES)))
+            scorer = variant.scorer(loaded)
+            scores, distances = scorer.score_corpus(TASK, theirs, baseline=states, resume=resume / _SCORED)
+            assert distances is not None
+            RunRecords(
+                greedy_answers=answers,
+                greedy_scores=GreedyScores(scores.table),
+                greedy_distances=GreedyDistances(distances.table),
+            ).write(folder / RECORDS)
+
+        label = f"{inputs.read_manifest(self.config.checkpoint).label} {inputs.model_label(self.config.source.model)}"
+        fingerprint = self._asked(variant, rounding=variant.rounding, stage="greedy", baseline=baseline_run)
+        run_id, _ = get_or_create_run(self.store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
+        run.set_tags({run_names.BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})
+        return RunRecords.read(self.store.fetch(run_id, RECORDS))
 
 
 def answer_baseline(config: JudgeConfig, store: Store) -> None:
     """Let the baseline answer the instructions, unless the store has its answers."""
-    base, instructions = open_baseline(config), inputs.instructions_of(config)
-    load = OneLoaded()
-    baseline_answers(store, base, instructions, config, load)
+    runs = AnswerRuns(config, store, inputs.instructions_of(config), open_baseline(config), OneLoaded())
+    runs.baseline()
     if any(JUDGES.get(name).greedy for name in chosen_judges(config.answers.judges)):
-        baseline_greedy(store, base, instructions, config, load)
-    load.free()
+        runs.baseline_greedy()
+    runs.load.free()

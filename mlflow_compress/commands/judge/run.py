@@ -14,14 +14,7 @@ from mlflow_compress.commands.evaluate.models import (
     open_variant,
 )
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
-from mlflow_compress.commands.judge.answers import (
-    SAMPLES,
-    baseline_answers,
-    baseline_greedy,
-    graded_tokens,
-    variant_answers,
-    variant_greedy,
-)
+from mlflow_compress.commands.judge.answers import SAMPLES, AnswerRuns, graded_tokens
 from mlflow_compress.commands.judge.answers_artifact import log_answers
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import store_of_command
@@ -171,20 +164,19 @@ def judge(
         if about := model.about():
             say(about)
     check_same_tokenizer(*models)
-    load, greedy = OneLoaded(), {}
-    baseline_run, baseline, again = baseline_answers(store, base, instructions, config, load, before=models[1].try_out)
+    runs, greedy = AnswerRuns(config, store, instructions, base, OneLoaded()), {}
+    baseline_run, baseline, again = runs.baseline(before=models[1].try_out)
     greedily = [name for name in judges if JUDGES.get(name).greedy]
     decoded, left_out = None, ""
     if not all(model.abilities.whole_distributions for model in models):
         judges = {name: opened for name, opened in judges.items() if name not in greedily}
         left_out = ", ".join(f"{name}: a server shows no whole distributions" for name in greedily)
     elif greedily:
-        decoded = baseline_greedy(store, base, instructions, config, load)
-    answers_run, fresh, variant = variant_answers(store, run, models, instructions, config, load)
+        decoded = runs.baseline_greedy()
+    answers_run, fresh, variant = runs.variant(run, models[1])
     if decoded is not None:
-        of_variant = variant_greedy(store, run, models, instructions, config, load, decoded)
-        greedy = {"baseline": decoded[1], "variant": of_variant}
-    load.free()
+        greedy = {"baseline": decoded[1], "variant": runs.variant_greedy(run, models[1], decoded)}
+    runs.load.free()
     spending = spending_of(config.judging)
     estimates: list[str] = []
 
