@@ -46,7 +46,7 @@ from mlflow_compress.scoring.speed import timing
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.store import Store
 
 WITHIN = 0.1  # of a ratio: the ends of an interval that is narrow enough
 
@@ -208,85 +208,57 @@ def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasureme
         raise not_served("model", config.source.model)
     made, label = described(asked), baseline_label(asked)
     with store_of_command(config, store) as opened:
-        return _run(config, made, label, opened)
+        return _run(config, asked, made, label, opened)
 
 
-def _run(config: SpeedConfig, manifest: Made, label: str, store: Store) -> SpeedMeasurement:
+def _timed(config: SpeedConfig, asked: EvaluateConfig) -> Mapping[str, timing.ModelTimes] | str:
+    """Return what was measured of each model, or why nothing was."""
+    if is_endpoint(config.checkpoint):
+        base = open_baseline(asked)
+        variant = open_variant(asked, base)
+        models = {"baseline": base, "variant": variant} if base.abilities.served else {"variant": variant}
+        return served_times(models, _plan(config, base))
+    folder = Path(str(config.checkpoint))
+    choice, python = chosen(config, folder, _device(config))
+    return choice.reason if choice.runtime is None else measure(config, folder, choice, python)
+
+
+def _run(config: SpeedConfig, asked: EvaluateConfig, manifest: Made, label: str, store: Store) -> SpeedMeasurement:
     with store.run(f"speed {manifest.label} {label}", "speed", {run_names.BASE_MODEL: label}) as run:
-        run.set_tags(
-            {
-                run_names.VARIANT: manifest.label,
-                run_names.METHOD: manifest.method,
-                run_names.CHECKPOINT: config.checkpoint,
-            }
+        tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
+        run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
+        timed = _timed(config, asked)
+        times = {} if isinstance(timed, str) else timed
+        records = {who: _records(times.get(who)) for who in ("baseline", "variant")}
+        results: list[MetricResult] = []
+        if isinstance(timed, str):
+            described: Mapping[str, str] = {}
+            missing = {"speed": timed, "serving_memory": timed}
+            run.set_tags(skipped_tag(timed))
+        else:
+            described = timed["variant"].described
+            missing = {} if timed["variant"].memory else {"serving_memory": NO_MEMORY_OF_SERVED}
+            results = compute_all(MetricInputs(baseline=records["baseline"], variant=records["variant"]))
+            run.log_params(description(described))
+            run.log_results(logged(results))
+            run.log_values(_values(timed))
+        run.log_json(results_json(results), "metrics.json")
+        run.log_json(missing, "not_computed.json")
+        with scratch_folder(store.uri) as folder:
+            for who, tables in records.items():
+                tables.write(folder / who)
+            run.log_folder(folder, RECORDS)
+        found = SpeedMeasurement(
+            name=manifest.label,
+            results=tuple(results),
+            not_computed=missing,
+            records_folder=store.fetch(run.run_id, RECORDS) / "variant",
+            run=store.link(run.run_id),
+            baseline=label,
+            values=_values(times),
+            described=described,
         )
-        if is_endpoint(config.checkpoint):
-            asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
-            base = open_baseline(asked)
-            variant = open_variant(asked, base)
-            models = {"baseline": base, "variant": variant} if base.abilities.served else {"variant": variant}
-            found = served_times(models, _plan(config, base))
-            if isinstance(found, str):
-                return _without_speed(manifest, label, found, store, run)
-            return _logged(manifest, label, found, store, run)
-        folder = Path(str(config.checkpoint))
-        choice, python = chosen(config, folder, _device(config))
-        if choice.runtime is None:
-            return _without_speed(manifest, label, choice.reason, store, run)
-        times = measure(config, folder, choice, python)
-        return _logged(manifest, label, times, store, run)
-
-
-def _without_speed(manifest: Made, label: str, reason: str, store: Store, run: OpenRun) -> SpeedMeasurement:
-    run.set_tags(skipped_tag(reason))
-    run.set_note(f"**{manifest.label}** was not timed: {reason}.")
-    run.log_json([], "metrics.json")
-    missing = {"speed": reason, "serving_memory": reason}
-    run.log_json(missing, "not_computed.json")
-    records = _log_records(dict.fromkeys(("baseline", "variant"), _records(None)), store, run)
-    return SpeedMeasurement(
-        name=manifest.label,
-        results=(),
-        not_computed=missing,
-        records_folder=records,
-        run=store.link(run.run_id),
-        baseline=label,
-    )
-
-
-def _log_records(measured: Mapping[str, RunRecords], store: Store, run: OpenRun) -> Path:
-    """Log when each token was there and what memory that took, and return the variant's folder of it."""
-    with scratch_folder(store.uri) as folder:
-        for who, records in measured.items():
-            records.write(folder / who)
-        run.log_folder(folder, RECORDS)
-    return store.fetch(run.run_id, RECORDS) / "variant"
-
-
-def _logged(
-    manifest: Made, label: str, times: Mapping[str, timing.ModelTimes], store: Store, run: OpenRun
-) -> SpeedMeasurement:
-    measured = {who: _records(times.get(who)) for who in ("baseline", "variant")}
-    inputs = MetricInputs(baseline=measured["baseline"], variant=measured["variant"])
-    results, values, described = compute_all(inputs), _values(times), times["variant"].described
-    run.log_params(description(described))
-    run.log_results(logged(results))
-    run.log_values(values)
-    run.log_json(results_json(results), "metrics.json")
-    missing = {} if times["variant"].memory else {"serving_memory": NO_MEMORY_OF_SERVED}
-    run.log_json(missing, "not_computed.json")
-    records = _log_records(measured, store, run)
-    found = SpeedMeasurement(
-        name=manifest.label,
-        results=tuple(results),
-        not_computed=missing,
-        records_folder=records,
-        run=store.link(run.run_id),
-        baseline=label,
-        values=values,
-        described=described,
-    )
-    run.set_note(f"**{found.summary}**")
+        run.set_note(f"**{found.summary}**" if times else f"**{manifest.label}** was not timed: {timed}.")
     return found
 
 
