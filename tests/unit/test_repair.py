@@ -160,8 +160,8 @@ def test_rounded_caches_are_raised_beside_the_layers() -> None:
     assert bounded.caches == {0: {"as it was": cache["0"]}, 1: {"as it was": cache["1"]}}
     assert raised_recipe(bounded, LAYERS[:1], (1, 0, 0)) == raised_recipe(one, LAYERS[:1], (1, 0, 0))
     alone = replace(one, recipe=MixedRecipe(formats={}, layers=dict.fromkeys(layers, "none"), cache=cache))
-    assert alone.raised is None and alone.columns == ["as it was", "at 8 bits", "as in the baseline"]
-    assert raised_recipe(alone, [], (1, 0)).cache == {"0": more, "1": cache["1"]}
+    assert alone.raised is None and alone.columns == ["as it was", "as in the baseline", "at 8 bits"]
+    assert raised_recipe(alone, [], (2, 0)).cache == {"0": more, "1": cache["1"]}
     require_repairable(alone)
 
 

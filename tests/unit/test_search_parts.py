@@ -20,7 +20,7 @@ from mlflow_compress.commands.search.result import SearchedVariant
 from mlflow_compress.commands.search.run import UnitKl, _windows
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.config import as_text, parse
-from mlflow_compress.decide.cost_table import Limit
+from mlflow_compress.decide.cost_table import Limit, StoredSizes
 from mlflow_compress.errors import AlignmentError, ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.weight_groups import WeightGroup
@@ -126,6 +126,19 @@ def test_formats_of_caches_and_their_bytes() -> None:
     choice.require_in_reach(
         Limit(kind="max_bytes", value=SOURCE.layers * plain + 7e6), choice.candidates(config)[0], SOURCE, found
     )
+
+
+def test_caches_are_groups_whose_formats_are_columns() -> None:
+    """A format that layers and caches have in common is one column; what a group cannot have takes 0 bytes."""
+    sizes = StoredSizes(
+        groups=("o",), formats=("as it was", "more"), layers=np.array([[10, 20]]), base=40, rest=5, weights=20
+    )
+    caches = {"0": {"baseline": 9, "as it was": 2, "new": 3}, "1": {"baseline": 8, "as it was": 1, "more": 8}}
+    found = choice.with_caches(sizes, caches)
+    assert found.groups == ("o", "0", "1") and found.formats == ("as it was", "more", "new")
+    assert found.layers.tolist() == [[10, 20, 0], [2, 0, 3], [1, 8, 0]]
+    assert (found.base, found.cache, found.rest) == (57, 17, 5)
+    assert choice.with_caches(sizes, {}) is sizes
 
 
 @pytest.mark.parametrize(

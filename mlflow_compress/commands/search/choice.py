@@ -148,6 +148,24 @@ def cache_bytes(config: SearchConfig, source: SourceModel, caches: Mapping[str, 
     return {name: math.ceil(n_tokens * per_token / source.layers) for name, per_token in found.items()}
 
 
+def with_caches(sizes: StoredSizes, caches: Mapping[str, Mapping[str, int]]) -> StoredSizes:
+    """Return the sizes with each cache as one more group, and the formats of caches as columns too.
+
+    `caches` has what `cache_bytes` returns, by the name of the group.
+    """
+    if not caches:
+        return sizes
+    formats = tuple(dict.fromkeys((*sizes.formats, *(name for one in caches.values() for name in one))))
+    formats = tuple(name for name in formats if name != BASELINE)
+    layers = np.pad(sizes.layers, ((0, len(caches)), (0, len(formats) - len(sizes.formats))))
+    for row, n_bytes in enumerate(caches.values(), start=len(sizes.groups)):
+        for name in n_bytes.keys() - {BASELINE}:
+            layers[row, formats.index(name)] = n_bytes[name]
+    kept = sum(n_bytes[BASELINE] for n_bytes in caches.values())
+    groups = (*sizes.groups, *caches)
+    return replace(sizes, groups=groups, formats=formats, layers=layers, base=sizes.base + kept, cache=kept)
+
+
 def quantized_caches(config: SearchConfig, source: SourceModel) -> dict[str, Any]:
     """Return the `QuantizedCache` of each format; None for the one that stays as it is."""
     return {name: one and quantized_cache(one, source) for name, one in config.caches.items()}

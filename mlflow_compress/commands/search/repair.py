@@ -17,7 +17,7 @@ from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.run import variant_name
-from mlflow_compress.commands.search.choice import BASELINE, cache_bytes
+from mlflow_compress.commands.search.choice import cache_bytes, with_caches
 from mlflow_compress.commands.search.measured_costs import SwapCosts, cache_groups, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Repair, RepairTrial
@@ -129,8 +129,8 @@ class Refused:
     @property
     def columns(self) -> list[str]:
         """The columns of the prices: what some group of layers, or some cache, can be."""
-        more = self.raised is not None or any(RAISED in one for one in self.caches.values())
-        return [AS_IT_WAS, *([RAISED] if more else []), AS_BASELINE]
+        of_weights = [AS_IT_WAS, *([] if self.raised is None else [RAISED]), AS_BASELINE]
+        return list(dict.fromkeys((*of_weights, *(name for one in self.caches.values() for name in one))))
 
     def quantized(self, settings: Mapping[str, Any] | None) -> QuantizedCache | None:
         """Return the cache that the settings of `kv-cache` describe."""
@@ -428,7 +428,7 @@ def _search_config(config: SearchConfig, refused: Refused) -> SearchConfig:
 
 
 def _cache_sizes(config: SearchConfig, refused: Refused) -> dict[int, dict[str, int]]:
-    """Return the bytes of each rounded cache in the columns that it can have, and as `BASELINE` in the baseline."""
+    """Return the bytes of each rounded cache in the columns that it can have; as `cache_bytes`, with the baseline's."""
     return {
         layer: cache_bytes(config, refused.source, {name: refused.quantized(one) for name, one in options.items()})
         for layer, options in refused.caches.items()
@@ -494,8 +494,9 @@ class _Repair:
         if any(name != KEPT for name in refused.recipe.layers.values()):
             groups = format_groups(self.config, refused.source, made, rescaled=rescaled)
         costs: SwapCosts = self.costs(groups)
-        sizes = self._with_caches(stored_sizes(refused.source, groups, folders), costs)
-        last = 0 if refused.bounds_cache else len(sizes.formats) - 1
+        sizes = stored_sizes(refused.source, groups, folders)
+        sizes = with_caches(sizes, dict(zip((one.name for one in costs.caches), self.caches.values(), strict=True)))
+        last = 0 if refused.bounds_cache else sizes.formats.index(AS_BASELINE)
         largest = (1,) * len(groups) + (last,) * len(self.caches)
         zeros = (0,) * len(largest)
         first = Made(run_id=refused.run.info.run_id, folder=refused.folder, name=refused.label)
@@ -513,26 +514,6 @@ class _Repair:
         if self.trials[-1].passed:
             self._narrow(table, costs, folders)
         return self._end(sizes)
-
-    def _with_caches(self, sizes: StoredSizes, costs: SwapCosts) -> StoredSizes:
-        """Return the sizes with each rounded cache as one more group, in the columns of all."""
-        if not self.caches:
-            return sizes
-        columns, n_groups = self.refused.columns, len(sizes.groups)
-        layers = np.zeros((n_groups + len(self.caches), len(columns)), dtype=np.int64)
-        layers[:n_groups, [columns.index(name) for name in sizes.formats]] = sizes.layers
-        for row, n_bytes in enumerate(self.caches.values(), start=n_groups):
-            for name in n_bytes.keys() - {BASELINE}:
-                layers[row, columns.index(name)] = n_bytes[name]
-        kept = sum(n_bytes[BASELINE] for n_bytes in self.caches.values())
-        return replace(
-            sizes,
-            groups=(*sizes.groups, *(group.name for group in costs.caches)),
-            formats=tuple(columns),
-            layers=layers,
-            base=sizes.base + kept,
-            cache=kept,
-        )
 
     def _narrow(self, table: CostTable, costs: SwapCosts, folders: Mapping[str, str | None]) -> None:
         """Try mixtures between the largest variant that fails and the smallest that passes."""

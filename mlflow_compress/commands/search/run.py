@@ -27,6 +27,7 @@ from mlflow_compress.commands.search.choice import (
     recipe_variant,
     require_in_reach,
     require_mixable,
+    with_caches,
 )
 from mlflow_compress.commands.search.measured_costs import (
     Option,
@@ -413,26 +414,10 @@ class _Search:
         """The formats of caches; None is one that stays as it is."""
         return quantized_caches(self.config, self.source)
 
-    def _with_caches(self, sizes: StoredSizes) -> StoredSizes:
-        """Return the sizes with each layer's cache as one more group, and its formats as columns behind the others'."""
-        n_bytes = cache_bytes(self.config, self.source, self.caches)
-        if not n_bytes:
-            return sizes
-        kept, *columns = n_bytes.values()
-        groups = self.costs.caches
-        layers = np.pad(sizes.layers, ((0, len(groups)), (0, len(columns))))
-        layers[len(sizes.groups) :, len(sizes.formats) :] = columns
-        return replace(
-            sizes,
-            groups=(*sizes.groups, *(group.name for group in groups)),
-            formats=(*sizes.formats, *self.caches),
-            layers=layers,
-            base=sizes.base + len(groups) * kept,
-            cache=len(groups) * kept,
-        )
-
     def result(self, limits: Sequence[Limit]) -> Search:
-        sizes = self._with_caches(stored_sizes(self.source, self.costs.groups, self.folders))
+        n_bytes = cache_bytes(self.config, self.source, self.caches)
+        sizes = stored_sizes(self.source, self.costs.groups, self.folders)
+        sizes = with_caches(sizes, {group.name: n_bytes for group in self.costs.caches})
         for limit in limits:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
@@ -536,9 +521,7 @@ class _Search:
         folder = self.folders[name]
         return np.zeros(len(self.costs.text.windows.ids)) if folder is None else self.costs.whole(folder)
 
-    def _make(
-        self, sizes: StoredSizes, allocation: Allocation, limit: Limit, *, name: str = ""
-    ) -> tuple[Combination, str]:
+    def _make(self, sizes: StoredSizes, allocation: Allocation, limit: Limit) -> tuple[Combination, str]:
         """Make the checkpoint of a choice, and check that it has the bytes that were counted on."""
         names = [sizes.formats[column] for column in allocation.choice]
         layers = {layer: chosen for group, chosen in zip(self.layers, names, strict=False) for layer in group}
@@ -547,12 +530,12 @@ class _Search:
         of_caches = sum(cache_bytes(self.config, self.source, self.caches)[name] for name in caches)
         in_order = {layer: layers[layer] for layer in self.source.linear}
         folder = home(self.tracker.uri) / "recipes"
-        variant = recipe_variant(self.config, self.formats, in_order, f"{name}{limit.short}", folder, rounded)
+        variant = recipe_variant(self.config, self.formats, in_order, limit.short, folder, rounded)
         self.say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self.tracker, "quantize", variant.config.quantize_config, self.run, say=self.say)
         made = str(self.tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
         headers = read_headers(Path(made))
-        if limit.kind == "max_bytes" and not name and total_bytes(headers) + of_caches > limit.value:
+        if limit.kind == "max_bytes" and total_bytes(headers) + of_caches > limit.value:
             raise CheckpointError(
                 "The checkpoint is larger than max_bytes: its other tensors have grown",
                 allowed=f"{limit.value:.0f} bytes",
