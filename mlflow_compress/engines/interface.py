@@ -5,7 +5,7 @@ A new engine is one file in this package, or one module of another distribution 
 a model in a folder needs, apart from how its passes run.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +16,9 @@ from mlflow_compress.config import EngineConfig, InferenceConfig, ServedConfig, 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.registry import Registry
+from mlflow_compress.scoring.engine import PassReport
 from mlflow_compress.scoring.generation.decoding import AnyCausalLM
-from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
+from mlflow_compress.scoring.plan.encoding import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +31,6 @@ class Abilities:
     places_itself: bool = False  # Chooses devices itself, so that device=balanced means nothing
     own_kernels: bool = False  # A baseline is also scored under transformers: the engine's own distance
     repeats: bool = True  # Gives the same numbers twice; a variant of an engine that does not is asked twice
-
-
-class Report(Protocol):
-    """What every scorer reports of its last pass."""
-
-    @property
-    def n_truncated(self) -> int:
-        """Requests that were cut on the left."""
-
-    @property
-    def shortened(self) -> Shortened:
-        """Items that the model could not read whole."""
-
-    @property
-    def asked_again(self) -> Mapping[str, int]:
-        """Requests to a server that were repeated, by fault."""
 
 
 class ModelScorer(Protocol):
@@ -63,7 +48,7 @@ class ModelScorer(Protocol):
         """How requests become tokens."""
 
     @property
-    def report(self) -> Report | None:
+    def report(self) -> PassReport | None:
         """Report on the last pass; None before the first."""
 
     def score(

@@ -72,16 +72,23 @@ class ScoringConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringReport:
+class PassReport:
+    """What every scorer reports of its last pass."""
+
+    n_truncated: int  # Requests that were cut on the left
+    shortened: Shortened = field(repr=False)  # Items that the model cannot read whole
+    asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests to a server that were repeated, by fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringReport(PassReport):
     """Report on one scoring pass."""
 
     path: str  # "packed" or "plain"
     plain_reason: str | None  # Why it was not packed; None where it was
-    # Requests; those whose continuation is longer than the context (their `loglik` is null); those cut on the left
+    # Requests; those whose continuation is longer than the context (their `loglik` is null)
     n_requests: int
     n_unscored: int
-    n_truncated: int
-    shortened: Shortened = field(repr=False)  # Items that the model cannot read whole
     n_tokens: int  # Tokens computed; tokens that would be computed without shared prefixes; scored positions
     n_tokens_naive: int
     n_rows: int
@@ -95,7 +102,6 @@ class ScoringReport:
     # Why the whole model ran instead of the body, and the head at scored positions; None where that was not needed
     whole_model_reason: str | None
     seconds: float
-    asked_again: Mapping[str, int] = field(default_factory=dict)  # Nothing: nobody else is asked
 
 
 @dataclass(frozen=True, kw_only=True)

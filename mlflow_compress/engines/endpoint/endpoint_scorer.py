@@ -18,7 +18,7 @@ from mlflow_compress.engines.endpoint import routes
 from mlflow_compress.errors import AlignmentError, EndpointError, StoreError, UnsupportedError
 from mlflow_compress.records import TOP_LADDER, ItemKey, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
 from mlflow_compress.scoring.baseline_store import Keys, StateStore
-from mlflow_compress.scoring.engine import option_scores, token_scores
+from mlflow_compress.scoring.engine import PassReport, option_scores, token_scores
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
@@ -163,16 +163,13 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedReport:
+class ServedReport(PassReport):
     """Report on one scoring pass of a served model."""
 
-    # Options; those without a log-likelihood, because the model or the server reads no prompt of this length, or no
-    # text becomes their tokens; those cut on the left
+    # Options without a log-likelihood, because the model or the server reads no prompt of this length, or no text
+    # becomes their tokens
     n_unscored: int
-    n_truncated: int
-    shortened: Shortened = field(repr=False)  # Items that the model cannot read whole
     n_asked: int  # Requests to the server whose answers are used, those of an interrupted run among them
-    asked_again: Mapping[str, int]  # Requests that were made again, by what was wrong with the reply before
     seconds: float
 
 
