@@ -5,12 +5,14 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
 import mlflow_compress as mc
+from mlflow_compress.commands.receipt import hub_folder
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations
@@ -137,6 +139,13 @@ def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> No
         "Other loaders, transformers among them, ignore its rounded cache without a warning"
     )
     assert "Only this package" not in made["none"]
+
+
+@pytest.mark.parametrize(("stored", "ignored"), [("gguf Q4_0, quantized_cache", True), ("safetensors (hqq)", False)])
+def test_the_card_of_a_rounded_cache_says_that_others_ignore_it(stored: str, ignored: bool) -> None:
+    said = hub_folder._use(cast(Any, SimpleNamespace(served_by=[], format=stored)))
+    assert said.startswith("Only mlflow-compress reads this format")
+    assert said.endswith("ignore its rounded cache without a warning.") == ignored
 
 
 def test_a_sweep_leaves_out_what_the_target_does_not_take() -> None:
