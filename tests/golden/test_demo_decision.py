@@ -142,10 +142,13 @@ def decided() -> str:
         mock.patch.multiple(
             promote,
             Tracker=lambda experiment: tracker,
+            score_runs=board,
+        ),
+        mock.patch.multiple(
+            promote.model_registry,
             planned_model=lambda *_: ("demo", None),
             holder=lambda *_: None,
             versions_by_run=lambda *_: {},
-            score_runs=board,
         ),
         mock.patch("mlflow_compress.commands.promote.command.require_tag"),  # there is no store on disk
         contextlib.redirect_stdout(output),
