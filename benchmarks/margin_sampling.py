@@ -8,8 +8,9 @@ interval holds the truth. "benchmark": the truth is the mean of all items. "popu
 with replacement, so that the truth is that of what they are a sample of. "in groups": so are groups of five items,
 which were put together because the variant moved them alike; they are compared with items that are in no groups.
 
-The settings (strata, pilot, floor, prior) were chosen on the variants of the demo and of stories260K. The others had no
-part in it.
+The settings (strata, pilot, floor, prior, guess) were chosen on the variants of the demo and of stories260K. The others
+had no part in it; "demo, sentences" is the demo on ARC, PIQA and Winogrande, of which one variant chose the 3 nats below
+the root of a lead.
 
 Then certificates (answers that changed although the KL is smaller than any change needs; there must be none), and
 forecasts of each task's flips from the other tasks of the same model. Last, gates that stop early: do they need fewer
@@ -22,7 +23,7 @@ Example
 -------
 python benchmarks/margin_sampling.py --oracle ../shared/data/flips_oracle
 python benchmarks/margin_sampling.py --sweep --draws 100 --methods rtn --tasks arc_easy,piqa --data_dir ../shared/hub
-python benchmarks/margin_sampling.py --measure --model stories260K lambada.txt --stored mine.npz
+python benchmarks/margin_sampling.py --measure --model stories260K lambada.txt --data_dir ../shared/hub --limit 500
 """
 
 import argparse
@@ -44,6 +45,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import logit
 
+from mlflow_compress import demo
 from mlflow_compress.config.groups import SampleSize
 from mlflow_compress.config.policy import Policy
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
@@ -62,6 +64,7 @@ from mlflow_compress.records import MetricResult
 Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
 STORED = Path(__file__).with_suffix(".npz")
 CHOSEN_ON = ("demo", "stories260K")
+SENTENCES = "arc_easy,arc_challenge,piqa,winogrande"
 VARIANTS: list[tuple[str, dict[str, str]]] = [
     *((method, {"bits": "8", "group_size": "channel"}) for method in ("rtn", "gptq", "awq", "hqq")),
     *((method, {}) for method in ("bnb-int8", "w8a8", "fp8", "bnb-nf4")),
@@ -82,7 +85,7 @@ class Variant:
     model: str
     name: str
     bits: str  # "8", "4" or "other"
-    lead: Float  # The baseline's, by item, in nats
+    lead: Float  # The baseline's, by item
     before: Bool  # Whether baseline and variant are right
     after: Bool
     changed: Bool  # Whether the answer changed, between wrong ones too
@@ -124,7 +127,8 @@ def oracle(folder: Path) -> Iterator[Variant]:
         model, _, task = file.stem.rsplit("__", 2)
         base = _json(file)
         first, right = np.array(base["preds"]), np.array(gold[task])
-        lead = np.abs(logit(np.clip(base["confs"], 1e-9, 1 - 1e-9)))
+        sure = np.clip(base["confs"], 1e-9, 1 - 1e-9)
+        lead = np.abs(logit(sure)) / np.sqrt(3 - np.log(sure) - np.log1p(-sure))
         for precision in ("int8", "int4"):
             answers = np.array(_json(folder / f"{model}__{precision}__{task}.json")["preds"])
             yield Variant(
@@ -225,7 +229,9 @@ def row(one: Variant, share: float, draws: int, reading: Reading, in_groups: boo
     return int(share * n) / simple, 100 * covered / draws
 
 
-def measure(model: str, folder: Path, tasks: str, calibration: str) -> dict[str, npt.NDArray[Any]]:
+def measure(
+    model: str, folder: Path, tasks: str, calibration: str, data_dir: str = "", limit: int = 0
+) -> dict[str, npt.NDArray[Any]]:
     """Return what the variants of a model answer; one that a method refuses is named and left out."""
     from mlflow_compress.commands.evaluate.outputs import run_model
     from mlflow_compress.compression import compress_model, method_config
@@ -237,7 +243,8 @@ def measure(model: str, folder: Path, tasks: str, calibration: str) -> dict[str,
     from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
     from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 
-    suite = load_suite(tasks, model="demo", settings=TaskSettings(num_fewshot=0, num_shuffles=0))
+    settings = TaskSettings(num_fewshot=0, num_shuffles=0, data_dir=data_dir, limit=limit)
+    suite = load_suite(tasks, model="demo", settings=settings)
     quiet = ScoringConfig(progress=False)
     names, correct, answers, kl = [], [], [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -305,7 +312,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="compare sweeps of drawn items with those of all, only")
     parser.add_argument("--methods", default="rtn,gptq,awq,hqq", help="of the sweeps (default: %(default)s)")
     parser.add_argument("--tasks", default="auto", help="of the sweeps (default: the demo's)")
-    parser.add_argument("--data_dir", help="folder of their data sets")
+    parser.add_argument("--data_dir", help="folder of data sets, of the sweeps or of the sentences to measure")
     parser.add_argument("--limit", type=int, default=0, help="their items per category and task (default: all)")
     given = parser.parse_args()
     if given.sweep:
@@ -316,6 +323,11 @@ def main() -> None:
         from kl_against_harm import each_model
 
         models = each_model(measure, given.model)
+        if given.data_dir:
+            text = (demo.DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
+            models["demo, sentences"] = measure(
+                "demo, sentences", demo.MODEL_DIR, SENTENCES, text, given.data_dir, given.limit
+            )
         arrays = {f"{model}/{name}": array for model, one in models.items() for name, array in one.items()}
         np.savez_compressed(given.stored, **arrays)
     variants = [*stored(given.stored), *(oracle(given.oracle) if given.oracle else ())]

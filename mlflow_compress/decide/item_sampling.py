@@ -24,6 +24,7 @@ from mlflow_compress.metrics.stats.sequential import random_order
 from mlflow_compress.metrics.stats.stratified import EARLY, FEWEST, NEARLY_ALL, allocate, lead_strata
 from mlflow_compress.records import Draws, ItemKey
 
+DRAWING = 2  # Raised when other items would be drawn: evaluations of drawn items are compared within one such version
 PILOT_SHARE = 0.35  # of the items that are asked for
 PILOT_ITEMS = 100  # where a width is asked for
 PILOT_FEWEST = 4  # of each stratum
@@ -47,7 +48,7 @@ class ItemSampler:
     """Draws items in rounds. The order within a stratum is random, and the same for every variant of a baseline."""
 
     size: SampleSize
-    leads: Float  # Of the headline's items in nats, NaN where one has none; shape (n_headline,)
+    leads: Float  # Of the headline's items, NaN where one has none; shape (n_headline,)
     strata: Int  # Their strata
     orders: list[list[ItemKey]]  # By stratum, those of tasks that are not in the headline last: the order of drawing
     drawn: Int = field(init=False)  # Items drawn so far, by stratum

@@ -24,10 +24,10 @@ SETTINGS = MetricSettings(resamples=200)
 
 
 def test_strata_have_equal_parts_of_the_expected_spread_and_items_without_a_lead_come_last() -> None:
-    leads = np.array([*np.linspace(0, 9, 400), np.nan, np.nan])
+    leads = np.array([*np.linspace(0, 4, 400), np.nan, np.nan])
     found = lead_strata(leads, 4)
     assert (np.diff(found) >= 0).all() and np.unique(found).tolist() == [0, 1, 2, 3, 4]
-    p = 1 / (1 + np.exp(1 + leads[:400]))
+    p = 1 / (1 + np.exp(1 + 2.5 * leads[:400]))
     parts = np.bincount(found[:400], weights=np.sqrt(p * (1 - p)))
     assert parts / parts.sum() == pytest.approx(0.25, abs=0.01)
     assert len(set(lead_strata([0.5] * 7, 4).tolist())) == 1  # equal leads are in one stratum
@@ -167,7 +167,7 @@ def test_the_model_finds_the_shares_of_flips_and_exists_without_one() -> None:
 
 def test_a_forecast_has_the_share_of_flips_of_items_that_were_not_run() -> None:
     rng = np.random.default_rng(2)
-    parts, leads, others = np.repeat(np.arange(20), 100), rng.exponential(1.5, 2000), rng.exponential(2.5, 400)
+    parts, leads, others = np.repeat(np.arange(20), 40), rng.exponential(1.5, 800), rng.exponential(2.5, 200)
 
     def flips(x: np.ndarray, shift: np.ndarray) -> np.ndarray:
         return rng.random(len(x)) < 1 / (1 + np.exp(0.5 - shift + 2.0 * x))
@@ -176,7 +176,7 @@ def test_a_forecast_has_the_share_of_flips_of_items_that_were_not_run() -> None:
         held, widths = [], []
         for _ in range(60):
             flipped = flips(leads, between * rng.standard_normal(20)[parts])
-            found = forecast_flips(leads, flipped, parts, others, np.zeros(400), draws=100)
+            found = forecast_flips(leads, flipped, parts, others, np.zeros(200), draws=100)
             share, interval = found.share(slice(None))
             assert interval is not None and interval.low < share < interval.high
             widths.append(interval.high - interval.low)

@@ -222,10 +222,10 @@ def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
     check_comparable(*({"baseline": name, "tokenizer": read_metadata(f).get("tokenizer")} for name, f in sides))
     ran = MetricInputs(RunRecords.read(variant.baseline_records_folder), RunRecords.read(variant.records_folder))
     before, after = ran.baseline_predictions, ran.variant_predictions
-    known = np.isfinite(before.firmness[:, 0]) & after.scored[:, 0]
+    known = np.isfinite(before.lead[:, 0]) & after.scored[:, 0]
     there = MetricInputs(RunRecords.read(folder))
-    firmness = there.baseline_predictions.firmness[:, 0]
-    new = np.isfinite(firmness) & ~np.isin(there.view.keys, ran.view.keys)
+    leads = there.baseline_predictions.lead[:, 0]
+    new = np.isfinite(leads) & ~np.isin(there.view.keys, ran.view.keys)
     if not known.any():
         raise ConfigError("The variant's evaluation has no items with options", got=variant.name)
     if not new.any():
@@ -234,8 +234,7 @@ def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
             fix="Give an evaluation of the same baseline that has other items with options",
         )
     flipped = before.correct[known, 0] != after.correct[known, 0]
-    own, its = before.firmness[known, 0], firmness[new]
-    found = forecast_flips(own, flipped, _parts(ran, known), its, _parts(there, new))
+    found = forecast_flips(before.lead[known, 0], flipped, _parts(ran, known), leads[new], _parts(there, new))
     tasks = there.view.task[new]
     each: list[tuple[str | None, Bool]] = [(name, tasks == name) for name in dict.fromkeys(tasks)]
     whole: list[tuple[str | None, Bool]] = [(None, np.ones(len(tasks), dtype=bool))] if len(each) > 1 else []

@@ -15,6 +15,7 @@ from mlflow_compress.commands.shared import stored
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
 from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
 from mlflow_compress.config.groups import SamplingConfig
+from mlflow_compress.decide.item_sampling import DRAWING
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.sources.instructions import fingerprint_of
 from mlflow_compress.items.suite import Suite
@@ -152,7 +153,7 @@ def evaluation_of_sample(evaluation: str, sampling: SamplingConfig) -> str:
     first = sampling
     while (before := first.before_last) is not None:
         first = before
-    return digest({"evaluation": evaluation, **first.logged})[:16]
+    return digest({"evaluation": evaluation, "drawing": DRAWING, **first.logged})[:16]
 
 
 def find_or_evaluate(

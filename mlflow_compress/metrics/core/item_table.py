@@ -263,11 +263,9 @@ class Predictions:
     # p(best) - p(second best) with p the softmax over the options' (normalised) log-likelihoods; NaN elsewhere; shape
     # (n_items, n_permutations)
     margin: Float
-    # Nats by which the right option is ahead of the best other one, or behind it: what must move before the item flips.
-    # It is the difference of what the rule compares times the mean length of both; NaN where there is no margin
+    # How far the right option is ahead of the best other one, or behind it, in what a variant moves such options by:
+    # see `gold_lead`; NaN where there is no margin
     lead: Float
-    # The lead over the root of both options' nats and 3, by which items of short and of long options can be compared
-    firmness: Float
 
 
 def check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
@@ -358,14 +356,14 @@ def top_margin(values: Float) -> Float:
     return margin
 
 
-def gold_lead(grid: OptionGrid, gold: Int) -> tuple[Float, Float]:
-    """Return how far the right option is from the best other one: in nats, and over the root of the nats of both.
+def gold_lead(grid: OptionGrid, gold: Int) -> Float:
+    """Return the lead: the nats between the right option and the best other one, over the root of the nats of both.
 
-    The first is ``|x_g - x_o| (l_g + l_o)/2`` with x what the item's rule compares, l the length that it divides by (1
-    where it does not), g the right option and o the best of the others. The second divides that by
-    ``sqrt(3 + n_g + n_o)`` with n the negative log-likelihood of an option: a variant moves a log-likelihood by errors
-    of its tokens, which add up like a random walk, and by an error that even a letter has (`_FIXED_NATS`, chosen with
-    one variant). Each of shape (n_items, n_permutations); NaN where one of the two options is missing.
+    It is ``|x_g - x_o| (l_g + l_o)/2 / sqrt(3 + n_g + n_o)`` with g the right option, o the best of the others, x what
+    the item's rule compares, l the length that it divides by (1 where it does not), and n the negative log-likelihood.
+    A variant moves a log-likelihood by errors of its tokens, which add up like a random walk, and by an error that even
+    a letter has (`_FIXED_NATS`, chosen with one variant). Shape (n_items, n_permutations); NaN where one of the two
+    options is missing.
 
     - `gold` (n_items,): Original index of the right option.
     """
@@ -379,9 +377,8 @@ def gold_lead(grid: OptionGrid, gold: Int) -> tuple[Float, Float]:
     (x, a, first), (y, b, second) = ends
     known = np.isfinite(x) & np.isfinite(y)
     gap = np.subtract(x, y, out=np.full_like(x, np.nan), where=known)
-    lead = np.asarray(np.abs(gap) * (a + b) / 2, dtype=np.float64)
     nats = np.where(known, _FIXED_NATS - first - second, np.nan)
-    return lead, np.asarray(lead / np.sqrt(nats), dtype=np.float64)
+    return np.asarray(np.abs(gap) * (a + b) / 2 / np.sqrt(nats), dtype=np.float64)
 
 
 def normalise_answer(text: str) -> str:
@@ -433,7 +430,7 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
     shape = grid.scored.shape if grid is not None else (len(view), 1)
     scored, correct = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
     letter, content = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    margin, lead, firmness = (np.full(shape, np.nan) for _ in range(3))
+    margin, lead = (np.full(shape, np.nan) for _ in range(2))
     written = np.isin(view.rule, WRITTEN_RULES)
     if grid is not None:
         values = grid.by_rule
@@ -444,14 +441,12 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
         correct = scored & np.where(greedy[:, None], grid.greedy[..., 0], content == view.gold[:, None])
         chosen = scored & view.chooses[:, None]
         margin = np.where(chosen, top_margin(values), np.nan)
-        lead, firmness = (np.where(chosen, x, np.nan) for x in gold_lead(grid, view.gold))
+        lead = np.where(chosen, gold_lead(grid, view.gold), np.nan)
     if run.generations is not None and written.any():
         answered, right = _written(view, run.generations)
         scored[:, 0] |= answered & written
         correct[:, 0] |= right & written
-    found = Predictions(
-        scored=scored, correct=correct, letter=letter, content=content, margin=margin, lead=lead, firmness=firmness
-    )
+    found = Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin, lead=lead)
     return found, grid
 
 

@@ -1,8 +1,8 @@
 """What the baseline's leads say of flips: the share of flips by lead, a forecast, and a certificate.
 
-The lead of an item is how many nats its right option is ahead of the best other one, or behind it
-(`item_table.gold_lead`). A variant flips the item where it moves the two by more than that. It moves long options by
-more than short ones, so that a forecast takes the lead over the root of the options' nats.
+The lead of an item is how many nats its right option is ahead of the best other one, or behind it, over the root of
+the nats of both (`item_table.gold_lead`): a variant flips the item where it moves the two by more than they are apart,
+and it moves long options by more than short ones.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ _FEWEST_PARTS = 3  # of which the variance between parts is estimated
 
 @dataclass(frozen=True)
 class FlipModel:
-    """``P(flip) = 1/(1 + exp(slope x - level))`` of an item with a lead of x nats."""
+    """``P(flip) = 1/(1 + exp(slope x - level))`` of an item with a lead of x."""
 
     level: float
-    slope: float  # Per nat: the larger, the faster flips become rare with the lead
+    slope: float  # The larger, the faster flips become rare with the lead
 
     @classmethod
     def fit(cls, leads: npt.ArrayLike, flips: npt.ArrayLike) -> "FlipModel":
         """Return the model of some items, by maximum likelihood with a weak prior: it is there without a flip, too.
 
-        - `leads`, `flips` (n,): The baseline's lead in nats, and whether the item flipped.
+        - `leads`, `flips` (n,): The baseline's lead, and whether the item flipped.
         """
         return cls._fit(finite("leads", leads), np.asarray(flips, dtype=np.float64), _PRIOR)
 
@@ -58,7 +58,7 @@ class FlipModel:
         return np.asarray(expit(self.level - self.slope * np.asarray(leads)), dtype=np.float64)
 
 
-GUESS = FlipModel(-1.0, 1.0)
+GUESS = FlipModel(-1.0, 2.5)
 """What is expected before a variant was looked at."""
 
 
@@ -112,9 +112,8 @@ def forecast_flips(
     parts were run, a part weighs ``w = sum p (1 - p)``, its level is off by ``d = sum (flip - p) / w``, and Q is
     ``sum w (d - mean of d by w)^2``.
 
-    - `leads`, `flips`, `parts` (n,): Of the items that were run: the baseline's lead over the root of the options'
-      nats (where all options are as long, the lead in nats does as well), whether they flipped, and the name of the
-      part (a category of a task) that they are of. Of fewer than three parts there are no draws.
+    - `leads`, `flips`, `parts` (n,): Of the items that were run: the baseline's lead, whether they flipped, and the
+      name of the part (a category of a task) that they are of. Of fewer than three parts there are no draws.
     - `others`, `other_parts` (n_others,): The same of the others.
     """
     x, y, other = finite("leads", leads), np.asarray(flips, dtype=np.float64), finite("others", others)
