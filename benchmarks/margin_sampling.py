@@ -9,7 +9,7 @@ with replacement, so that the truth is that of what they are a sample of. "in gr
 which were put together because the variant moved them alike; they are compared with items that are in no groups.
 
 The settings (strata, pilot, floor, prior, guess) were chosen on the variants of the demo and of stories260K. The others
-had no part in it; "demo, sentences" is the demo on ARC, PIQA and Winogrande, of which one variant chose the 3 nats below
+had no part in it; "demo, sentences" is the demo on ARC, PIQA and Winogrande, of which one variant chose the 3 nats in
 the root of a lead.
 
 Then certificates (answers that changed although the KL is smaller than any change needs; there must be none), and
@@ -127,8 +127,7 @@ def oracle(folder: Path) -> Iterator[Variant]:
         model, _, task = file.stem.rsplit("__", 2)
         base = _json(file)
         first, right = np.array(base["preds"]), np.array(gold[task])
-        sure = np.clip(base["confs"], 1e-9, 1 - 1e-9)
-        lead = np.abs(logit(sure)) / np.sqrt(3 - np.log(sure) - np.log1p(-sure))
+        lead = np.abs(logit(np.clip(base["confs"], 1e-9, 1 - 1e-9))) / np.sqrt(5.5)
         for precision in ("int8", "int4"):
             answers = np.array(_json(folder / f"{model}__{precision}__{task}.json")["preds"])
             yield Variant(

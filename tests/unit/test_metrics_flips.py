@@ -73,15 +73,20 @@ def test_margin_by_hand():
 
 def test_lead_by_hand():
     # Right: 1 nat ahead; wrong: 2 behind; by character: (0.5 - 0.3) times the mean of 4 and 10; no other option: none.
-    # All over the root of 3 and both options' nats: 2 + 3, 4 + 2, 2 + 3.
+    # Those of two tokens over the root of 3 and both options' nats (2 + 3, 4 + 2, 2 + 3), letters over that of 5.5.
     loglik = np.array([[[-2.0, -3.0, -9.0]], [[-2.0, -4.0, -3.0]], [[-2.0, -3.0, -np.inf]], [[-1.0, -np.inf, -np.inf]]])
+    loglik = np.concatenate([loglik, loglik[1:2]])
     by_rule = loglik.copy()
     by_rule[2, 0, :2] = -0.5, -0.3
-    content = np.array([[[0, 1, 2]], [[0, 1, 2]], [[1, 0, 0]], [[0, 0, 0]]])
+    content = np.array([[[0, 1, 2]], [[0, 1, 2]], [[1, 0, 0]], [[0, 0, 0]], [[0, 1, 2]]])
+    n_tokens = np.full(loglik.shape, 2)
+    n_tokens[4] = 1
     scored = np.isfinite(loglik).all(axis=-1)
-    grid = OptionGrid(loglik=loglik, by_rule=by_rule, content=content, greedy=scored[..., None], scored=scored)
-    lead = gold_lead(grid, np.array([0, 1, 1, 0]))[:, 0]
-    np.testing.assert_allclose(lead**2, [1 / 8, 4 / 9, 1.96 / 8, np.nan], atol=1e-12)
+    grid = OptionGrid(
+        loglik=loglik, by_rule=by_rule, content=content, n_tokens=n_tokens, greedy=scored[..., None], scored=scored
+    )
+    lead = gold_lead(grid, np.array([0, 1, 1, 0, 1]))[:, 0]
+    np.testing.assert_allclose(lead**2, [1 / 8, 4 / 9, 1.96 / 8, np.nan, 4 / 5.5], atol=1e-12)
 
 
 def test_certain_answers_by_hand():

@@ -27,7 +27,7 @@ def test_strata_have_equal_parts_of_the_expected_spread_and_items_without_a_lead
     leads = np.array([*np.linspace(0, 4, 400), np.nan, np.nan])
     found = lead_strata(leads, 4)
     assert (np.diff(found) >= 0).all() and np.unique(found).tolist() == [0, 1, 2, 3, 4]
-    p = 1 / (1 + np.exp(1 + 2.5 * leads[:400]))
+    p = 1 / (1 + np.exp(1 + 2.35 * leads[:400]))
     parts = np.bincount(found[:400], weights=np.sqrt(p * (1 - p)))
     assert parts / parts.sum() == pytest.approx(0.25, abs=0.01)
     assert len(set(lead_strata([0.5] * 7, 4).tolist())) == 1  # equal leads are in one stratum

@@ -28,6 +28,7 @@ from mlflow_compress.records import (
 
 _JOIN = "\x1f"
 _FIXED_NATS = 3.0  # Of an option without tokens: an error that does not grow with its length
+_OF_LETTERS = 5.5  # Of two options of one token each, the fixed ones with them; the median of the demo's letters is 5.8
 WRITTEN_RULES = ("exact_match", "calls")
 """Rules that grade a generated answer."""
 
@@ -244,6 +245,7 @@ class OptionGrid:
     loglik: Float
     by_rule: Float
     content: Int  # Original index of the option shown at that position; 0 where there is none
+    n_tokens: Int  # Of the option; 0 where there is none
     greedy: Bool  # Every token of the option is the argmax
     scored: Bool  # All options of the item are there and have a log-likelihood; shape (n_items, n_permutations)
 
@@ -325,6 +327,7 @@ def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
         loglik=np.full(shape, -np.inf),
         by_rule=np.full(shape, -np.inf),
         content=np.zeros(shape, dtype=np.int64),
+        n_tokens=np.zeros(shape, dtype=np.int64),
         greedy=np.zeros(shape, dtype=bool),
         scored=check_complete(view, counts, scores.NAME),
     )
@@ -339,6 +342,7 @@ def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
     grid.loglik[cells] = loglik
     grid.by_rule[cells] = loglik / length
     grid.content[cells] = scores.column("content").astype(np.int64)
+    grid.n_tokens[cells] = scores.column("n_tokens").astype(np.int64)
     grid.greedy[cells] = scores.column("greedy").astype(bool)
     return grid
 
@@ -362,8 +366,9 @@ def gold_lead(grid: OptionGrid, gold: Int) -> Float:
     It is ``|x_g - x_o| (l_g + l_o)/2 / sqrt(3 + n_g + n_o)`` with g the right option, o the best of the others, x what
     the item's rule compares, l the length that it divides by (1 where it does not), and n the negative log-likelihood.
     A variant moves a log-likelihood by errors of its tokens, which add up like a random walk, and by an error that even
-    a letter has (`_FIXED_NATS`, chosen with one variant). Shape (n_items, n_permutations); NaN where one of the two
-    options is missing.
+    a letter has (`_FIXED_NATS`, chosen with one variant). Two options of one token each stand in one distribution: what
+    a variant adds to their logits does not grow with their nats, and the root is that of `_OF_LETTERS`. Shape (n_items,
+    n_permutations); NaN where one of the two options is missing.
 
     - `gold` (n_items,): Original index of the right option.
     """
@@ -373,11 +378,12 @@ def gold_lead(grid: OptionGrid, gold: Int) -> Float:
     for some in (there & right, there & ~right):
         values = np.where(some, grid.by_rule, -np.inf)
         best = values.argmax(axis=-1)[..., None]
-        ends.append([np.take_along_axis(x, best, axis=-1)[..., 0] for x in (values, length, grid.loglik)])
-    (x, a, first), (y, b, second) = ends
+        columns = values, length, grid.loglik, grid.n_tokens
+        ends.append([np.take_along_axis(x, best, axis=-1)[..., 0] for x in columns])
+    (x, a, first, n), (y, b, second, m) = ends
     known = np.isfinite(x) & np.isfinite(y)
     gap = np.subtract(x, y, out=np.full_like(x, np.nan), where=known)
-    nats = np.where(known, _FIXED_NATS - first - second, np.nan)
+    nats = np.where((n == 1) & (m == 1), _OF_LETTERS, np.where(known, _FIXED_NATS - first - second, np.nan))
     return np.asarray(np.abs(gap) * (a + b) / 2 / np.sqrt(nats), dtype=np.float64)
 
 

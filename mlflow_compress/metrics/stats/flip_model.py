@@ -58,7 +58,7 @@ class FlipModel:
         return np.asarray(expit(self.level - self.slope * np.asarray(leads)), dtype=np.float64)
 
 
-GUESS = FlipModel(-1.0, 2.5)
+GUESS = FlipModel(-1.0, 2.35)
 """What is expected before a variant was looked at."""
 
 
