@@ -22,6 +22,7 @@ from mlflow_compress.models.architectures.native_gguf import open_native
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
+from mlflow_compress.paths import STARTED_IN
 from tests.compress_models import TEXT, make_llama
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
@@ -137,11 +138,13 @@ def test_calibrated_methods_store_each_layer_in_its_bits(base: Path, tmp_path: P
     assert sorted(g["weights"]["num_bits"] for g in groups.values()) == [3, 8]
 
 
-def test_the_identity_is_that_of_the_content(base: Path, tmp_path: Path) -> None:
+def test_the_identity_is_that_of_the_content(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = written(base, tmp_path, ["rtn:4", "rtn:8"])
     recipe.write(tmp_path / "other.json")
     one, other = (MixedConfig(recipe=str(tmp_path / name)).settings() for name in ("recipe.json", "other.json"))
     assert one == other
+    monkeypatch.setenv(STARTED_IN, str(tmp_path))  # a stage has another working folder
+    assert MixedConfig(recipe="recipe.json").settings() == one
     written(base, tmp_path, ["rtn:8", "rtn:4"])
     assert MixedConfig(recipe=str(tmp_path / "recipe.json")).settings() != one
 

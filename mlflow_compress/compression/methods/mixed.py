@@ -32,6 +32,7 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
 from mlflow_compress.models.architectures import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.paths import started_in
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +53,7 @@ class MixedConfig(CalibratedConfig):
             raise ConfigError(
                 "Method 'mixed' needs a recipe", allowed="a JSON file", fix="Give method_args=recipe=FILE"
             )
-        return MixedRecipe.read(Path(self.recipe).expanduser())
+        return MixedRecipe.read(Path(started_in()) / Path(self.recipe).expanduser())  # stages run in other folders
 
     @cached_property
     def formats(self) -> dict[str, LayerFormat]:
