@@ -508,9 +508,13 @@ def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
     """Return the variants that need more items than they have, how many in all, and from whom to tell them apart.
 
     Only of pairs that are neighbours by KL, or in one group that cannot be told apart by KL: the others are far from
-    each other. And not of pairs that surely differ by less than `MATTERS` of what the policy allows.
+    each other. And not of pairs that surely differ by less than `MATTERS` of what the policy allows, nor of pairs that
+    both surely have more KL than it allows: neither can be chosen.
     """
-    least = 0.0 if policy.kl is None else MATTERS * policy.kl.max_kl
+    limit = math.inf if policy.kl is None else policy.kl.max_kl
+    least = 0.0 if policy.kl is None else MATTERS * limit
+    lows = {row.name: [row.cells[x].low or 0.0 for x in (KL, CLIPPED.name) if x in row.cells] for row in board.finished}
+    refused = {name for name, ends in lows.items() if max(ends, default=0.0) > limit}
     order = [row.name for row in board.finished if KL in row.cells]
     near = {frozenset(pair) for pair in itertools.pairwise(order)}
     near |= {frozenset(pair) for group in board.groups[KL] for pair in itertools.combinations(group, 2)}
@@ -518,6 +522,8 @@ def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
     for pair in board.separations:
         if pair.kl is None or pair.more_items is None or max(-pair.kl.low, pair.kl.high) < least:
+            continue
+        if {pair.first, pair.second} <= refused:
             continue
         if frozenset((pair.first, pair.second)) in near:
             for name, other in ((pair.first, pair.second), (pair.second, pair.first)):

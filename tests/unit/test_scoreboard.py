@@ -96,6 +96,10 @@ def test_items_are_added_where_neighbours_are_open_and_their_difference_matters(
     assert (
         boards.more_items(found, Policy(kl=KlBounds(max_kl=5.0))) == {}
     )  # a fiftieth of it is more than they differ by
+    # Two that surely have more KL than is allowed stay as they are.
+    high = {boards.KL: MetricResult(boards.KL, 0.3, 0.2, 0.4)}
+    rows = [replace(row, results={**row.results, **high}) for row in rows]
+    assert boards.more_items(board(*rows), Policy()) == {}
     assert "Items scored, of 400: " in board_text.scoreboard_text(found)
     assert "far 100 (more, to tell it apart)" in board_text.scoreboard_text(found).replace("\n  ", " ")
 
