@@ -22,7 +22,7 @@ sweeps take.
 Example
 -------
 python benchmarks/margin_sampling.py --oracle ../shared/data/flips_oracle
-python benchmarks/margin_sampling.py --sweep --draws 100 --methods rtn --tasks arc_easy,piqa --data_dir ../shared/hub
+python benchmarks/margin_sampling.py --sweep --draws 100 --tasks arc_easy,piqa --data_dir ../shared/hub --limit 1400
 python benchmarks/margin_sampling.py --measure --model stories260K lambada.txt --data_dir ../shared/hub --limit 500
 """
 
