@@ -9,8 +9,9 @@ with replacement, so that the truth is that of what they are a sample of. "in gr
 which were put together because the variant moved them alike; they are compared with items that are in no groups.
 
 The settings (strata, pilot, floor, prior, guess) were chosen on the variants of the demo and of stories260K. The others
-had no part in it; "demo, sentences" is the demo on ARC, PIQA and Winogrande, of which one variant chose the 3 nats in
-the root of a lead.
+had no part in it, with two exceptions: "demo, sentences" is the demo on ARC, PIQA and Winogrande, of which one variant
+chose the 3 nats in the root of a lead; and that letters have one root was chosen with a look at all of them, because
+the published models needed more items where it grew with the nats.
 
 Then certificates (answers that changed although the KL is smaller than any change needs; there must be none), and
 forecasts of each task's flips from the other tasks of the same model. Last, gates that stop early: do they need fewer

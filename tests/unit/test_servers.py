@@ -136,7 +136,7 @@ def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> No
     }
     assert made["kv-cache"].endswith(
         "Only this package reads its format: no server does. "
-        "Other loaders, transformers among them, ignore its rounded cache without a warning"
+        "Other loaders, transformers among them, ignore rounded caches without a warning"
     )
     assert "Only this package" not in made["none"]
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> No
 def test_the_card_of_a_rounded_cache_says_that_others_ignore_it(stored: str, ignored: bool) -> None:
     said = hub_folder._use(cast(Any, SimpleNamespace(served_by=[], format=stored)))
     assert said.startswith("Only mlflow-compress reads this format")
-    assert said.endswith("ignore its rounded cache without a warning.") == ignored
+    assert said.endswith("ignore rounded caches without a warning.") == ignored
 
 
 def test_a_sweep_leaves_out_what_the_target_does_not_take() -> None:

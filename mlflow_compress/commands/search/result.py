@@ -135,7 +135,7 @@ class Search(Tabular):
         told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
         if self.cache_tokens is not None:
             told.append(f"Cache: keys and values of {self.cache_tokens:,} tokens. Limits count it with the weights")
-            told.append(CACHE_IGNORED.replace("its rounded cache", "rounded caches"))
+            told.append(CACHE_IGNORED)
         return [*told, self.estimate.note] if self.estimate is not None else told
 
     @property
@@ -305,7 +305,7 @@ class Repair(Tabular):
         lines = [f"Raised, {name}: {', '.join(groups)}" for name, groups in by_format.items()]
         if self.cache_tokens is not None:
             lines.append(f"Cache: keys and values of {self.cache_tokens:,} tokens, counted with the weights")
-            lines.append(CACHE_IGNORED.replace("its rounded cache", "rounded caches"))
+            lines.append(CACHE_IGNORED)
         return lines
 
     def as_text(self) -> str:

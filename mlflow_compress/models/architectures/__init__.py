@@ -26,7 +26,7 @@ QUANTIZED_CACHE = "quantized_cache"
 It is beside the weights' ``quantization_config``, whatever that is. Only this package reads it.
 """
 
-CACHE_IGNORED = "Other loaders, transformers among them, ignore its rounded cache without a warning"
+CACHE_IGNORED = "Other loaders, transformers among them, ignore rounded caches without a warning"
 """What is said of a checkpoint with that entry where it is made."""
 
 CACHE_ATTENTION = "sdpa_quantized_cache"
