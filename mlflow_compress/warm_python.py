@@ -17,8 +17,8 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -36,7 +36,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
 
     - `modules`: What is imported beforehand, while this process goes on. Within a process that was forked from such an
       interpreter with these modules, no other interpreter is started: a fork that was made before anything ran serves.
-    - `later`: What is imported while the first thing runs, for those that come after it.
+    - `later`: What is imported, or called (`module:function`), while the first thing runs, for what comes after it.
     - `environment`: Variables that are set before these are imported, besides those of this process.
 
     Where there is no safe fork, which is everywhere but on Linux, each is a new interpreter.
@@ -60,7 +60,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
         self._connection, theirs = socket.socketpair()
         with theirs:
             if _clean is not None and _clean[1].issuperset(modules):
-                _send(_clean[0], {}, [theirs.fileno()])
+                _send(_clean[0], {"nice": 0}, [theirs.fileno()])
                 return
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "mlflow_compress.warm_python", str(theirs.fileno()), *modules, "--", *later],
@@ -70,14 +70,17 @@ class WarmPython(AbstractContextManager["WarmPython"]):
                 env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **environment, "PYTHONPATH": path},
             )
 
-    def another(self) -> "WarmPython":
-        """Return one that has imported the same, so that two can run at once. Ask while nothing runs."""
+    def another(self, *, nice: int = 0) -> "WarmPython":
+        """Return one that has imported the same, so that two can run at once. Ask while nothing runs.
+
+        - `nice`: How far what it runs gives way to other processes, as in `nice -n`.
+        """
         other = WarmPython.__new__(WarmPython)
         other._path, other._connection, other.server, other._ended = self._path, None, None, False
         if self._connection is not None:
             other._connection, theirs = socket.socketpair()
             with theirs:
-                _send(self._connection, {}, [theirs.fileno()])
+                _send(self._connection, {"nice": nice}, [theirs.fileno()])
         return other
 
     def __exit__(self, *_: object) -> None:
@@ -148,11 +151,13 @@ def _send(connection: socket.socket, asked: Mapping[str, object], files: Sequenc
     connection.sendall(text)
 
 
-def import_all(modules: Sequence[str]) -> None:
-    """Import what forks need."""
+def import_all(names: Sequence[str]) -> None:
+    """Import the modules, and call the functions (`module:function`), whose results forks need."""
     gc.disable()  # nothing that is imported is garbage
-    for module in modules:
-        import_module(module)
+    for name in names:
+        found = resolve_name(name)
+        if ":" in name:
+            found()
     gc.freeze()  # a fork does not copy what it never looks at
     gc.enable()
 
@@ -160,11 +165,11 @@ def import_all(modules: Sequence[str]) -> None:
 def serve_forks(connection: socket.socket, later: Sequence[str] = ()) -> None:
     """Fork for every request, until the other end closes, which ends the fork. In the fork, do what was asked.
 
-    A request that asks for nothing brings a connection, which another fork serves.
+    A request without arguments brings a connection, which another fork serves.
 
-    - `later`: What is imported while the first of them runs.
+    - `later`: What is imported or called while the first of them runs.
     """
-    modules = list(later)
+    waiting = list(later)
     while True:
         header, files, *_ = socket.recv_fds(connection, _HEADER, 2)
         length = int.from_bytes(header, "big")
@@ -174,8 +179,9 @@ def serve_forks(connection: socket.socket, later: Sequence[str] = ()) -> None:
         asked = json.loads(text)
         if (pid := os.fork()) == 0:
             connection.close()
-            if not asked:
-                serve_forks(socket.socket(fileno=files[0]), modules)
+            if "arguments" not in asked:
+                os.nice(asked["nice"])
+                serve_forks(socket.socket(fileno=files[0]), waiting)
                 os._exit(0)
             _keep_clean_fork(files)
             for number, file in zip((1, 2), files, strict=True):
@@ -188,17 +194,17 @@ def serve_forks(connection: socket.socket, later: Sequence[str] = ()) -> None:
             _become(asked["arguments"])
         for file in files:
             os.close(file)
-        if not asked:
+        if "arguments" not in asked:
             continue
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ended, gone = 0, False
         while not ended:
             ended, status = os.waitpid(pid, 0 if gone else os.WNOHANG)
-            if not ended and select.select([connection], [], [], 0 if modules else _SECONDS_BETWEEN_LOOKS)[0]:
+            if not ended and select.select([connection], [], [], 0 if waiting else _SECONDS_BETWEEN_LOOKS)[0]:
                 gone = True
                 os.kill(pid, signal.SIGTERM)
-            elif modules:
-                import_all([modules.pop(0)])
+            elif waiting:
+                import_all([waiting.pop(0)])
         if gone:
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

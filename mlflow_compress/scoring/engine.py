@@ -23,6 +23,7 @@ from mlflow_compress.scoring.child_process import in_forks
 from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays, PassParts, joined_arrays
+from mlflow_compress.scoring.kernels.logit_stats import load_loops
 from mlflow_compress.scoring.plan.corpus_windows import Windows, cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
 from mlflow_compress.scoring.plan.packing import Plan, UnitGroup, group_units, plan_batches, plan_packs
@@ -204,9 +205,11 @@ def run_pass(
     spans = _spans(missing, groups, processes)
     said = chain.from_iterable(map(compute, spans))
     if len(spans) > 1:
-        # The first group is computed here. Forks find what it has made: compiled loops, and how states are stored.
-        spans[0] = spans[0][1:]
-        said = chain(compute(missing[:1]), in_forks(compute, [span for span in spans if span], processes))
+        load_loops()  # for all forks
+        here: list[int] = []
+        if work.capture is not None:  # the first group decides how states are stored
+            here, spans[0] = spans[0][:1], spans[0][1:]
+        said = chain(compute(here), in_forks(compute, [span for span in spans if span], processes))
     n_splits = 0
     fresh: list[Part] = []
     written = time.monotonic()

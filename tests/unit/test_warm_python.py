@@ -140,16 +140,25 @@ def test_a_fork_has_an_interpreter_for_itself_that_was_forked_before_anything_ra
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no forks here")
-def test_what_only_later_forks_need_is_imported_while_the_first_runs(
+def test_what_only_later_forks_need_is_imported_or_called_while_the_first_runs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run.py").write_text("import sys, time\nprint('wave' in sys.modules)\ntime.sleep(0.2)\n")
-    with WarmPython(["json.tool"], later=["wave"]) as python:
+    (tmp_path / "run.py").write_text(
+        "import os, sys, time, sysconfig\n"
+        "print('wave' in sys.modules, sysconfig._CONFIG_VARS is not None, os.nice(0))\n"
+        "time.sleep(0.2)\n"
+    )
+    nice = os.nice(0)
+    with WarmPython(["json.tool"], later=["wave", "sysconfig:get_config_vars"]) as python:
         for _ in range(2):
             python.run(["run.py"], environment={"PYTHONUNBUFFERED": "1"}, folder=tmp_path)
-        with python.another() as second:
+        with python.another(nice=3) as second:
             second.run(["run.py"], environment={"PYTHONUNBUFFERED": "1"}, folder=tmp_path)
-    assert capfd.readouterr().out.splitlines() == ["False", "True", "True"]
+    assert capfd.readouterr().out.splitlines() == [
+        f"False False {nice}",
+        f"True True {nice}",
+        f"True True {min(19, nice + 3)}",
+    ]
 
 
 def test_two_run_at_once_and_one_of_them_is_ended_from_another_thread(python: WarmPython, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ _OF_LATER_STAGES = (
     "mlflow_compress.commands.evaluate.run",
     "mlflow_compress.commands.judge.run",
     "sentence_transformers",
+    "mlflow_compress.scoring.kernels.logit_stats:load_loops",
+    "mlflow_compress.metrics.core.language:classifier",
 )
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -274,7 +275,8 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
                 say=say,
                 finished=finished,
                 start=as_project(python),
-                beside=python.another if together else None,
+                # The evaluation ends with work for one core only: the judge has the other one then.
+                beside=partial(python.another, nice=3) if together else None,
                 more_tags={} if asked is None else {run_names.ASKED: asked},
             )
 

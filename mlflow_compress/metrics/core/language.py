@@ -33,7 +33,8 @@ def script(text: str) -> str | None:
 
 
 @cache
-def _classifier() -> Any:
+def classifier() -> Any:
+    """Return py3langid's classifier, of the languages with a code of two letters. To load it takes half a second."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     classifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
@@ -44,7 +45,7 @@ def _classifier() -> Any:
 
 @lru_cache(maxsize=4096)
 def _most_probable(text: str) -> tuple[str, float]:
-    code, probability = _classifier().classify(text)
+    code, probability = classifier().classify(text)
     return code, probability
 
 
@@ -64,4 +65,4 @@ def is_in_none_of(text: str, codes: Collection[str]) -> bool:
     code, probability = _most_probable(read)
     if probability < _A_GUESS or code in codes:  # alone it has more than all of `codes` may have
         return False
-    return float(sum(p for code, p in _classifier().rank(read) if code in codes)) <= 1.0 - SURE
+    return float(sum(p for code, p in classifier().rank(read) if code in codes)) <= 1.0 - SURE

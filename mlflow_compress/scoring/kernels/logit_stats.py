@@ -51,6 +51,13 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
     return LogitStats(sums.log_normaliser, argmax, _entropies(logits, sums), distances)
 
 
+def load_loops() -> None:
+    """Load the compiled loops, which takes half a second. Forks of this process have them then."""
+    row = torch.zeros(1, 2)
+    for baseline in (None, row):
+        compute_logit_stats(row, baseline)
+
+
 @dataclass(frozen=True, eq=False)
 class KlBaseline:
     """A baseline's logits, which many models are compared with: what is the same for all is computed once."""
