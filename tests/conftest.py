@@ -62,9 +62,22 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     _BEFORE.update(leftovers(CHECKOUT))
 
 
+_MODULES_OUT = [0]  # how many modules were imported when their objects were taken out of garbage collections
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep a million objects of modules and tests out of every garbage collection, each of which takes half a second."""
     gc.freeze()
+    _MODULES_OUT[0] = len(sys.modules)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Do so again after a file whose tests have imported a library."""
+    if (nextitem is None or nextitem.path != item.path) and len(sys.modules) > _MODULES_OUT[0] + 100:
+        gc.collect()
+        gc.freeze()
+        _MODULES_OUT[0] = len(sys.modules)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

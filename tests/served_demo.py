@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ from tests.judge_server import Raw, RawHandler, listening
 NAME = "demo-served"
 Fault = Callable[[int, dict[str, Any]], Raw | None]
 """From a request's number (0, 1, ...) and body to a faulty response, or None for the true answer."""
+
+
+@lru_cache(maxsize=512)  # tests ask for the same texts again and again
+@torch.no_grad()
+def _logprobs(model: Any, ids: tuple[int, ...]) -> torch.Tensor:
+    logits = model(torch.tensor([ids])).logits[0].double()
+    return torch.log_softmax(logits, dim=-1)
 
 
 @dataclass
@@ -42,11 +50,9 @@ class ServedDemo:
     answered: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
 
-    @torch.no_grad()
     def logprobs(self, ids: list[int]) -> torch.Tensor:
         """Return the log-probabilities of the next token after each of `ids`."""
-        logits = self.loaded.model(torch.tensor([ids])).logits[0].double()
-        return torch.log_softmax(logits, dim=-1)
+        return _logprobs(self.loaded.model, tuple(ids))
 
     def name(self, token: int, *, ids: bool) -> str:
         return f"token_id:{token}" if ids else self.loaded.tokenizer.decode([token])

@@ -39,12 +39,22 @@ class MixedRecipe:
     # Settings of `kv-cache` for the cache of each decoder layer, by its number: ``{"0": {"key_bits": 4}}``. A layer
     # that is not named keeps its cache as it is
     cache: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Names of finished checkpoints beside the new one, one for each format of which all layers have it there: their
+    # layers are put together. Empty: every layer is quantized anew
+    made: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> MixedRecipe:
         """Return the recipe of a file. Broken files, and formats that are not described, are a `ConfigError`."""
-        recipe = read_typed(path, cls, error=ConfigError, optional=("cache",))
-        if unknown := sorted({f for f in recipe.layers.values() if f != KEPT} - recipe.formats.keys()):
+        recipe = read_typed(path, cls, error=ConfigError, optional=("cache", "made"))
+        used = set(recipe.layers.values()) - {KEPT}
+        if recipe.made and recipe.made.keys() != used:
+            raise ConfigError(
+                f"{path.name} names the checkpoints of other formats than its layers have",
+                allowed=sorted(used),
+                got=", ".join(sorted(recipe.made)),
+            )
+        if unknown := sorted(used - recipe.formats.keys()):
             raise ConfigError(
                 f"{path.name} does not describe a format", allowed=[KEPT, *sorted(recipe.formats)], got=unknown[0]
             )
@@ -56,7 +66,8 @@ class MixedRecipe:
     @property
     def text(self) -> str:
         """The recipe as JSON; equal recipes have equal texts."""
-        content = {"formats": self.formats, "layers": self.layers, **({"cache": self.cache} if self.cache else {})}
+        optional = {key: value for key, value in (("cache", self.cache), ("made", self.made)) if value}
+        content = {"formats": self.formats, "layers": self.layers, **optional}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def parsed(self, shared: Mapping[str, Setting]) -> dict[str, LayerFormat]:

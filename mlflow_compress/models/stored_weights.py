@@ -3,15 +3,18 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models import architectures, gguf_file
 from mlflow_compress.models.gguf_file import StoredTensor
+
+if TYPE_CHECKING:
+    import torch
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Floating types of safetensors as torch names them."""
@@ -107,6 +110,16 @@ def plain_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> 
     """Return the layers whose weights are stored as plain floats of at least 16 bits."""
     weights = {layer: tensors.get(f"{layer}.weight") for layer in layers}
     return [layer for layer, weight in weights.items() if weight is not None and weight.dtype in DTYPES]
+
+
+def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, "torch.Tensor"]:
+    """Return the stored tensors of the modules that are wanted by their names, as they are stored."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as stored:
+            names = [name for name in set(stored.keys()) if wanted(name.rpartition(".")[0])]
+            tensors |= {name: stored.get_tensor(name) for name in names}
+    return tensors
 
 
 def zeros_of_layers(folder: Path, layers: Iterable[str]) -> dict[str, tuple[int, int] | None]:

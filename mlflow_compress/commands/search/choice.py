@@ -92,11 +92,20 @@ def recipe_variant(
     name: str,
     folder: Path,
     caches: Mapping[str, KvCacheConfig] = MappingProxyType({}),
+    made: Mapping[str, str] = MappingProxyType({}),
 ) -> Combination:
-    """Return the variant of a recipe, which is written into `folder`; `caches` are those of layers by their number."""
+    """Return the variant of a recipe, which is written into `folder`; `caches` are those of layers by their number.
+
+    - `made`: Folders of the uniform variants by their format, where layers are taken from them.
+    """
     used = [one for one in choices if one.name in set(layers.values())]
     cache = {layer: one.model_dump(include={"key_bits", "value_bits"}) for layer, one in caches.items()}
-    recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers), cache=cache)
+    recipe = MixedRecipe(
+        formats={one.name: one.described for one in used},
+        layers=dict(layers),
+        cache=cache,
+        made={one.name: Path(made[one.name]).name for one in used if one.name in made},
+    )
     digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
     parts = [*sorted({one.method for one in used}), *(["cache"] if caches else []), name]
     path = folder / digest / f"{'-'.join(parts)}.json"

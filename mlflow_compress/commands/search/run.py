@@ -44,6 +44,8 @@ from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, m
 from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants
+from mlflow_compress.compression.layers import ForLayers
+from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
@@ -74,6 +76,7 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
+from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
@@ -405,6 +408,19 @@ class _Search:
     def folders(self) -> dict[str, str | None]:
         return {**{name: made.folder for name, made in self.uniform.items()}, **({KEPT: None} if self.may_keep else {})}
 
+    @property
+    def _taken(self) -> dict[str, str]:
+        """The checkpoints whose layers mixtures take, by format; none where to quantize again gives the same layers.
+
+        Layers that are calibrated again, after others, are not those that were measured.
+        """
+        methods = [METHODS.get(one.method) for one in self.formats]
+        each_alone = all(isinstance(method, ForLayers) and not method.rescales for method in methods)
+        calibrated = any(method.needs_calibration for method in methods)
+        if not (each_alone and calibrated) or self.source.experts or self.config.source.device == BALANCED:
+            return {}
+        return {name: made.folder for name, made in self.uniform.items()}
+
     @cached_property
     def layers(self) -> list[list[str]]:
         return layers_of(self.costs.groups, self.source)
@@ -530,7 +546,7 @@ class _Search:
         of_caches = sum(cache_bytes(self.config, self.source, self.caches)[name] for name in caches)
         in_order = {layer: layers[layer] for layer in self.source.linear}
         folder = home(self.tracker.uri) / "recipes"
-        variant = recipe_variant(self.config, self.formats, in_order, limit.short, folder, rounded)
+        variant = recipe_variant(self.config, self.formats, in_order, limit.short, folder, rounded, self._taken)
         self.say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self.tracker, "quantize", variant.config.quantize_config, self.run, say=self.say)
         made = str(self.tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
