@@ -269,15 +269,15 @@ def _correlation(rows: Sequence[Mapping[str, Cell]], first: str, second: str) ->
     return VariantCorrelation(first=first, second=second, value=rho.value, low=low, high=high, p=p, n=n)
 
 
-def pareto_front(points: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
-    """Return the names on the front, sorted by the first value. Of both values of a name, lower is better.
+def pareto_front(points: Mapping[str, tuple[float, ...]]) -> tuple[str, ...]:
+    """Return the names on the front, sorted by the first value. Of all values of a name, lower is better.
 
     Points that are equal are on the front together.
     """
     front = [
         name
-        for name, (x, y) in points.items()
-        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
+        for name, point in points.items()
+        if not any(o != point and all(a <= b for a, b in zip(o, point, strict=True)) for o in points.values())
     ]
     return tuple(sorted(front, key=lambda name: (points[name], name)))
 
@@ -377,7 +377,7 @@ class ScoreRow:
     # McNemar's mid-p value of the accuracy difference to the baseline, and after Holm's correction over variants
     accuracy_p: float | None
     accuracy_p_holm: float | None
-    on_front: bool  # Whether no other variant is both as small and as close to the baseline
+    on_front: bool  # Whether no other variant is as small, in weights and cache, and as close to the baseline
     harm: HarmVerdict | None = None  # Worse, no worse, or open; None where its accuracy has no interval, or items lack
     runtime: str = ""
     not_timed: str = ""
@@ -451,7 +451,8 @@ def scoreboard(
     values = {variant.name: _cells(variant, shown) for variant in variants}
     ordered = sorted(variants, key=lambda v: _place(v, values[v.name]))
     judged = {v.name: values[v.name] for v in variants if not v.lacking}
-    front = _front(judged, SIZE)
+    baseline_cells = _baseline_cells(ordered, shown)
+    front = _front(judged, SIZE, baseline_cells.get(CACHE))
     raw = {v.name: v.results[_P].value for v in ordered if _P in v.results}
     corrected = dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
     lucks, closer = _luck(ordered)
@@ -485,7 +486,7 @@ def scoreboard(
         n_items=max((len(v.items.task) for v in variants if v.items is not None), default=None),
         columns=tuple(column for column in every if any(column.key in row for row in values.values())),
         rows=rows,
-        baseline_cells=_baseline_cells(ordered, shown),
+        baseline_cells=baseline_cells,
         pareto=front,
         serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(judged, cost))},
         correlations=correlate_metrics([values[v.name] for v in ordered]),
@@ -547,12 +548,18 @@ def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str])
     return cells
 
 
-def _front(values: Mapping[str, Mapping[str, Cell]], cost: str) -> tuple[str, ...]:
-    """Return the variants that no other one beats in both a cost and KL."""
-    sign = _SERVING_COSTS.get(cost, 1.0)
-    return pareto_front(
-        {name: (sign * row[cost].value, row[KL].value) for name, row in values.items() if cost in row and KL in row}
-    )
+def _front(values: Mapping[str, Mapping[str, Cell]], cost: str, plain_cache: Cell | None = None) -> tuple[str, ...]:
+    """Return the variants that no other one beats in both a cost and KL.
+
+    - `plain_cache`: With the size as cost, the bytes of the baseline's cache where some variant has another one: then
+      none beats a variant with a smaller cache.
+    """
+    sign, points = _SERVING_COSTS.get(cost, 1.0), {}
+    for name, row in values.items():
+        if cost in row and KL in row:
+            cache = () if plain_cache is None else (row.get(CACHE, plain_cache).value,)
+            points[name] = (sign * row[cost].value, row[KL].value, *cache)
+    return pareto_front(points)
 
 
 def _place(variant: ScoredVariant, row: Mapping[str, Cell]) -> tuple[int, float, float, str]:

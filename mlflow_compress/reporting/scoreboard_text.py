@@ -146,7 +146,8 @@ def finding(board: scoreboard.Scoreboard) -> str:
 
 def legend(board: scoreboard.Scoreboard) -> list[str]:
     """Return what the signs of the table mean."""
-    lines = ["* no other variant is both as small and as close to the baseline"] if board.pareto else []
+    small = "small in weights and cache" if any(column.key == CACHE for column in board.columns) else "small"
+    lines = [f"* no other variant is both as {small} and as close to the baseline"] if board.pareto else []
     if any(row.accuracy_moved for row in board.rows):
         lines.append("! accuracy differs from the baseline's (McNemar's mid-p test, Holm's correction over variants)")
     clipped = [row for row in board.rows if CLIPPED.name in row.cells]

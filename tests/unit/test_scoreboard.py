@@ -14,7 +14,7 @@ from markupsafe import escape
 
 from mlflow_compress.config.policy import KlBounds, Policy
 from mlflow_compress.decide import scoreboard as boards
-from mlflow_compress.decide.gates import DELTA
+from mlflow_compress.decide.gates import CACHE, CACHE_RATIO, DELTA
 from mlflow_compress.decide.separation import ItemScores, item_scores
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
@@ -108,6 +108,20 @@ def test_the_front_is_what_nobody_beats_in_both() -> None:
     points = {"small": (1.0, 9.0), "close": (8.0, 2.0), "worse": (8.0, 3.0), "twin": (8.0, 2.0), "middle": (4.0, 4.0)}
     assert boards.pareto_front(points) == ("small", "middle", "close", "twin")
     assert boards.pareto_front({}) == ()
+
+
+def test_a_smaller_cache_is_smaller_too() -> None:
+    """Of three with the same weights, the closest has a plain cache; the one in the middle is beaten in all."""
+    caches = {"plain": (0.1, None), "small": (0.3, 100.0), "beaten": (0.4, 100.0)}
+    rows = [variant(name, kl=kl, size=1e6) for name, (kl, _) in caches.items()]
+    rows = [
+        row if bytes_ is None else replace(row, sizes={**row.sizes, CACHE: bytes_, CACHE_RATIO: 4.0})
+        for row, (_, bytes_) in zip(rows, caches.values(), strict=True)
+    ]
+    found = board(*rows)
+    assert found.pareto == ("plain", "small")
+    assert "* no other variant is both as small in weights and cache and as close" in board_text.scoreboard_text(found)
+    assert board(rows[0], variant("other", kl=0.3, size=1e6)).pareto == ("plain",)
 
 
 @QUICK

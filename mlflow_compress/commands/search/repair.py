@@ -562,10 +562,12 @@ class _Repair:
     def _mixture(self, allocation: Allocation, table: CostTable, costs: SwapCosts) -> Trial:
         refused = self.refused
         recipe = raised_recipe(refused, layers_of(costs.groups, refused.source), allocation.choice)
-        number = sum(column != 0 for column in allocation.choice)
+        number = int(np.count_nonzero(allocation.choice))
+        before = sum(np.count_nonzero(trial.choice) == number for trial in self.trials)
+        again = "" if before == 0 else chr(ord("a") + before)  # "raised-3", "raised-3b"
         stem = refused.label.removeprefix(f"{MIXED}-")
         name = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
-        path = home(self.tracker.uri) / "recipes" / name / f"{stem}-raised-{number}.json"
+        path = home(self.tracker.uri) / "recipes" / name / f"{stem}-raised-{number}{again}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         recipe.write(path)
         self.say(f"[repair] makes a mixture with {number} of {len(allocation.choice)} groups raised")

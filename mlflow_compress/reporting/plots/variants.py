@@ -1,5 +1,6 @@
 """What every variant costs (size, speed, memory) against its distance, with one or the front highlighted."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -139,8 +140,11 @@ def draw_variants(
     if above:
         upper = panels[0][0]
         _log_axis(upper, above)
-        if steps := sorted((p.cost, p.kl) for p in above if p.name in front):
-            where = "pre" if axis.higher else "post"  # behind a step lies what the front beats
+        # A variant with a smaller cache is on the front too, where a closer one has weights as small.
+        points_on = sorted(((p.cost, p.kl) for p in above if p.name in front), reverse=axis.higher)
+        closest = itertools.accumulate((kl for _, kl in points_on), min)
+        if steps := [point for point, kl in zip(points_on, closest, strict=True) if point[1] == kl]:
+            where = "post"  # behind a step lies what the front beats
             upper.step(*zip(*steps, strict=True), where=where, color=style.VARIANT, linewidth=1, alpha=0.5, zorder=1)
     title = _front(points, front, axis) if current is None else _finding(points, current, axis)
     style.state(canvas, title)
