@@ -45,7 +45,7 @@ class HeadToHead:
         return f"KL {self.kl:+.4g} nats {ends}; {accuracy}"
 
 
-def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0) -> HeadToHead | str:
+def head_to_head(champion: RunRecords, challenger: RunRecords) -> HeadToHead | str:
     """Return the direct comparison of two variants of one baseline, or the reason why there is none.
 
     Per item, the difference of both models' KL to the baseline and of their correctness; intervals at 95 %, over groups
@@ -61,7 +61,7 @@ def head_to_head(champion: RunRecords, challenger: RunRecords, *, seed: int = 0)
     rows = inputs.headline_rows[inputs.scored_by_both[inputs.headline_rows]]
     if not len(rows):
         return "no item was answered by both"
-    settings, groups = MetricSettings(seed=seed), inputs.view.group[rows]
+    settings, groups = MetricSettings(), inputs.view.group[rows]
     before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
     moved = PairedDifference.of(before, after, groups)
     accuracy, accuracy_ends = moved.at(settings, 1.0)
@@ -163,16 +163,16 @@ def _may_replace(pair: HeadToHead | str, rule: ReplacementRule) -> tuple[bool, s
     return shown, f"{pair.described}; {'' if shown else 'not '}shown to be {what}{because}"
 
 
-_MOST_SMALLER = 5
+_MOST_COMPARED, _MOST_SMALLER = 12, 5
 
 
-def to_compare(decision: Decision, *, most: int = 12) -> list[str]:
+def to_compare(decision: Decision) -> list[str]:
     """Return the runs that must be compared item by item: the choice, who passes beside it, and who is smaller."""
     if decision.champion is None or len(decision.outcomes) < 2:
         return []
     passing = [outcome.candidate.run_id for outcome in decision.outcomes if outcome.passed]
     smaller = [outcome.candidate.run_id for outcome in _smaller(decision)]
-    return [*passing[: most - min(len(smaller), _MOST_SMALLER)], *smaller[:_MOST_SMALLER]]
+    return [*passing[: _MOST_COMPARED - min(len(smaller), _MOST_SMALLER)], *smaller[:_MOST_SMALLER]]
 
 
 def choice_notes(

@@ -356,16 +356,16 @@ def token_class(text: str, before: str) -> str:
     return PUNCTUATION if text.strip() else SPACE
 
 
-def rare_tokens(tokens: npt.NDArray[np.int64], share: float = RARE_SHARE) -> Bool:
+def rare_tokens(tokens: npt.NDArray[np.int64]) -> Bool:
     """Return which tokens are rare in this text itself, shape (n,).
 
     The distinct tokens are ordered by how often they occur. Rare are those that occur at most k times, with the largest
-    k for which they are together at most `share` of the text; at least those that occur once.
+    k for which they are together at most `RARE_SHARE` of the text; at least those that occur once.
     """
     _, place, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     most = 1
     for k in np.unique(counts):
-        if counts[counts <= k].sum() <= share * len(tokens):
+        if counts[counts <= k].sum() <= RARE_SHARE * len(tokens):
             most = max(most, int(k))
     return np.asarray((counts <= most)[place])
 

@@ -266,7 +266,6 @@ def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
     ]
 
 
-NOTE_LIMIT = 8000
 _PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them
 _WIDTH = 100
 _NUMBERS = ("n", "baseline", "variant")

@@ -114,7 +114,7 @@ def _span(one: JudgedAnswer, trace_id: str, now: int) -> entities.Span:
     )
 
 
-_NOTE_LIMIT = 8000
+NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000
 
 
@@ -204,7 +204,7 @@ class TrackedRun(OpenRun):
         log_judged_answers(self._client.uri, str(self.info.experiment_id), self.run_id, judged)
 
     def set_note(self, markdown: str) -> None:
-        self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:_NOTE_LIMIT])
+        self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:NOTE_LIMIT])
 
 
 def create_run(client: PatientClient, uri: str, experiment_id: str, name: str, tags: Mapping[str, object]) -> str:

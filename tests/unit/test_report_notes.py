@@ -19,6 +19,7 @@ from mlflow_compress.reporting import headline
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.html import render_report
+from mlflow_compress.tracking.tracked_run import NOTE_LIMIT
 from tests.page_contents import HOSTILE, page_content
 from tests.report_results import FAST, SIZES, Page, by_name, result, rows_of
 
@@ -125,7 +126,7 @@ def test_a_failed_stage_is_named_with_what_is_missing():
     assert sentence in headline.headline_table(pooled, failed_stages=failed).replace("\n", " ")
     note = headline.note_markdown("v", pooled, failed_stages=failed)
     assert note.splitlines()[2].startswith("**Stage judge failed: The endpoint answered 401 &lt;no key>.")
-    assert len(headline.note_markdown("v" * 9000, pooled, failed_stages={"judge": "e" * 9000})) < headline.NOTE_LIMIT
+    assert len(headline.note_markdown("v" * 9000, pooled, failed_stages={"judge": "e" * 9000})) < NOTE_LIMIT
     assert "failed" not in headline.note_markdown("v", pooled)
 
 

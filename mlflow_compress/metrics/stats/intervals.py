@@ -236,29 +236,29 @@ def _lower_end(x: Float, share: Float, stakes: Float, goal: float) -> float:
     return low
 
 
-def fewest_without_event(limit: float, *, level: float = 0.95) -> float:
-    """Return the smallest n whose Wilson interval of 0 events in n ends at `limit` or below; infinite for a limit of 0.
+def fewest_without_event(limit: float) -> float:
+    """Return the smallest n whose 95 % Wilson interval of 0 events ends at `limit` or below; infinite for a limit of 0.
 
     The upper end is ``z^2 / (n + z^2)``, so that ``n >= z^2 (1 - limit) / limit``.
     """
     if limit <= 0:
         return math.inf
-    z = float(special.ndtri((1 + level) / 2))
+    z = float(special.ndtri(0.975))
     return max(1, math.ceil(z * z * (1 - limit) / limit - 1e-9))
 
 
-def items_for_flips_gate(flips: float, limit: float, *, level: float = 0.95, power: float = 0.8) -> int:
-    """Return the items after which a gate "upper end of the flips interval <= limit" passes with the wanted power.
+def items_for_flips_gate(flips: float, limit: float) -> int:
+    """Return the items after which a gate "upper end of the flips interval <= limit" passes with a power of 80 %.
 
     `flips` is the true share. The count is approximately normal; the interval is Wilson's, which the gate uses.
     """
     if not 0.0 <= flips < limit < 1.0:
         raise ConfigError("Need 0 <= flips < limit < 1", got=f"{flips}, {limit}")
-    z_power = float(special.ndtri(power))
+    z_power = float(special.ndtri(0.8))
 
     def passes(n: int) -> bool:
         likely = flips + z_power * math.sqrt(flips * (1 - flips) / n)
-        return wilson(min(n, math.ceil(likely * n)), n, level=level).high <= limit
+        return wilson(min(n, math.ceil(likely * n)), n).high <= limit
 
     # Rounding to whole items makes `passes` flicker near the answer, so walk up in steps of one percent.
     n = 4

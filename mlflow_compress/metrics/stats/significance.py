@@ -306,7 +306,6 @@ def larger_part_p(
     parts: npt.ArrayLike,
     groups: npt.ArrayLike | None = None,
     *,
-    permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> Float:
     """Return the one-sided p-value of every part 0, 1, ...: its mean is larger than that of the other items.
@@ -318,7 +317,7 @@ def larger_part_p(
     is exact under that hypothesis, and keeps its level in large samples where parts differ in spread alone.
 
     Permutations end when each part's statistic was reached `ENOUGH` times, the last time by permutation l: its p-value
-    is then ``ENOUGH/l``, else (1 + times reached)/(1 + permutations).
+    is then ``ENOUGH/l``, else (1 + times reached)/(1 + `PERMUTATIONS`).
 
     - `values`, `parts`, `groups` (n,): One value, the number of its part, and the code of its group for each item.
 
@@ -342,7 +341,7 @@ def larger_part_p(
     limit = seen - 1e-9 * np.abs(np.where(np.isfinite(seen), seen, 0.0))  # ties are equal but for rounding
     reached, ended = np.zeros(len(starts), dtype=np.int64), np.zeros(len(starts), dtype=np.int64)
     done = 0
-    for chosen in _orders(len(s), permutations, seed):
+    for chosen in _orders(len(s), seed):
         at_least = _statistics(s[chosen], None if alone else m[chosen], starts) >= limit
         counts = reached + np.cumsum(at_least, axis=0)
         now = (ended == 0) & (counts[-1] >= ENOUGH)
@@ -353,12 +352,12 @@ def larger_part_p(
     return np.where(ended > 0, ENOUGH / np.maximum(ended, 1), (1 + reached) / (1 + done))
 
 
-def _orders(n: int, permutations: int, seed: int) -> Iterator[Int]:
+def _orders(n: int, seed: int) -> Iterator[Int]:
     """Iterate over random orders of n units in blocks of growing size, of shape (size, n)."""
     done, block = 0, 100
-    while done < permutations:
-        rows = max(1, min(block, permutations - done, _CELLS // n))
-        yield _drawn(n, rows, done, seed) if permutations * n <= _KEPT else _drawn.__wrapped__(n, rows, done, seed)
+    while done < PERMUTATIONS:
+        rows = max(1, min(block, PERMUTATIONS - done, _CELLS // n))
+        yield _drawn(n, rows, done, seed) if PERMUTATIONS * n <= _KEPT else _drawn.__wrapped__(n, rows, done, seed)
         done, block = done + rows, 2 * block
 
 

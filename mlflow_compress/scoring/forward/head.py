@@ -69,11 +69,11 @@ class _ReadyStates(torch.nn.Module):
 class Head:
     """Logits from hidden states.
 
-    `upcast` computes the product of a half-precision linear head in float32. Otherwise its logits would be rounded to 3
+    The product of a half-precision linear head is computed in float32. Otherwise its logits would be rounded to 3
     digits, which makes ties. Heads that are not a plain linear layer run as they are. The model's body is never run.
     """
 
-    def __init__(self, model: Any, *, upcast: bool = True) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
         self.body_name = model.base_model_prefix
         module = model.get_output_embeddings()
@@ -87,7 +87,7 @@ class Head:
         self.is_linear = type(module) is torch.nn.Linear
         self._float32_module: torch.nn.Module | None = None
         self._buffer: Tensor | None = None
-        if upcast and self.is_linear and module.weight.dtype in (torch.float16, torch.bfloat16):
+        if self.is_linear and module.weight.dtype in (torch.float16, torch.bfloat16):
             self._float32_module = copy.deepcopy(module).float()
 
     def to(self, device: torch.device) -> "Head":
