@@ -1,5 +1,7 @@
 """The saved leaderboard view of an experiment, and links to it."""
 
+from __future__ import annotations
+
 import base64
 import colorsys
 import itertools
@@ -7,7 +9,7 @@ import json
 import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -17,8 +19,10 @@ from mlflow_compress.decide.scoreboard import BITS
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import artifacts_place
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
-from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.transport.endpoint import shown_url
+
+if TYPE_CHECKING:
+    from mlflow_compress.tracking.tracker import Tracker
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
 CHARTS = "charts"

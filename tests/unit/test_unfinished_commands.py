@@ -13,7 +13,7 @@ from mlflow_compress import demo
 from mlflow_compress.commands.command import all_commands
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
-from mlflow_compress.commands.resume.command import ResumeConfig
+from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.resume.run import run_resume
 from mlflow_compress.commands.shared.get_or_create import unfinished_until_ended
 from mlflow_compress.config import parameters

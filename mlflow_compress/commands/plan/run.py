@@ -12,7 +12,7 @@ from mlflow_compress.commands.evaluate.outputs import WINDOW
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.plan.command import MachineConfig, PlanConfig
+from mlflow_compress.commands.plan.parameters import MachineConfig, PlanConfig
 from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 from mlflow_compress.compression.method import METHODS

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.judge.answers_artifact import read_answers
-from mlflow_compress.commands.rate.command import BlindConfig, RatingsConfig
+from mlflow_compress.commands.rate.parameters import BlindConfig, RatingsConfig
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines, lines_of_run
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings

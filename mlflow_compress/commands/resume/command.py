@@ -3,16 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.commands.command import Say, configured, register_command, silent
-from mlflow_compress.config.declarations import Parameters, option
+from mlflow_compress.commands.resume.parameters import ResumeConfig
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.resume.run import Resumed
-
-
-class ResumeConfig(Parameters):
-    """Do again what was killed, or was cut off from the tracking server; what is computed is found on disk."""
-
-    dry_run: bool = option(False, "list the commands that did not end, and do nothing")
 
 
 @register_command("resume", ResumeConfig, place=15)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mlflow_compress.commands.command import COMMANDS, Say, silent
-from mlflow_compress.commands.resume.command import ResumeConfig
+from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.shared.tabular import Tabular
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import as_typed

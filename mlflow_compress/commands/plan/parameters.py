@@ -1,0 +1,51 @@
+"""The parameters of a plan: what is to be done, and on what machine."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.config import groups
+from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Parameters, like, option
+
+AutoOrNumber = Annotated[float, Field(gt=0)] | Literal["auto"]
+
+
+class MachineConfig(Group):
+    """What the work would run on. Give what a device sustains, not its data sheet's peak."""
+
+    devices: int = option(1, "GPUs, or machines without one", ge=1)
+    device_memory: AutoOrNumber = option(
+        "auto", "GiB of one device; auto: 80, and with device=cpu the memory of this machine"
+    )
+    device_tflops: AutoOrNumber = option(
+        "auto",
+        "10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in bfloat16, and with "
+        "device=cpu what this machine is measured to do in float32",
+    )
+    device_bandwidth: AutoOrNumber = option(
+        "auto",
+        "TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this "
+        "machine is measured to do",
+    )
+    disk_bandwidth: float = option(2.0, "GB a second of the storage, for all devices together", gt=0)
+    price: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = option(
+        None, "dollars of one device for an hour; none: no dollars"
+    )
+
+
+class PlanConfig(Parameters):
+    """What every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run."""
+
+    source: groups.SourceConfig = groups.SourceConfig()
+    tokenizer: OptionalText = option(None, "folder or hub id of the tokenizer; none: the model's own", path="folder")
+    method: str = like(groups.CompressionConfig, "method")
+    bits: int = option(4, "bits per weight of the compressed linear layers", ge=1, le=16)
+    calibration_samples: groups.AutoOrCount = like(groups.CompressionConfig, "calibration_samples")
+    calibration_length: int = like(groups.CompressionConfig, "calibration_length")
+    variants: int = option(1, "variants of this baseline", ge=1)
+    evaluation: groups.EvaluationConfig = groups.EvaluationConfig()
+    inference: groups.InferenceConfig = groups.InferenceConfig()
+    answers: groups.AnswerConfig = groups.AnswerConfig()
+    judge: bool = like(MainConfig, "judge")
+    machine: MachineConfig = MachineConfig()
