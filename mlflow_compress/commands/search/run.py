@@ -410,14 +410,15 @@ class _Search:
 
     @property
     def _taken(self) -> dict[str, str]:
-        """The checkpoints whose layers mixtures take, by format; none where to quantize again gives the same layers.
+        """The checkpoints whose layers mixtures take, by format; none where all layers are quantized again.
 
-        Layers that are calibrated again, after others, are not those that were measured.
+        Calibrated again, after others, they would not be those that were measured. Without calibration they are.
         """
         methods = [METHODS.get(one.method) for one in self.formats]
         each_alone = all(isinstance(method, ForLayers) and not method.rescales for method in methods)
         calibrated = any(method.needs_calibration for method in methods)
-        if not (each_alone and calibrated) or self.source.experts or self.config.source.device == BALANCED:
+        beside = all(Path(made.folder).parent == Path(self.config.space.output_dir) for made in self.uniform.values())
+        if not (each_alone and calibrated and beside) or self.source.experts or self.config.source.device == BALANCED:
             return {}
         return {name: made.folder for name, made in self.uniform.items()}
 
