@@ -153,13 +153,20 @@ def test_weights_and_caches_share_a_budget(tracker: Tracker, texts: dict[str, st
 def test_the_smallest_variant_within_a_kl(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(command(texts, max_kl="0.02")) == 0
+    assert cli.main(command(texts, formats="gptq:3,gptq:8", max_kl="0.02")) == 0
     found = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
     [row] = [row for row in found["variants"] if row["kind"] == "searched"]
     assert row["limit"] == "kl0.02" and row["max_kl"] == 0.02
     uniform = {row["name"]: row for row in found["variants"] if row["kind"] == "uniform"}
-    assert uniform["rtn-3bit-g128"]["search_kl"] > 0.02 > row["search_kl_high"]
-    assert row["size_bytes"] < uniform["rtn-8bit-g128"]["size_bytes"]
+    assert uniform["gptq-3bit-g128"]["search_kl"] > 0.02 > row["search_kl_high"]
+    assert row["size_bytes"] < uniform["gptq-8bit-g128"]["size_bytes"]
+    # Calibrated layers are those that were measured: nothing is quantized again.
+    folder = Path(tracker.children(row["run_id"])["quantize"].data.tags[run_names.CHECKPOINT])
+    folders = {name: tracker.children(one["run_id"])["quantize"].data.tags for name, one in uniform.items()}
+    assert MixedRecipe.read(folder / RECIPE_FILE).made == {
+        name: Path(folders[f"gptq-{name[-1]}bit-g128"][run_names.CHECKPOINT]).name for name in ("gptq:3", "gptq:8")
+    }
+    assert row["rounds"] > 0 or row["predicted_kl"] == pytest.approx(row["search_kl"], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -278,6 +278,8 @@ class InPlace:
         first = self.table.solved(limit)
         predicted = self.table.predicted(first.choice)
         best = Mixture(allocation=first, predicted=predicted, kl=self.measure([first.choice])[0], round=0)
+        if self.rounds:  # what is known of it in place is the better promise
+            best = replace(best, predicted=best.measured)
         tried = {first.choice: best}
         off = best.measured / predicted if min(best.measured, predicted) > 0 else 1.0
         if abs(1 / off - 1) > self.tolerance or not best.is_inside(limit):
@@ -446,8 +448,6 @@ def choose_formats(
                 break
         return min(choices, key=lambda one: one.order(limit))
     first = made(mixtures[0])
-    if any(one.round for one in mixtures):  # costs were measured around it
-        first = replace(first, predicted=mixtures[0].measured)
     best = first if ordered[0] is mixtures[0] else made(ordered[0])
     mixed = best if _is_surely_closer(best.kl, first.kl) else first
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
