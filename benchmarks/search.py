@@ -3,9 +3,10 @@
 python benchmarks/search.py
 python benchmarks/search.py --model FOLDER --formats gptq:2,gptq:3,gptq:4,gptq:8 --group_size channel
 
-The demo is searched on one half of its corpus (every other paragraph) and evaluated on the other. For another model the
-texts are written by the model itself: samples at temperature 1, of which a third calibrates, a third is searched on,
-and a third is evaluated on. Bits are counted from stored tensors, over the linear layers. The aims:
+The demo, and `demo-tools`, are searched on one half of the demo's corpus (every other paragraph) and evaluated on the
+other. For another model the texts are written by the model itself: samples at temperature 1, of which a third
+calibrates, a third is searched on, and a third is evaluated on. Bits are counted from stored tensors, over the linear
+layers. The aims:
 
 - at no budget a KL that is significantly higher than that of the linear mix, and a significantly lower one at two or
   more (paired by window, 95 % interval);
@@ -70,7 +71,7 @@ def main() -> None:
     folder = Path(given.store).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
-    texts = halves(folder) if given.model == "demo" else samples(folder, given.model, given.samples, 256)
+    texts = halves(folder) if given.model in ("demo", "demo-tools") else samples(folder, given.model, given.samples, 256)
     own = ("formats", "bits_per_weight", "group_size", "search_windows", "model")
     found = mc.search(**{name: getattr(given, name) for name in own}, **texts, noise_items=2, progress=print)
 
