@@ -71,7 +71,9 @@ def main() -> None:
     folder = Path(given.store).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
-    texts = halves(folder) if given.model in ("demo", "demo-tools") else samples(folder, given.model, given.samples, 256)
+    texts = (
+        halves(folder) if given.model in ("demo", "demo-tools") else samples(folder, given.model, given.samples, 256)
+    )
     own = ("formats", "bits_per_weight", "group_size", "search_windows", "model")
     found = mc.search(**{name: getattr(given, name) for name in own}, **texts, noise_items=2, progress=print)
 
