@@ -173,9 +173,14 @@ def test_layers_are_taken_from_finished_checkpoints(base: Path, tmp_path: Path) 
         quantization |= {"config_groups": targets, "ignore": sorted(quantization["ignore"])}
     assert configs[0] == configs[1]
     assert (out / "generation_config.json").read_bytes() == (anew / "generation_config.json").read_bytes()
+    out.rename(tmp_path / "before")
+    awq = replace(written(base, tmp_path, ["awq:3", "awq:4"]), made={"awq:3": "a", "awq:4": "b"})
+    awq.write(tmp_path / "recipe.json")  # its layers need the norms of their checkpoint
+    with pytest.raises(UnsupportedError, match=r"cannot be taken from other checkpoints.* Got: awq\."):
+        mixed(base, tmp_path)
+    replace(recipe, made=made).write(tmp_path / "recipe.json")
     (tmp_path / made["gptq:3"]).rename(tmp_path / "moved")
     (tmp_path / made["mxfp4"]).rename(tmp_path / made["gptq:3"])
-    out.rename(tmp_path / "before")
     with pytest.raises(ConfigError, match="from a checkpoint of another model or format"):
         mixed(base, tmp_path)
 

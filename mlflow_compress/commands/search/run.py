@@ -44,8 +44,8 @@ from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, m
 from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants
-from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS
+from mlflow_compress.compression.methods.mixed import quantize_each_layer_alone
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
@@ -415,10 +415,9 @@ class _Search:
         Calibrated again, after others, they would not be those that were measured. Without calibration they are.
         """
         methods = [METHODS.get(one.method) for one in self.formats]
-        each_alone = all(isinstance(method, ForLayers) and not method.rescales for method in methods)
-        calibrated = any(method.needs_calibration for method in methods)
+        apart = quantize_each_layer_alone(methods, self.source) and any(one.needs_calibration for one in methods)
         beside = all(Path(made.folder).parent == Path(self.config.space.output_dir) for made in self.uniform.values())
-        if not (each_alone and calibrated and beside) or self.source.experts or self.config.source.device == BALANCED:
+        if not (apart and beside) or self.config.source.device == BALANCED:
             return {}
         return {name: made.folder for name, made in self.uniform.items()}
 

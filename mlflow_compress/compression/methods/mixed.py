@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -162,6 +162,13 @@ class Mixed(Method[MixedConfig]):
                 got=", ".join(sorted(methods)),
                 fix="Give formats of one method, such as awq:3,awq:4, or of GGUF only",
             )
+        if config.content.made and not quantize_each_layer_alone(methods.values(), source):
+            raise UnsupportedError(
+                "Layers of these methods cannot be taken from other checkpoints",
+                allowed="methods of llm-compressor that change one layer at a time, in models without experts",
+                got=", ".join(sorted(methods)),
+                fix="Take 'made' out of the recipe: then all layers are quantized anew",
+            )
         per_format = ("bits", "group_size", "symmetric", "scheme", "activations")
         seen: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, one in config.formats.items():
@@ -212,6 +219,11 @@ def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, Lay
         others = [layer for layer in source.linear if layer not in layers]
         together += method.modifiers(next(iter(mine.values())).config, source, schemes, [*source.ignored, *others])
     return together
+
+
+def quantize_each_layer_alone(methods: Iterable[Method[Any]], source: SourceModel) -> bool:
+    """Return whether a layer from a finished checkpoint of such a method is what it was there."""
+    return not source.experts and all(isinstance(one, ForLayers) and not one.rescales for one in methods)
 
 
 def _put_together(
