@@ -160,13 +160,14 @@ def test_the_smallest_variant_within_a_kl(
     uniform = {row["name"]: row for row in found["variants"] if row["kind"] == "uniform"}
     assert uniform["gptq-3bit-g128"]["search_kl"] > 0.02 > row["search_kl_high"]
     assert row["size_bytes"] < uniform["gptq-8bit-g128"]["size_bytes"]
-    # Calibrated layers are those that were measured: nothing is quantized again.
+    # Of the layers that were measured, and of those quantized again, the closer checkpoint stays.
     folder = Path(tracker.children(row["run_id"])["quantize"].data.tags[run_names.CHECKPOINT])
-    folders = {name: tracker.children(one["run_id"])["quantize"].data.tags for name, one in uniform.items()}
-    assert MixedRecipe.read(folder / RECIPE_FILE).made == {
-        name: Path(folders[f"gptq-{name[-1]}bit-g128"][run_names.CHECKPOINT]).name for name in ("gptq:3", "gptq:8")
-    }
-    assert row["rounds"] > 0 or row["predicted_kl"] == pytest.approx(row["search_kl"], rel=1e-4)
+    recipes = [MixedRecipe.read(other / RECIPE_FILE) for other in folder.parent.glob("demo-mixed-gptq-kl0.02-*")]
+    runs = [tracker.children(one["run_id"])["quantize"].data.tags for one in uniform.values()]
+    names = {f"gptq:{tags[run_names.VARIANT][5]}": Path(tags[run_names.CHECKPOINT]).name for tags in runs}
+    assert {len(recipe.made) for recipe in recipes} == {0, 2}
+    assert all(recipe.made == names for recipe in recipes if recipe.made)
+    assert row["rounds"] > 0 or row["search_kl"] <= row["predicted_kl"] * (1 + 1e-4)
 
 
 @pytest.mark.slow

@@ -410,10 +410,7 @@ class _Search:
 
     @property
     def _taken(self) -> dict[str, str]:
-        """The checkpoints whose layers mixtures take, by format; none where all layers are quantized again.
-
-        Calibrated again, after others, they would not be those that were measured. Without calibration they are.
-        """
+        """The checkpoints whose layers mixtures take, by format; none where they are the same when quantized again."""
         methods = [METHODS.get(one.method) for one in self.formats]
         apart = quantize_each_layer_alone(methods, self.source) and any(one.needs_calibration for one in methods)
         beside = all(Path(made.folder).parent == Path(self.config.space.output_dir) for made in self.uniform.values())
@@ -538,7 +535,18 @@ class _Search:
         return np.zeros(len(self.costs.text.windows.ids)) if folder is None else self.costs.whole(folder)
 
     def _make(self, sizes: StoredSizes, allocation: Allocation, limit: Limit) -> tuple[Combination, str]:
-        """Make the checkpoint of a choice, and check that it has the bytes that were counted on."""
+        """Make the checkpoint of a choice: of calibrated layers two, of which the closer one stays.
+
+        One has the layers that were measured. In the other one they are quantized again, and each has seen what the
+        layers before have become.
+        """
+        made = [self._checkpoint(sizes, allocation, limit, taken) for taken in ({}, *filter(None, [self._taken]))]
+        return min(made, key=lambda one: float(self.costs.whole(one[1]).mean())) if made[1:] else made[0]
+
+    def _checkpoint(
+        self, sizes: StoredSizes, allocation: Allocation, limit: Limit, taken: Mapping[str, str]
+    ) -> tuple[Combination, str]:
+        """Make a checkpoint, and check that it has the bytes that were counted on."""
         names = [sizes.formats[column] for column in allocation.choice]
         layers = {layer: chosen for group, chosen in zip(self.layers, names, strict=False) for layer in group}
         settings, caches = self.config.caches, names[len(self.layers) :]
@@ -546,7 +554,7 @@ class _Search:
         of_caches = sum(cache_bytes(self.config, self.source, self.caches)[name] for name in caches)
         in_order = {layer: layers[layer] for layer in self.source.linear}
         folder = home(self.tracker.uri) / "recipes"
-        variant = recipe_variant(self.config, self.formats, in_order, limit.short, folder, rounded, self._taken)
+        variant = recipe_variant(self.config, self.formats, in_order, limit.short, folder, rounded, taken)
         self.say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self.tracker, "quantize", variant.config.quantize_config, self.run, say=self.say)
         made = str(self.tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
