@@ -110,6 +110,10 @@ def test_the_variants_finding_by_hand():
     assert alone.title.endswith("no other of 2 variants is both as small and as close")
     assert single.title == "mine: KL 0.1 at 4.10 bits per weight"
     assert "1 without size or KL is left out" in single.caption
+    rows = [{"name": n, SIZE: size, KL: kl} for n, size, kl in (("a", 4e6, 0.1), ("b", 4e6, 0.3), ("c", 5e6, 0.01))]
+    plain, cache = (draw_variants(rows, None, front=front) for front in ("ac", "abc"))
+    assert plain is not None and "smaller caches" not in plain.caption
+    assert cache is not None and "; those above its line have smaller caches" in cache.caption
     assert draw_variants([{"name": "x", KL: None, SIZE: 3}], "x") is None
 
 

@@ -137,6 +137,7 @@ def draw_variants(
         if axis.baseline is not None:
             axes.axvline(axis.baseline, color=style.MUTED, linewidth=1, linestyle=":", zorder=1)
     _cost_axis(panels[-1][0], axis, points)
+    off_the_line = 0
     if above:
         upper = panels[0][0]
         _log_axis(upper, above)
@@ -144,8 +145,9 @@ def draw_variants(
         points_on = sorted(((p.cost, p.kl) for p in above if p.name in front), reverse=axis.higher)
         closest = itertools.accumulate((kl for _, kl in points_on), min)
         if steps := [point for point, kl in zip(points_on, closest, strict=True) if point[1] == kl]:
-            where = "post"  # behind a step lies what the front beats
-            upper.step(*zip(*steps, strict=True), where=where, color=style.VARIANT, linewidth=1, alpha=0.5, zorder=1)
+            off_the_line = len(points_on) - len(steps)
+            # Behind a step lies what the front beats.
+            upper.step(*zip(*steps, strict=True), where="post", color=style.VARIANT, linewidth=1, alpha=0.5, zorder=1)
     title = _front(points, front, axis) if current is None else _finding(points, current, axis)
     style.state(canvas, title)
     for axes, members in panels:
@@ -154,6 +156,7 @@ def draw_variants(
     caption = "Every variant measured so far in this evaluation (same baseline, items and settings): "
     caption += f"{axis.side}, closer to the baseline is lower"
     caption += f"; no other variant is both as {axis.word} and as close as one on the front" if front else ""
+    caption += "; those above its line have smaller caches" if off_the_line else ""
     caption += "; bars are intervals" if any(p.low is not None for p in above) else ""
     caption += "; the dotted line is the baseline" if axis.baseline is not None else ""
     if left_out := len(variants) - len(points):
