@@ -22,7 +22,7 @@ Fault = Callable[[int, dict[str, Any]], Raw | None]
 
 @lru_cache(maxsize=512)  # tests ask for the same texts again and again
 @torch.no_grad()
-def _logprobs(model: Any, ids: tuple[int, ...]) -> torch.Tensor:
+def _logprobs(model: Any, weights: tuple[float, ...], ids: tuple[int, ...]) -> torch.Tensor:
     logits = model(torch.tensor([ids])).logits[0].double()
     return torch.log_softmax(logits, dim=-1)
 
@@ -52,7 +52,9 @@ class ServedDemo:
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
         """Return the log-probabilities of the next token after each of `ids`."""
-        return _logprobs(self.loaded.model, tuple(ids))
+        model = self.loaded.model
+        first = tuple(weight.flatten()[0].item() for weight in model.parameters())  # tests change weights in place
+        return _logprobs(model, first, tuple(ids))
 
     def name(self, token: int, *, ids: bool) -> str:
         return f"token_id:{token}" if ids else self.loaded.tokenizer.decode([token])
