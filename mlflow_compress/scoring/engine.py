@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -206,10 +206,10 @@ def run_pass(
     said = chain.from_iterable(map(compute, spans))
     if len(spans) > 1:
         load_loops()  # for all forks
-        here: list[int] = []
+        first: Iterable[tuple[Part | None, int, int]] = ()
         if work.capture is not None:  # the first group decides how states are stored
-            here, spans[0] = spans[0][:1], spans[0][1:]
-        said = chain(compute(here), in_forks(compute, [span for span in spans if span], processes))
+            first, spans[0] = compute(spans[0][:1]), spans[0][1:]
+        said = chain(first, in_forks(compute, [span for span in spans if span], processes))
     n_splits = 0
     fresh: list[Part] = []
     written = time.monotonic()

@@ -167,7 +167,6 @@ def test_the_smallest_variant_within_a_kl(
     names = {f"gptq:{tags[run_names.VARIANT][5]}": Path(tags[run_names.CHECKPOINT]).name for tags in runs}
     assert {len(recipe.made) for recipe in recipes} == {0, 2}
     assert all(recipe.made == names for recipe in recipes if recipe.made)
-    assert row["rounds"] > 0 or row["search_kl"] <= row["predicted_kl"] * (1 + 1e-4)
 
 
 @pytest.mark.slow

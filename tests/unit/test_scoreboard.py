@@ -111,7 +111,7 @@ def test_the_front_is_what_nobody_beats_in_both() -> None:
 
 
 def test_a_smaller_cache_is_smaller_too() -> None:
-    """Of three with the same weights, the closest has a plain cache; the one in the middle is beaten in all."""
+    """Of three with the same weights, the closest has a plain cache; the farthest is beaten by one with the same cache."""
     caches = {"plain": (0.1, None), "small": (0.3, 100.0), "beaten": (0.4, 100.0)}
     rows = [variant(name, kl=kl, size=1e6) for name, (kl, _) in caches.items()]
     rows = [

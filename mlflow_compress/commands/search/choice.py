@@ -96,7 +96,7 @@ def recipe_variant(
 ) -> Combination:
     """Return the variant of a recipe, which is written into `folder`; `caches` are those of layers by their number.
 
-    - `made`: Folders of the uniform variants by their format, where layers are taken from them.
+    - `made`: Names of the uniform variants' checkpoints by their format, where layers are taken from them.
     """
     used = [one for one in choices if one.name in set(layers.values())]
     cache = {layer: one.model_dump(include={"key_bits", "value_bits"}) for layer, one in caches.items()}
@@ -104,7 +104,7 @@ def recipe_variant(
         formats={one.name: one.described for one in used},
         layers=dict(layers),
         cache=cache,
-        made={one.name: Path(made[one.name]).name for one in used if one.name in made},
+        made={one.name: made[one.name] for one in used if one.name in made},
     )
     digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
     parts = [*sorted({one.method for one in used}), *(["cache"] if caches else []), name]

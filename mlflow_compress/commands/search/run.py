@@ -410,13 +410,13 @@ class _Search:
 
     @property
     def _taken(self) -> dict[str, str]:
-        """The checkpoints whose layers mixtures take, by format; none where they are the same when quantized again."""
+        """Checkpoints whose layers a mixture can take, by format; none where they would be the same quantized again."""
         methods = [METHODS.get(one.method) for one in self.formats]
         apart = quantize_each_layer_alone(methods, self.source) and any(one.needs_calibration for one in methods)
         beside = all(Path(made.folder).parent == Path(self.config.space.output_dir) for made in self.uniform.values())
         if not (apart and beside) or self.config.source.device == BALANCED:
             return {}
-        return {name: made.folder for name, made in self.uniform.items()}
+        return {name: Path(made.folder).name for name, made in self.uniform.items()}
 
     @cached_property
     def layers(self) -> list[list[str]]:
@@ -540,8 +540,11 @@ class _Search:
         One has the layers that were measured. In the other one they are quantized again, and each has seen what the
         layers before have become.
         """
-        made = [self._checkpoint(sizes, allocation, limit, taken) for taken in ({}, *filter(None, [self._taken]))]
-        return min(made, key=lambda one: float(self.costs.whole(one[1]).mean())) if made[1:] else made[0]
+        again = self._checkpoint(sizes, allocation, limit, {})
+        if not (taken := self._taken):
+            return again
+        both = (again, self._checkpoint(sizes, allocation, limit, taken))
+        return min(both, key=lambda one: float(self.costs.whole(one[1]).mean()))
 
     def _checkpoint(
         self, sizes: StoredSizes, allocation: Allocation, limit: Limit, taken: Mapping[str, str]

@@ -34,7 +34,7 @@ def script(text: str) -> str | None:
 
 @cache
 def classifier() -> Any:
-    """Return py3langid's classifier, of the languages with a code of two letters. To load it takes half a second."""
+    """Return py3langid's classifier, of the languages with a code of two letters; it is loaded once."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     classifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

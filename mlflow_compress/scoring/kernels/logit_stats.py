@@ -52,7 +52,7 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
 
 
 def load_loops() -> None:
-    """Load the compiled loops, which takes half a second. Forks of this process have them then."""
+    """Load the compiled loops, so that forks of this process have them."""
     row = torch.zeros(1, 2)
     for baseline in (None, row):
         compute_logit_stats(row, baseline)
