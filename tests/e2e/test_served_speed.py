@@ -11,6 +11,7 @@ import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.errors import ConfigError, EndpointError
 from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.records import RunRecords
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 
@@ -29,9 +30,13 @@ def timed(server: ServedDemo, store: Path, **more: Any) -> mc.SpeedMeasurement:
 
 def test_a_served_variant_alone_has_no_ratio(server: ServedDemo, tmp_path: Path) -> None:
     found = timed(server, tmp_path)
-    # The server waits 10 ms before each token: no more than 100 tokens a second can be written to one reader.
-    assert 0 < found["speed/decode_tokens_per_second_batch_1"].value < 100
-    assert found["speed/token_gap_ms_p50"].value > 9 and found["speed/first_token_ms"].value > 9
+    assert found["speed/decode_tokens_per_second_batch_1"].value > 0 and found["speed/first_token_ms"].value >= 10
+    # The server waits 10 ms before each token. A busy machine may read one late and the next one soon after, but reads
+    # none before it is written.
+    timings = RunRecords.read(found.records_folder).timings
+    assert timings is not None
+    rows = timings.table.to_pylist()
+    assert len(rows) == 2 * 2 * 4 and all(row["seconds"] >= 0.01 * (row["step"] + 1) for row in rows)
     assert "speed/decode_ratio_batch_1" not in found.metrics and not found.values
     assert found.described["runtime"] == "vLLM 0.0.1"
     assert "without its baseline" in found.summary
@@ -51,7 +56,7 @@ def test_a_served_baseline_is_timed_in_turn(loaded: LoadedModel, server: ServedD
             tokenizer=str(demo.MODEL_DIR),
         )
     assert found["speed/decode_ratio_batch_1"].value > 1.5  # 10 ms before each token against 50
-    assert found["speed/token_gap_ms_p50_baseline"].value > 49
+    assert found["speed/first_token_ms_baseline"].value >= 50
     assert found.baseline == NAME and "decode (batch 1)" in found.summary
 
 
