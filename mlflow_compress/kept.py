@@ -32,7 +32,7 @@ def kept(key: Hashable, make: Callable[[], T]) -> T:
     """Return the value of this key. It is made now, unless it was made before in a block of `keeping`.
 
     The key has everything that the value depends on; its first part names what it is. Nobody may change a value that is
-    kept, except a budget, which is there to be shared.
+    kept, except a budget, which is there to be shared, and the tokens of texts, to which further ones are added.
     """
     if _values is None:
         return make()

@@ -237,16 +237,16 @@ def _write(parts: PassParts, fresh: list[Part]) -> None:
         parts.add(first, stop, joined_arrays(more), captured)
 
 
-_FEWEST_TOKENS = 4096  # that are worth a fork
+_FEWEST_TOKENS = 8192  # of a pass that are worth forks
 _SPANS_PER_PROCESS = 8  # so that a process which is held up does not hold up the pass as long
 
 
 def _spans(missing: list[int], groups: Sequence[UnitGroup], processes: int) -> list[list[int]]:
     """Return the missing groups, cut into what one process computes at a time: all of them where it is alone."""
     n_tokens = np.cumsum([groups[number].n_tokens for number in missing])
-    if processes == 1 or not missing or n_tokens[-1] < 2 * _FEWEST_TOKENS:
+    if processes == 1 or not missing or n_tokens[-1] < _FEWEST_TOKENS:
         return [missing] if missing else []
-    n_spans = min(processes * _SPANS_PER_PROCESS, int(n_tokens[-1]) // _FEWEST_TOKENS)
+    n_spans = min(processes * _SPANS_PER_PROCESS, len(missing))  # few and large ones would end far apart
     cuts = np.searchsorted(n_tokens, n_tokens[-1] * np.arange(1, n_spans) / n_spans).tolist()
     spans = [missing[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(missing)], strict=True)]
     return [span for span in spans if span]

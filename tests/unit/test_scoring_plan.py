@@ -23,13 +23,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.kept import keeping
+from mlflow_compress.records import Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward import tree_attention as tree_module
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
 from mlflow_compress.scoring.forward.tree_attention import Branch, build_branches, install_tree_attention
 from mlflow_compress.scoring.plan import packing
 from mlflow_compress.scoring.plan.corpus_windows import cut_documents
-from mlflow_compress.scoring.plan.encoding import Encoder
+from mlflow_compress.scoring.plan.encoding import Encoded, Encoder
 from tests.unit import scoring_models
 
 Ids = np.ndarray
@@ -311,18 +312,42 @@ def test_stored_tokens_are_those_of_their_requests_and_of_no_others(
     encoder = Encoder(tokenizer, 60)
     encoder.write(requests, tmp_path / "tokens.npz")
     made = encoder.encode(requests)
+    encoder.write([], tmp_path / "none.npz")
+    encode, asked = Encoder._encode, []
+
+    def noting(encoder: Encoder, new: Sequence[Request]) -> dict[tuple[str, str], Encoded]:
+        asked.append(len(new))
+        return encode(encoder, new)
+
+    monkeypatch.setattr(Encoder, "_encode", noting)
     with keeping():
         encoder.remember(requests[1:], tmp_path / "tokens.npz")
         Encoder(tokenizer, 61).remember(requests, tmp_path / "tokens.npz")
-        encoder.write([], tmp_path / "none.npz")
         encoder.remember([], tmp_path / "none.npz")  # texts alone
-        monkeypatch.setattr(Encoder, "_encode", lambda *_: [])
-        assert encoder.encode(requests[1:]) == Encoder(tokenizer, 61).encode(requests) == []
+        encoder.encode(requests[1:])
+        Encoder(tokenizer, 61).encode(requests)
+    assert asked == [len(requests) - 1, len(requests)]
+    with keeping():
         encoder.remember(requests, tmp_path / "tokens.npz")
         stored = encoder.encode(requests)
+    assert asked[2:] == [0]
     for one, two in zip(made, stored, strict=True):
         assert (one.inputs.tolist(), one.targets.tolist()) == (two.inputs.tolist(), two.targets.tolist())
         assert (one.truncated, one.fits) == (two.truncated, two.fits)
+
+
+def test_texts_that_were_encoded_before_are_encoded_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, encoder = scoring_models.mixed_requests(), Encoder(scoring_models.build_tokenizer(), 60)
+    asked: list[int] = []
+    ids = Encoder.ids
+    monkeypatch.setattr(
+        Encoder, "ids", lambda self, strings, **how: asked.append(len(strings)) or ids(self, strings, **how)
+    )
+    with keeping():
+        first = encoder.encode(requests[:5])
+        asked.clear()
+        assert encoder.encode(requests[1:4]) == first[1:4] and not any(asked)
+        assert len(encoder.encode(requests)) == len(requests) and any(asked)
 
 
 def tree(*ends: int) -> Branch:

@@ -121,10 +121,17 @@ class Encoder:
         ``enc(context + continuation)[len(enc(context)):]`` are the targets; trailing white space of a context moves to
         its continuation; inputs are ``(context + targets)[-(max_length + 1):][:-1]``.
         """
+        # Baseline and variants have one tokenizer, and so has a second pass over some of the requests: those after the
+        # first find the tokens here.
+        encoded = self._known()
+        encoded |= self._encode([r for r in requests if (r.context, r.continuation) not in encoded])
+        return [encoded[r.context, r.continuation] for r in requests]
+
+    def _known(self) -> dict[tuple[str, str], Encoded]:
+        """Return the tokens of the contexts and continuations that were encoded before, to be added to."""
         if not keeps():
-            return self._encode(requests)
-        # Baseline and variants have one tokenizer: those after the first find the tokens here.
-        return kept(("encoded", self.key(requests)), lambda: self._encode(requests))
+            return {}
+        return kept(("encoded", tokenizer_hash(self.tokenizer), self.max_length), dict)
 
     def key(self, requests: Sequence[Request]) -> str:
         """Return a digest of everything that the tokens of requests depend on."""
@@ -152,10 +159,11 @@ class Encoder:
         if not (requests and file.is_file() and keeps()):
             return
         with np.load(file, allow_pickle=False) as stored:  # each array is read when it is asked for
-            if str(stored["key"]) == (key := self.key(requests)):
-                kept(("encoded", key), lambda: _read_encoded(stored))
+            if str(stored["key"]) == self.key(requests):
+                encoded = _read_encoded(stored)
+                self._known().update(((r.context, r.continuation), e) for r, e in zip(requests, encoded, strict=True))
 
-    def _encode(self, requests: Sequence[Request]) -> list[Encoded]:
+    def _encode(self, requests: Sequence[Request]) -> dict[tuple[str, str], Encoded]:
         pairs = {(r.context, r.continuation): r for r in requests}
         contexts = self.ids_of(context.rstrip() for context, _ in pairs if context)
         wholes = self.ids_of(context + continuation for context, continuation in pairs if context)
@@ -168,7 +176,7 @@ class Encoder:
             else:
                 before, targets = self._after_prefix(bare[continuation])
             encoded[context, continuation] = self._fit(request, before, targets)
-        return [encoded[r.context, r.continuation] for r in requests]
+        return encoded
 
     def _after_prefix(self, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         if self.prefix_token is None:
