@@ -275,8 +275,8 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
                 say=say,
                 finished=finished,
                 start=as_project(python),
-                # The evaluation ends with work for one core only: the judge has the other one then.
-                beside=partial(python.another, nice=3) if together else None,
+                # The evaluation takes longer, and ends with work for one core only: the judge has the other one then.
+                beside=partial(python.another, nice=7) if together else None,
                 more_tags={} if asked is None else {run_names.ASKED: asked},
             )
 
