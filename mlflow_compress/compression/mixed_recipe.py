@@ -54,6 +54,12 @@ class MixedRecipe:
                 allowed=sorted(used),
                 got=", ".join(sorted(recipe.made)),
             )
+        if elsewhere := [name for name in recipe.made.values() if name in ("", ".", "..") or Path(name).name != name]:
+            raise ConfigError(
+                f"{path.name} names a checkpoint by its path",
+                allowed="the name of a folder beside the new checkpoint",
+                got=repr(elsewhere[0]),
+            )
         if unknown := sorted(used - recipe.formats.keys()):
             raise ConfigError(
                 f"{path.name} does not describe a format", allowed=[KEPT, *sorted(recipe.formats)], got=unknown[0]

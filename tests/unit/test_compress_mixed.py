@@ -149,6 +149,10 @@ def test_layers_are_taken_from_finished_checkpoints(base: Path, tmp_path: Path) 
     with pytest.raises(ConfigError, match="names the checkpoints of other formats than its layers have"):
         mixed(base, tmp_path)
     made = {name: name.replace(":", "-") for name in recipe.formats}
+    for path in ("..", "../gptq-3", str(tmp_path)):
+        replace(recipe, made={**made, "gptq:3": path}).write(tmp_path / "recipe.json")
+        with pytest.raises(ConfigError, match=r"a checkpoint by its path\. Allowed: the name of a folder beside"):
+            mixed(base, tmp_path)
     replace(recipe, made=made).write(tmp_path / "recipe.json")
     with pytest.raises(ConfigError, match="from a checkpoint that is not there"):
         mixed(base, tmp_path)

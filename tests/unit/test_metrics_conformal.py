@@ -26,6 +26,7 @@ from mlflow_compress.metrics.stats.conformal import (
     split,
 )
 from tests.metric_records import QUICK
+from tests.roundoff import of_sum
 
 P = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
 
@@ -199,11 +200,11 @@ def test_sets_against_a_plain_recomputation():
         threshold = scores[math.ceil(101 * 0.9) - 1]
         sizes, covered = [], []
         for i in test:
-            inside = {o for o in range(6) if mass_down_to(p[i], o) <= threshold + 1e-12} or {int(p[i].argmax())}
+            inside = {o for o in range(6) if mass_down_to(p[i], o) <= threshold + of_sum(6)} or {int(p[i].argmax())}
             sizes.append(len(inside))
             covered.append(gold[i] in inside)
         found = conformal(p, gold, calibration=calibration, test=test, score=score)
-        assert found.threshold == pytest.approx(threshold, abs=1e-12)
+        assert found.threshold == pytest.approx(threshold, abs=of_sum(6))
         assert found.set_size == pytest.approx(
             np.mean(sizes), abs=1.01 / 100
         )  # a set at the threshold itself may differ
@@ -217,11 +218,11 @@ def test_similarity_by_hand():
     b = np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 1.0]]])
     found = similarity(a, b)
     y = math.sqrt(0.5)
-    np.testing.assert_allclose(consistency(a), [0.0, 1.0], atol=1e-12)
-    np.testing.assert_allclose(found.cosine, [y, 0.0], atol=1e-12)
-    np.testing.assert_allclose(found.per_instruction(), [0.5 * y + 0.5, 0.0], atol=1e-12)
+    np.testing.assert_allclose(consistency(a), [0.0, 1.0], atol=of_sum(8))
+    np.testing.assert_allclose(found.cosine, [y, 0.0], atol=of_sum(8))
+    np.testing.assert_allclose(found.per_instruction(), [0.5 * y + 0.5, 0.0], atol=of_sum(16))
     # Rescaled: c = (0.5, 1) becomes (0, 1): weights (0, 1), so 1 and 0.
-    np.testing.assert_allclose(found.per_instruction("reference"), [1.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(found.per_instruction("reference"), [1.0, 0.0], atol=of_sum(16))
     assert found.mean("unweighted") == pytest.approx(y / 2)
 
 
@@ -230,14 +231,15 @@ def test_similarity_by_hand():
 def test_similarity_is_symmetric_and_scale_free(seed):
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(2, 4, 3, 5))
+    rounding = of_sum(64)  # 3 answers of 5 numbers, their lengths, and the pairs
     for weighting in ("equation4", "reference", "unweighted"):
-        assert similarity(a, b).mean(weighting) == pytest.approx(similarity(b, a).mean(weighting), abs=1e-12)
-        assert similarity(a, a).mean(weighting) == pytest.approx(1.0, abs=1e-12)
-    np.testing.assert_allclose(consistency(7.0 * a), consistency(a), atol=1e-12)
+        assert similarity(a, b).mean(weighting) == pytest.approx(similarity(b, a).mean(weighting), abs=rounding)
+        assert similarity(a, a).mean(weighting) == pytest.approx(1.0, abs=rounding)
+    np.testing.assert_allclose(consistency(7.0 * a), consistency(a), atol=rounding)
     # The closed form of the pairwise mean against the pairs themselves.
     u = a / np.linalg.norm(a, axis=-1, keepdims=True)
     pairs = [(u[:, i] * u[:, j]).sum(-1) for i in range(3) for j in range(i)]
-    np.testing.assert_allclose(consistency(a), np.mean(pairs, axis=0), atol=1e-12)
+    np.testing.assert_allclose(consistency(a), np.mean(pairs, axis=0), atol=rounding)
 
 
 def test_equal_consistency_is_not_divided_by_zero():

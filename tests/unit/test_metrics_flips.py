@@ -23,6 +23,7 @@ from mlflow_compress.records import Items, Judgments, OptionDistances, OptionSco
 from mlflow_compress.reporting import details
 from tests import metric_records
 from tests.metric_records import QUICK, item_of, score_of
+from tests.roundoff import of_sum
 
 ANSWERS = st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40)
 
@@ -68,7 +69,7 @@ def test_flips_without_answers_have_no_all_flips():
 def test_margin_by_hand():
     # softmax of (ln 6, ln 3, ln 1) is (0.6, 0.3, 0.1): margin 0.3; two equal options: 0; one option: none.
     values = np.array([[np.log(6), np.log(3), 0.0], [1.0, 1.0, -np.inf], [1.0, -np.inf, -np.inf]])
-    np.testing.assert_allclose(top_margin(values), [0.3, 0.0, np.nan], atol=1e-12)
+    np.testing.assert_allclose(top_margin(values), [0.3, 0.0, np.nan], atol=of_sum(8))
 
 
 def test_lead_by_hand():
@@ -86,7 +87,7 @@ def test_lead_by_hand():
         loglik=loglik, by_rule=by_rule, content=content, n_tokens=n_tokens, greedy=scored[..., None], scored=scored
     )
     lead = gold_lead(grid, np.array([0, 1, 1, 0, 1]))[:, 0]
-    np.testing.assert_allclose(lead**2, [1 / 8, 4 / 9, 1.96 / 8, np.nan, 4 / 5.5], atol=1e-12)
+    np.testing.assert_allclose(lead**2, [1 / 8, 4 / 9, 1.96 / 8, np.nan, 4 / 5.5], atol=of_sum(8))
 
 
 def test_certain_answers_by_hand():
