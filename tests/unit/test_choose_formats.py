@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress.commands.search.choice import Choice, InPlace, choose_formats
+from mlflow_compress.commands.search.choice import Choice, InPlace, Mixture, choose_formats
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError
 
@@ -42,6 +42,7 @@ class Models:
         self.kl, self.drift = kl, drift
         self.made: list[tuple[int, ...]] = []
         self.passes: list[tuple[int, ...]] = []
+        self.around: Mixture | None = None  # What costs around the first checkpoint choose
 
     def make(self, allocation: Allocation, limit: Limit) -> tuple[Any, str]:
         self.made.append(allocation.choice)
@@ -61,7 +62,15 @@ class Models:
         table = table or in_baseline(self.kl)
         place = InPlace(table=table, together=self.together, passes=passes, rounds=rounds, tolerance=0.25)
         mixtures = place.choose(limit, passes)
-        return choose_formats(limit, table, mixtures, make=self.make, measure=self.measure, uniform=self.uniform)
+        return choose_formats(
+            limit,
+            table,
+            mixtures,
+            make=self.make,
+            measure=self.measure,
+            around=lambda first: self.around,
+            uniform=self.uniform,
+        )
 
 
 def test_where_costs_add_up_the_first_choice_is_confirmed() -> None:
@@ -83,6 +92,20 @@ def test_interactions_are_found_in_place_and_only_the_best_and_the_first_become_
     assert (found.measured, found.allocation.choice) == (pytest.approx(1.05 * best[0]), best[1])
     assert found.round == 1 and models.made == [(0, 0, 1), best[1]]
     assert found.allocation.gap == 0.0 and found.predicted == pytest.approx(best[0], rel=0.3)
+
+
+def test_what_costs_around_the_first_checkpoint_choose_is_kept_where_it_is_closer() -> None:
+    """The checkpoint of (0, 1, 0) is better than its modules together promise; no round in place finds it."""
+    limit = Limit(kind="max_bytes", value=10)
+    models = Models(interacting)
+    assert models.choose(limit, rounds=0).allocation.choice == (0, 0, 1)
+    allocation = in_baseline(interacting).allocated((0, 1, 0))
+    models.around = Mixture(allocation=allocation, predicted=0.3, kl=0.3 * SPREAD, round=1)
+    found = models.choose(limit, rounds=0)
+    assert found.allocation.choice == (0, 1, 0) and (found.round, found.predicted) == (1, 0.3)
+    assert found.measured == pytest.approx(interacting((0, 1, 0)))
+    models.around = Mixture(allocation=in_baseline(interacting).allocated((0, 0, 0)), predicted=0.1, kl=SPREAD, round=1)
+    assert models.choose(limit, rounds=0).allocation.choice == (0, 0, 1)  # farther than the first
 
 
 @pytest.mark.parametrize("seed", range(6))

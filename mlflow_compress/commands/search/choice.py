@@ -422,6 +422,7 @@ def choose_formats(
     *,
     make: Make,
     measure: Callable[[str], Float],
+    around: Callable[[Allocation], Mixture | None],
     uniform: Callable[[str], Float],
 ) -> Choice:
     """Return the best choice of formats that was made and measured.
@@ -429,9 +430,10 @@ def choose_formats(
     Of the mixtures that were tried, the best becomes a checkpoint, and so does the first one, which the costs of one
     group at a time have chosen. Where the KL is limited, the next one does until one keeps to the limit.
 
-    `uniform` returns the KL of the uniform variant of a format, window by window. The first one stays unless the best
-    is surely closer: their difference, paired by window, has an interval below 0. So does one format for all that keeps
-    to the budget. The best of several measurements on one text looks better than it is.
+    `around` returns what costs around the first checkpoint choose; None where they are not needed. `uniform` returns
+    the KL of the uniform variant of a format, window by window. The first choice stays unless the best is surely
+    closer: their difference, paired by window, has an interval below 0. So does one format for all that keeps to the
+    budget. The best of several measurements on one text looks better than it is.
     """
 
     def made(mixture: Mixture) -> Choice:
@@ -449,6 +451,8 @@ def choose_formats(
         return min(choices, key=lambda one: one.order(limit))
     first = made(mixtures[0])
     best = first if ordered[0] is mixtures[0] else made(ordered[0])
+    if (other := around(first.allocation)) is not None and other.allocation.choice != best.allocation.choice:
+        best = min(best, made(other), key=lambda one: one.measured)
     mixed = best if _is_surely_closer(best.kl, first.kl) else first
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == mixed.allocation.choice:

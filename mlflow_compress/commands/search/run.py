@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -399,6 +399,7 @@ class _Search:
     costs: SwapCosts
     uniform: Mapping[str, Made]  # The uniform variants by their format
     say: Say
+    around: list[int] = field(default_factory=list)  # How many costs were measured around checkpoints, each time
 
     @cached_property
     def config(self) -> SearchConfig:
@@ -453,7 +454,7 @@ class _Search:
             uniform=self.uniform,
             chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
             costs=self.costs,
-            passes=swaps + passes,
+            passes=swaps + passes + sum(self.around),
         )
 
     def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
@@ -522,6 +523,7 @@ class _Search:
             mixtures,
             make=partial(self._make, table.sizes),
             measure=self.costs.whole,
+            around=partial(self._around, limit, table),
             uniform=self._uniform_kl,
         )
         self.say(
@@ -529,6 +531,32 @@ class _Search:
             f"{choice.measured:.3g} on the search's text"
         )
         return choice
+
+    def _around(self, limit: Limit, table: CostTable, first: Allocation) -> Mixture | None:
+        """Return what costs around the first checkpoint choose, whose layers were quantized again.
+
+        Its layers have seen what those before them have become, which no layer of a uniform variant has. None where
+        layers are the same quantized again, where caches have formats, and where the first costs were right.
+        """
+        space = self.config.space
+        if not (self._taken and space.search_rounds) or self.caches:
+            return None
+        _, folder = self._checkpoint(table.sizes, first, limit, {})
+        kl = self.costs.whole(folder)
+        if abs(table.predicted(first.choice) - kl.mean()) <= space.search_tolerance * kl.mean():
+            return None
+        self.say(f"[search] {limit.short}: measures the costs again, around this checkpoint")
+        added, groups = np.zeros_like(table.added), np.arange(len(first.choice))
+        for column, other in enumerate(self.folders.values()):
+            rows = groups[table.sizes.layers[:, column] > 0].tolist()
+            added[rows, column] = self.costs.around(folder, other, (), rows) - kl
+            self.around.append(len(rows))
+        # Every format's layers are those of its uniform variant, the chosen one's too: so they compare. What they are
+        # beside the checkpoint's own, the new choice will not be: its layers are quantized again as well.
+        added -= added[groups, list(first.choice)][:, None]
+        anew = CostTable(sizes=table.sizes, start=kl, added=added)
+        allocation = anew.solved(limit)
+        return Mixture(allocation=allocation, predicted=anew.predicted(allocation.choice), kl=kl, round=1)
 
     def _uniform_kl(self, name: str) -> Float:
         folder = self.folders[name]
