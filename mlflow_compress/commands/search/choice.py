@@ -430,10 +430,11 @@ def choose_formats(
     Of the mixtures that were tried, the best becomes a checkpoint, and so does the first one, which the costs of one
     group at a time have chosen. Where the KL is limited, the next one does until one keeps to the limit.
 
-    `around` returns what costs around the first checkpoint choose; None where they are not needed. `uniform` returns
-    the KL of the uniform variant of a format, window by window. The first choice stays unless the best is surely
-    closer: their difference, paired by window, has an interval below 0. So does one format for all that keeps to the
-    budget. The best of several measurements on one text looks better than it is.
+    `around` returns what costs around the first checkpoint choose, or None where they are not needed. It becomes a
+    checkpoint too, and the closer of the two is the first choice. `uniform` returns the KL of the uniform variant of a
+    format, window by window. The first choice stays unless the best is surely closer: their difference, paired by
+    window, has an interval below 0. So does one format for all that keeps to the budget. The best of several
+    measurements on one text looks better than it is.
     """
 
     def made(mixture: Mixture) -> Choice:
@@ -451,9 +452,9 @@ def choose_formats(
         return min(choices, key=lambda one: one.order(limit))
     first = made(mixtures[0])
     best = first if ordered[0] is mixtures[0] else made(ordered[0])
-    if (other := around(first.allocation)) is not None and other.allocation.choice != best.allocation.choice:
-        best = min(best, made(other), key=lambda one: one.measured)
-    mixed = best if _is_surely_closer(best.kl, first.kl) else first
+    if (other := around(first.allocation)) is not None and other.allocation.choice != first.allocation.choice:
+        first = min(first, made(other), key=lambda one: one.measured)
+    mixed = best if is_surely_closer(best.kl, first.kl) else first
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == mixed.allocation.choice:
         return mixed
@@ -462,12 +463,12 @@ def choose_formats(
     simple = made(tried) if table.sizes.cache else None
     kl = uniform(table.sizes.formats[plain.choice[0]]) if simple is None else simple.kl
     for choice in (mixed, best):
-        if _is_surely_closer(choice.kl, kl):
+        if is_surely_closer(choice.kl, kl):
             return choice
     return simple or made(tried)
 
 
-def _is_surely_closer(kl: Float, other: Float) -> bool:
+def is_surely_closer(kl: Float, other: Float) -> bool:
     """Return whether a KL is below another one, paired by window; by the mean alone where there is no interval."""
     difference = paired_mean(kl - other)
     return bool(kl.mean() < other.mean()) if difference is None else difference.interval.high < 0

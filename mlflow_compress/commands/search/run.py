@@ -22,6 +22,7 @@ from mlflow_compress.commands.search.choice import (
     cache_bytes,
     candidates,
     choose_formats,
+    is_surely_closer,
     limits_of,
     quantized_caches,
     recipe_variant,
@@ -563,16 +564,16 @@ class _Search:
         return np.zeros(len(self.costs.text.windows.ids)) if folder is None else self.costs.whole(folder)
 
     def _make(self, sizes: StoredSizes, allocation: Allocation, limit: Limit) -> tuple[Combination, str]:
-        """Make the checkpoint of a choice: of calibrated layers two, of which the closer one stays.
+        """Make the checkpoint of a choice: of calibrated layers two, of which one stays.
 
-        One has the layers that were measured. In the other one they are quantized again, and each has seen what the
-        layers before have become.
+        In one, layers are quantized again, and each has seen what the layers before have become. The other one has the
+        layers that were measured, and stays where it is surely closer.
         """
         again = self._checkpoint(sizes, allocation, limit, {})
-        if not (taken := self._taken):
+        if not (names := self._taken):
             return again
-        both = (again, self._checkpoint(sizes, allocation, limit, taken))
-        return min(both, key=lambda one: float(self.costs.whole(one[1]).mean()))
+        taken = self._checkpoint(sizes, allocation, limit, names)
+        return taken if is_surely_closer(self.costs.whole(taken[1]), self.costs.whole(again[1])) else again
 
     def _checkpoint(
         self, sizes: StoredSizes, allocation: Allocation, limit: Limit, taken: Mapping[str, str]
