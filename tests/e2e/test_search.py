@@ -150,6 +150,22 @@ def test_weights_and_caches_share_a_budget(tracker: Tracker, texts: dict[str, st
 
 @pytest.mark.slow
 @pytest.mark.ci
+def test_costs_that_miss_are_measured_around_the_checkpoint_of_a_calibrated_mixture(
+    tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {"formats": "gptq:3,gptq:8", "bits_per_weight": "4", "search_rounds": "1", "search_tolerance": "1e-6"}
+    assert cli.main(command(texts, **few)) == 0
+    assert "[search] 4bit: measures the costs again, around this checkpoint" in capsys.readouterr().err
+    [run] = searches(tracker)
+    found = tracker.fetch_json(run.info.run_id, "search.json")
+    cells = len(found["groups"]) * len(found["formats"])
+    assert found["passes"] >= 2 * cells + 1  # in the baseline, around the checkpoint, and at least one in place
+    [row] = [row for row in found["variants"] if row["kind"] == "searched"]
+    assert row["bits_per_weight"] <= 4 and row["kl"] < row["mix_kl"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_smallest_variant_within_a_kl(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress.commands.search.choice import Choice, InPlace, Mixture, choose_formats
+from mlflow_compress.commands.search.choice import Choice, InPlace, choose_formats
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError
 
@@ -42,7 +42,7 @@ class Models:
         self.kl, self.drift = kl, drift
         self.made: list[tuple[int, ...]] = []
         self.passes: list[tuple[int, ...]] = []
-        self.around: Mixture | None = None  # What costs around the first checkpoint choose
+        self.around: tuple[Allocation, float] | None = None  # What costs around the first checkpoint choose
 
     def make(self, allocation: Allocation, limit: Limit) -> tuple[Any, str]:
         self.made.append(allocation.choice)
@@ -99,12 +99,12 @@ def test_what_costs_around_the_first_checkpoint_choose_is_kept_where_it_is_close
     limit = Limit(kind="max_bytes", value=10)
     models = Models(interacting)
     assert models.choose(limit, rounds=0).allocation.choice == (0, 0, 1)
-    allocation = in_baseline(interacting).allocated((0, 1, 0))
-    models.around = Mixture(allocation=allocation, predicted=0.3, kl=0.3 * SPREAD, round=1)
+    table = in_baseline(interacting)
+    models.around = table.allocated((0, 1, 0)), 0.3
     found = models.choose(limit, rounds=0)
     assert found.allocation.choice == (0, 1, 0) and (found.round, found.predicted) == (1, 0.3)
     assert found.measured == pytest.approx(interacting((0, 1, 0)))
-    models.around = Mixture(allocation=in_baseline(interacting).allocated((0, 0, 0)), predicted=0.1, kl=SPREAD, round=1)
+    models.around = table.allocated((0, 0, 0)), 0.1
     assert models.choose(limit, rounds=0).allocation.choice == (0, 0, 1)  # farther than the first
 
 

@@ -422,7 +422,7 @@ def choose_formats(
     *,
     make: Make,
     measure: Callable[[str], Float],
-    around: Callable[[Allocation], Mixture | None],
+    around: Callable[[Allocation], tuple[Allocation, float] | None],
     uniform: Callable[[str], Float],
 ) -> Choice:
     """Return the best choice of formats that was made and measured.
@@ -430,17 +430,20 @@ def choose_formats(
     Of the mixtures that were tried, the best becomes a checkpoint, and so does the first one, which the costs of one
     group at a time have chosen. Where the KL is limited, the next one does until one keeps to the limit.
 
-    `around` returns what costs around the first checkpoint choose, or None where they are not needed. It becomes a
-    checkpoint too, and the closer of the two is the first choice. `uniform` returns the KL of the uniform variant of a
-    format, window by window. The first choice stays unless the best is surely closer: their difference, paired by
-    window, has an interval below 0. So does one format for all that keeps to the budget. The best of several
-    measurements on one text looks better than it is.
+    `around` returns what costs around the first checkpoint choose, with the KL that they promise, or None where they
+    are not needed. It becomes a checkpoint too, and the closer of the two is the first choice. `uniform` returns the KL
+    of the uniform variant of a format, window by window. The first choice stays unless the best is surely closer: their
+    difference, paired by window, has an interval below 0. So does one format for all that keeps to the budget. The best
+    of several measurements on one text looks better than it is.
     """
 
     def made(mixture: Mixture) -> Choice:
-        variant, folder = make(mixture.allocation, limit)
-        fields = {name: getattr(mixture, name) for name in ("allocation", "predicted", "round", "miss")}
-        return Choice(**fields, variant=variant, folder=folder, kl=measure(folder))
+        return made_of(mixture.allocation, mixture.predicted, mixture.round, mixture.miss)
+
+    def made_of(allocation: Allocation, predicted: float, number: int, miss: float | None = None) -> Choice:
+        variant, folder = make(allocation, limit)
+        promised: dict[str, Any] = {"allocation": allocation, "predicted": predicted, "round": number, "miss": miss}
+        return Choice(**promised, variant=variant, folder=folder, kl=measure(folder))
 
     ordered = sorted(mixtures, key=lambda one: one.order(limit))
     if limit.kind == "max_kl":
@@ -452,8 +455,8 @@ def choose_formats(
         return min(choices, key=lambda one: one.order(limit))
     first = made(mixtures[0])
     best = first if ordered[0] is mixtures[0] else made(ordered[0])
-    if (other := around(first.allocation)) is not None and other.allocation.choice != first.allocation.choice:
-        first = min(first, made(other), key=lambda one: one.measured)
+    if (promise := around(first.allocation)) is not None and promise[0].choice != first.allocation.choice:
+        first = min(first, made_of(*promise, 1), key=lambda one: one.measured)
     mixed = best if is_surely_closer(best.kl, first.kl) else first
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == mixed.allocation.choice:

@@ -400,7 +400,7 @@ class _Search:
     costs: SwapCosts
     uniform: Mapping[str, Made]  # The uniform variants by their format
     say: Say
-    around: list[int] = field(default_factory=list)  # How many costs were measured around checkpoints, each time
+    passes: list[int] = field(default_factory=list)  # How many costs were measured around checkpoints, each time
 
     @cached_property
     def config(self) -> SearchConfig:
@@ -455,7 +455,7 @@ class _Search:
             uniform=self.uniform,
             chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
             costs=self.costs,
-            passes=swaps + passes + sum(self.around),
+            passes=swaps + passes + sum(self.passes),
         )
 
     def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
@@ -533,8 +533,8 @@ class _Search:
         )
         return choice
 
-    def _around(self, limit: Limit, table: CostTable, first: Allocation) -> Mixture | None:
-        """Return what costs around the first checkpoint choose, whose layers were quantized again.
+    def _around(self, limit: Limit, table: CostTable, first: Allocation) -> tuple[Allocation, float] | None:
+        """Return what costs around the first checkpoint, of layers quantized again, choose, and the KL they promise.
 
         Its layers have seen what those before them have become, which no layer of a uniform variant has. None where
         layers are the same quantized again, where caches have formats, and where the first costs were right.
@@ -551,13 +551,13 @@ class _Search:
         for column, other in enumerate(self.folders.values()):
             rows = groups[table.sizes.layers[:, column] > 0].tolist()
             added[rows, column] = self.costs.around(folder, other, (), rows) - kl
-            self.around.append(len(rows))
+            self.passes.append(len(rows))
         # Every format's layers are those of its uniform variant, the chosen one's too: so they compare. What they are
         # beside the checkpoint's own, the new choice will not be: its layers are quantized again as well.
         added -= added[groups, list(first.choice)][:, None]
         anew = CostTable(sizes=table.sizes, start=kl, added=added)
         allocation = anew.solved(limit)
-        return Mixture(allocation=allocation, predicted=anew.predicted(allocation.choice), kl=kl, round=1)
+        return allocation, anew.predicted(allocation.choice)
 
     def _uniform_kl(self, name: str) -> Float:
         folder = self.folders[name]
