@@ -61,7 +61,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unpacked = tmp_path_factory.mktemp("unpacked")
     [archive] = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
-        opened.extractall(unpacked, filter="data")
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
+        opened.extractall(unpacked, **safely)
     [inside] = unpacked.iterdir()
     build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
     started([sys.executable, "-c", build, str(dist)], inside)
