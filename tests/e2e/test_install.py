@@ -139,7 +139,7 @@ def test_an_installed_wheel_runs_the_main_job_in_an_empty_folder(built: Path, tm
             sys.executable,
             "-P",
             "-c",
-            "from mlflow_compress.cli import main; raise SystemExit(main())",
+            "import mlflow_compress as m; print(m.__file__); from mlflow_compress.cli import main; raise SystemExit(main())",
             "main",
             *options,
         ],
