@@ -54,7 +54,7 @@ class MixedRecipe:
                 allowed=sorted(used),
                 got=", ".join(sorted(recipe.made)),
             )
-        if elsewhere := [name for name in recipe.made.values() if name in ("", ".", "..") or Path(name).name != name]:
+        if elsewhere := [name for name in recipe.made.values() if name in ("", "..") or Path(name).name != name]:
             raise ConfigError(
                 f"{path.name} names a checkpoint by its path",
                 allowed="the name of a folder beside the new checkpoint",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mlflow_compress as mc
@@ -28,15 +29,22 @@ def timed(server: ServedDemo, store: Path, **more: Any) -> mc.SpeedMeasurement:
     return mc.speed(f"endpoint:{server.base_url}", served_model=NAME, store=store, **{**FEW, **more})
 
 
+def seconds_of(records: Path, batch: int) -> np.ndarray:
+    """Return when each of the four tokens was read, a row for each round."""
+    timings = RunRecords.read(records).timings
+    assert timings is not None
+    table = timings.where(batch=batch).table.sort_by([("repeat", "ascending"), ("step", "ascending")])
+    return table.column("seconds").to_numpy().reshape(-1, 4)
+
+
 def test_a_served_variant_alone_has_no_ratio(server: ServedDemo, tmp_path: Path) -> None:
     found = timed(server, tmp_path)
     assert found["speed/decode_tokens_per_second_batch_1"].value > 0 and found["speed/first_token_ms"].value >= 10
     # The server waits 10 ms before each token. A busy machine may read one late and the next one soon after, but reads
     # none before it is written.
-    timings = RunRecords.read(found.records_folder).timings
-    assert timings is not None
-    rows = timings.table.to_pylist()
-    assert len(rows) == 2 * 2 * 4 and all(row["seconds"] >= 0.01 * (row["step"] + 1) for row in rows)
+    one, eight = (seconds_of(found.records_folder, batch) for batch in (1, 8))
+    assert len(one) == len(eight) == 2 and (np.stack([one, eight]) >= 0.01 * np.arange(1, 5)).all()
+    assert found["speed/token_gap_ms_p50"].value == pytest.approx(1000 * np.median(np.diff(one, axis=1)))
     assert "speed/decode_ratio_batch_1" not in found.metrics and not found.values
     assert found.described["runtime"] == "vLLM 0.0.1"
     assert "without its baseline" in found.summary
@@ -56,7 +64,9 @@ def test_a_served_baseline_is_timed_in_turn(loaded: LoadedModel, server: ServedD
             tokenizer=str(demo.MODEL_DIR),
         )
     assert found["speed/decode_ratio_batch_1"].value > 1.5  # 10 ms before each token against 50
-    assert found["speed/first_token_ms_baseline"].value >= 50
+    gaps = np.diff(written := seconds_of(found.records_folder.parent / "baseline", 1), axis=1)
+    assert (written >= 0.05 * np.arange(1, 5)).all() and found["speed/first_token_ms_baseline"].value >= 50
+    assert found["speed/token_gap_ms_p50_baseline"].value == pytest.approx(1000 * np.median(gaps))
     assert found.baseline == NAME and "decode (batch 1)" in found.summary
 
 

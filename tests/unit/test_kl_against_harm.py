@@ -132,7 +132,7 @@ def test_of_a_share_it_is_wilson_s_interval_at_the_other_level(changed: int, n_v
     level = 1 - 2 * ERROR / n_values
     end = wilson(changed, 200, level=level)[int(upper)]
     assert share(changed, 200, upper=upper).for_all(n_values) == pytest.approx(end, abs=of_sum(64))
-    if 0 < end < 1 and (apart := abs(end - changed / 200)) > 1e-6:
+    if 0 < end < 1 and (apart := abs(end - changed / 200)) > 1e-9:
         # An error of the end is 1/apart times as large in z, which is below 4, and z² times that in the tail.
         rounding = 4**2 * of_sum(64) / apart
         assert share(changed, 200, upper=upper).p_value(end) == pytest.approx(ERROR / n_values, rel=rounding)

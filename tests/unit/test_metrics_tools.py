@@ -254,9 +254,8 @@ def test_correlation_properties(points):
             assert found[name] is None
             continue
         assert -1.0 <= found[name].value <= 1.0
-        assert mirrored[name].value == pytest.approx(
-            -found[name].value, abs=of_sum(256)
-        )  # 12 points, and squares of their distances
+        rounding = of_sum(256)  # 12 points, and squares of their distances
+        assert mirrored[name].value == pytest.approx(-found[name].value, abs=rounding)
 
 
 def test_similarity_against_rouge_by_hand():

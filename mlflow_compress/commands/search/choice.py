@@ -442,8 +442,15 @@ def choose_formats(
 
     def made_of(allocation: Allocation, predicted: float, number: int, miss: float | None = None) -> Choice:
         variant, folder = make(allocation, limit)
-        promised: dict[str, Any] = {"allocation": allocation, "predicted": predicted, "round": number, "miss": miss}
-        return Choice(**promised, variant=variant, folder=folder, kl=measure(folder))
+        return Choice(
+            allocation=allocation,
+            predicted=predicted,
+            kl=measure(folder),
+            round=number,
+            miss=miss,
+            variant=variant,
+            folder=folder,
+        )
 
     ordered = sorted(mixtures, key=lambda one: one.order(limit))
     if limit.kind == "max_kl":

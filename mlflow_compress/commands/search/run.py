@@ -401,6 +401,8 @@ class _Search:
     uniform: Mapping[str, Made]  # The uniform variants by their format
     say: Say
     passes: list[int] = field(default_factory=list)  # How many costs were measured around checkpoints, each time
+    # What `_checkpoint` has made, by what it was asked for
+    made: dict[tuple[Limit, tuple[int, ...], bool], tuple[Combination, str]] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> SearchConfig:
@@ -579,6 +581,9 @@ class _Search:
         self, sizes: StoredSizes, allocation: Allocation, limit: Limit, taken: Mapping[str, str]
     ) -> tuple[Combination, str]:
         """Make a checkpoint, and check that it has the bytes that were counted on."""
+        key = limit, allocation.choice, bool(taken)
+        if key in self.made:
+            return self.made[key]
         names = [sizes.formats[column] for column in allocation.choice]
         layers = {layer: chosen for group, chosen in zip(self.layers, names, strict=False) for layer in group}
         settings, caches = self.config.caches, names[len(self.layers) :]
@@ -603,4 +608,5 @@ class _Search:
                 allowed=f"{allocation.n_bytes} bytes",
                 got=stored,
             )
+        self.made[key] = variant, made
         return variant, made
