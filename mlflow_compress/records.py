@@ -516,6 +516,11 @@ class RunRecords:
     timings: Timings | None = None
     serving_memory: ServingMemory | None = None
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether any option was scored, or any answer generated."""
+        return bool(len(self.option_scores or ()) or len(self.generations or ()))
+
     def write(self, folder: Path) -> list[Path]:
         """Write every table that exists as Parquet, and return the paths."""
         return [getattr(self, f.name).write(folder) for f in fields(self) if getattr(self, f.name) is not None]

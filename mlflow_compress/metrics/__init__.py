@@ -9,11 +9,18 @@ from mlflow_compress.metrics.core.metric_inputs import (
     AnswerSamples,
     MetricInputs,
     MetricSettings,
-    compute_all,
     headline,
+)
+from mlflow_compress.metrics.core.metric_registry import (
+    METRICS,
+    Metric,
+    MetricKey,
+    all_keys,
+    compute_all,
+    key,
+    metric,
     unmet,
 )
-from mlflow_compress.metrics.core.metric_registry import METRICS, Metric, MetricKey, all_keys, key, metric
 
 __all__ = [
     "METRICS",

@@ -7,7 +7,7 @@ import pytest
 
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from tests.judge_server import FaultyJudge, judge_server
 from tests.judging import grade

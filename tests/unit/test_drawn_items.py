@@ -14,8 +14,7 @@ from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.core.account import take_account
 from mlflow_compress.metrics.core.answer_files import compare_records
-from mlflow_compress.metrics.core.metric_inputs import NOT_DRAWN
-from mlflow_compress.metrics.core.metric_registry import METRICS
+from mlflow_compress.metrics.core.metric_registry import METRICS, NOT_DRAWN
 from mlflow_compress.records import Draws, MetricResult, RunRecords
 from mlflow_compress.reporting.details import answers_by_margin, details, flips_by_category
 from tests import metric_records

@@ -20,7 +20,7 @@ from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import Corpus, HarnessMetric, Parts, Task, TaskSettings
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations, OptionScores, RunRecords
 from mlflow_compress.reporting.details import answers_by_margin, flips_table, kl_values

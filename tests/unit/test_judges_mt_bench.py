@@ -22,7 +22,7 @@ from mlflow_compress.judges import JUDGES, Judge, Judged, JudgeInputs, chosen_ju
 from mlflow_compress.judges import open_judge as opened
 from mlflow_compress.judges.asking import KEPT_FIELDS, gradings
 from mlflow_compress.judges.session import endpoint_from
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
+from mlflow_compress.metrics import MetricInputs, compute_all, headline
 from mlflow_compress.records import RunRecords
 from mlflow_compress.reporting.headline import headline_rows
 from mlflow_compress.transport.endpoint import EndpointConfig, check_address, without_password

@@ -16,7 +16,7 @@ import mlflow_compress as mc
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges.asking import read_rating, read_verdict
 from mlflow_compress.judges.prompts import OURS, grading_prompt, harmless, pair_prompt, read_pair_prompts
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline, unmet
+from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
 from mlflow_compress.reporting.headline import footnotes
 from tests.judge_server import judge_server

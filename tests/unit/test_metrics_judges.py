@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from sklearn.metrics import cohen_kappa_score
 
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, unmet
+from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
 from mlflow_compress.metrics.judge_scores import score_interval
 from mlflow_compress.metrics.raters import cohen_kappa, krippendorff_alpha, preference_interval, rater_agreement
 from mlflow_compress.metrics.stats.bootstrap import first_column

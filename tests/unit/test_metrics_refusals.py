@@ -9,7 +9,7 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs, compute_all
+from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all
 from mlflow_compress.metrics.refusals import PHRASES, refuses
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
 from mlflow_compress.records import MetricResult, RunRecords

@@ -14,7 +14,7 @@ from mlflow_compress.commands.shared.past_runs import skipped_tag
 from mlflow_compress.commands.shared.stored import results_json
 from mlflow_compress.config import Policy
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all
+from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.model_registry import VALUES

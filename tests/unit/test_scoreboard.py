@@ -17,7 +17,7 @@ from mlflow_compress.decide import scoreboard as boards
 from mlflow_compress.decide.gates import CACHE, CACHE_RATIO, DELTA
 from mlflow_compress.decide.separation import ItemScores, item_scores
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, headline
+from mlflow_compress.metrics import MetricInputs, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.metrics.stats.correlation import spearman_exact_p
 from mlflow_compress.metrics.stats.stratified import Design

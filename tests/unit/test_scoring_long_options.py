@@ -9,7 +9,7 @@ import pytest
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.items.suite import Suite, load_suite
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter

@@ -16,7 +16,7 @@ from mlflow_compress.commands.speed.run import are_precise, threads_of
 from mlflow_compress.demo import MODEL_DIR
 from mlflow_compress.errors import ConfigError, WorkerError
 from mlflow_compress.lifetime import as_the_user_set, let_threads_sleep
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.records import MetricResult, RunRecords, ServingMemory, Timings
 from mlflow_compress.scoring.speed import timing
 

@@ -16,7 +16,8 @@ from mlflow_compress.config import check_text
 from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.metrics.core import answer_files
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all, unmet
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import compute_all, unmet
 from mlflow_compress.metrics.stats.arrays import Bool
 from mlflow_compress.metrics.stats.flip_model import forecast_flips
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS

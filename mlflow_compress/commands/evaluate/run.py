@@ -34,7 +34,8 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline, unmet
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
+from mlflow_compress.metrics.core.metric_registry import compute_all, unmet
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table

@@ -37,7 +37,8 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.item_table import ItemTable, row_keys
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
+from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.sequential import ItemGroups, Verdict, decide_checks, random_order
 from mlflow_compress.models.identity import check_same_tokenizer

@@ -35,7 +35,7 @@ from mlflow_compress.judges.encoders import EMBEDDED, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
 from mlflow_compress.metrics.bertscore import authors_layer
-from mlflow_compress.metrics.core import metric_inputs
+from mlflow_compress.metrics.core import metric_inputs, metric_registry
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.source_model import resolve_folder
 from mlflow_compress.records import AnswerFeedback, Embeddings, Generations, JudgedAnswer, Judgments, RunRecords
@@ -328,10 +328,10 @@ def _judge(
         )
         outcome = judge(config, instructions, store, run, say)
         inputs, skipped = outcome.inputs, outcome.skipped
-        results = metric_inputs.compute_all(inputs)
+        results = metric_registry.compute_all(inputs)
         run.log_results(logged(results))
         run.log_json(results_json(results), "metrics.json")
-        run.log_json(metric_inputs.unmet(inputs), "not_computed.json")
+        run.log_json(metric_registry.unmet(inputs), "not_computed.json")
         values = "; ".join(f"{name} {result.value:.4f}" for name, result in metric_inputs.headline(results).items())
         run.set_note("\n\n".join([values, *(f"{text}." for text in (*outcome.remarks, skipped) if text)]))
         if outcome.failed:
@@ -339,7 +339,7 @@ def _judge(
     return AnswerEvaluation(
         name=manifest.label,
         results=tuple(results),
-        not_computed=metric_inputs.unmet(inputs),
+        not_computed=metric_registry.unmet(inputs),
         records_folder=store.fetch(run.run_id, RECORDS),
         run=store.link(run.run_id),
         baseline=label,

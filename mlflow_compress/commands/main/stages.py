@@ -30,7 +30,8 @@ from mlflow_compress.config import Parameters, as_text, is_endpoint, parameters
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import StageError
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline, unmet
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
+from mlflow_compress.metrics.core.metric_registry import unmet
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.headline import not_computed
 from mlflow_compress.reporting.numbers import about

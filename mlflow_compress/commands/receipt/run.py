@@ -34,7 +34,8 @@ from mlflow_compress.decide.separation import by_document, item_scores, separate
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, TrackingError
 from mlflow_compress.files import parse_json
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, compute_all, headline
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
+from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECEIPT, RECORDS
 from mlflow_compress.tracking.store import Store

@@ -34,7 +34,8 @@ from mlflow_compress.config.groups import VLLM_PYTHON, named_python
 from mlflow_compress.engines.endpoint.served_timing import served_times
 from mlflow_compress.engines.vllm_environment import find_python
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.metrics.speed import serving_speed
 from mlflow_compress.models import architectures
 from mlflow_compress.models.identity import IdentifiedModel

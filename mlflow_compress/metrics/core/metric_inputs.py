@@ -1,6 +1,6 @@
 """Everything that metrics read: the records of baseline, variant and noise run, with shared views computed once."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics.core import item_table
-from mlflow_compress.metrics.core.metric_registry import METRICS, compute
-from mlflow_compress.metrics.core.requirements import OF_ITEMS, PREDICTIONS, Requirement
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval
 from mlflow_compress.metrics.stats.flip_model import expected_flips
@@ -155,7 +153,7 @@ class MetricInputs:
         design = Design(*columns)
         if design.is_whole:
             return None
-        if self.variant is None or PREDICTIONS.missing(self) is not None:
+        if self.variant is None or not (self.baseline.has_answers and self.variant.has_answers):
             return design
         lead = self.baseline_predictions.lead[:, 0]
         known = np.isfinite(lead) & self.scored_by_both
@@ -273,39 +271,20 @@ class MetricInputs:
         """Items with a prediction of both models in the original order, shape (n_items,)."""
         return self.baseline_predictions.scored[:, 0] & self.variant_predictions.scored[:, 0]
 
-    def missing(self, *requirements: Requirement) -> str | None:
+    def missing(self, *requirements: "Requirement") -> str | None:
         """Return why the first of some requirements that is not met is not, or None where all are."""
         return next((reason for one in requirements if (reason := one.missing(self)) is not None), None)
 
 
-NOT_DRAWN = "it needs every item, and the variant was scored on drawn ones (parameter items)"
-"""Why a metric is left out that cannot be computed from items that were drawn with unequal probabilities."""
+@dataclass(frozen=True)
+class Requirement:
+    """A part of the inputs that must be there. Requirements of one name are equal."""
 
+    name: str
+    missing: Callable[[MetricInputs], str | None] = field(compare=False, repr=False)  # Why it is not there, or None
 
-def unmet(inputs: MetricInputs) -> dict[str, str]:
-    """Return the metrics that cannot be computed from the inputs, by name, with the first reason for each."""
-    reasons = {name: inputs.missing(*metric.requires) for name, metric in METRICS.items()}
-    if inputs.draws is not None:
-        whole = MetricInputs(inputs.whole_baseline)
-        for name, metric in METRICS.items():
-            # What the baseline has of all items, and the variant's records do not, was not drawn.
-            gone = any(one.missing(inputs) and not one.missing(whole) for one in metric.requires)
-            plain = inputs.design is not None and reasons[name] is None and not metric.weighted
-            if OF_ITEMS & set(metric.requires) and (gone or plain):
-                reasons[name] = NOT_DRAWN
-    return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
-def compute_all(inputs: MetricInputs) -> list[MetricResult]:
-    """Return the results of every registered metric whose requirements are met, in the order of the metrics' names.
-
-    Headline values have neither task nor category; the same keys by task and by category follow them.
-
-    Raises `AlignmentError`: baseline and variant do not describe the same items, answer orders or tokens; `DataError`:
-    records hold NaN or infinite values or are incomplete.
-    """
-    skipped = unmet(inputs)
-    return [result for name in METRICS.names() if name not in skipped for result in compute(name, inputs)]
+    def __str__(self) -> str:
+        return self.name
 
 
 def headline(results: list[MetricResult]) -> dict[str, MetricResult]:

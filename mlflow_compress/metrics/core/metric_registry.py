@@ -4,15 +4,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.core.requirements import Requirement
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, Requirement
+from mlflow_compress.metrics.core.requirements import OF_ITEMS
 from mlflow_compress.records import MetricResult
 from mlflow_compress.registry import Registry
-
-if TYPE_CHECKING:
-    from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 
 Direction = Literal["higher", "lower", "neither"]
 
@@ -131,7 +129,7 @@ class Metric:
     declares: tuple[MetricKey, ...] | Callable[[], tuple[MetricKey, ...]]
     requires: tuple[Requirement, ...]  # Parts of the inputs that must be there
     source: str  # The paper or program that defines it, and any deviation from it
-    function: "Callable[[MetricInputs], list[MetricResult]]"  # From the inputs to results; pure
+    function: Callable[[MetricInputs], list[MetricResult]]  # From the inputs to results; pure
     # Whether it is also computed for the baseline's second run, as the noise floor of its distances
     noise: bool = False
     # Whether its estimates weight items that were drawn with unequal probabilities, as those of `MetricInputs.units`
@@ -143,7 +141,7 @@ class Metric:
         """Every key that `compute` may return."""
         return self.declares() if callable(self.declares) else self.declares
 
-    def compute(self, inputs: "MetricInputs", *, origin: str = "") -> list[MetricResult]:
+    def compute(self, inputs: MetricInputs, *, origin: str = "") -> list[MetricResult]:
         """Return the results, after checking that each is declared, finite and within its bounds.
 
         - `inputs`: What it is computed from; the requirements are met.
@@ -178,13 +176,13 @@ def metric(
     source: str,
     noise: bool = False,
     weighted: bool = False,
-) -> "Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]":
+) -> Callable[[Callable[[MetricInputs], list[MetricResult]]], Metric]:
     """Return a decorator that registers a function of the inputs as a `Metric` with these attributes."""
     for what, given, kind in (("keys", () if callable(keys) else keys, MetricKey), ("requires", requires, Requirement)):
         if not isinstance(given, tuple) or not all(isinstance(one, kind) for one in given):
             raise ConfigError(f"A metric declares wrong {what}", allowed=f"a tuple of {kind.__name__}", got=str(given))
 
-    def decorate(function: "Callable[[MetricInputs], list[MetricResult]]") -> Metric:
+    def decorate(function: Callable[[MetricInputs], list[MetricResult]]) -> Metric:
         made = Metric(
             declares=keys, requires=requires, source=source, function=function, noise=noise, weighted=weighted
         )
@@ -193,13 +191,43 @@ def metric(
     return decorate
 
 
-def compute(name: str, inputs: "MetricInputs") -> list[MetricResult]:
+def compute(name: str, inputs: MetricInputs) -> list[MetricResult]:
     """Return the results of a registered metric; what goes wrong in a plug-in names it, its package and its file."""
     found = METRICS.get(name)
     if found.function.__module__.startswith("mlflow_compress."):
         return found.compute(inputs)
     with METRICS.blaming(name):
         return found.compute(inputs, origin=METRICS.origin(name))
+
+
+NOT_DRAWN = "it needs every item, and the variant was scored on drawn ones (parameter items)"
+"""Why a metric is left out that cannot be computed from items that were drawn with unequal probabilities."""
+
+
+def unmet(inputs: MetricInputs) -> dict[str, str]:
+    """Return the metrics that cannot be computed from the inputs, by name, with the first reason for each."""
+    reasons = {name: inputs.missing(*metric.requires) for name, metric in METRICS.items()}
+    if inputs.draws is not None:
+        whole = MetricInputs(inputs.whole_baseline)
+        for name, metric in METRICS.items():
+            # What the baseline has of all items, and the variant's records do not, was not drawn.
+            gone = any(one.missing(inputs) and not one.missing(whole) for one in metric.requires)
+            plain = inputs.design is not None and reasons[name] is None and not metric.weighted
+            if OF_ITEMS & set(metric.requires) and (gone or plain):
+                reasons[name] = NOT_DRAWN
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def compute_all(inputs: MetricInputs) -> list[MetricResult]:
+    """Return the results of every registered metric whose requirements are met, in the order of the metrics' names.
+
+    Headline values have neither task nor category; the same keys by task and by category follow them.
+
+    Raises `AlignmentError`: baseline and variant do not describe the same items, answer orders or tokens; `DataError`:
+    records hold NaN or infinite values or are incomplete.
+    """
+    skipped = unmet(inputs)
+    return [result for name in METRICS.names() if name not in skipped for result in compute(name, inputs)]
 
 
 def all_keys() -> dict[str, MetricKey]:

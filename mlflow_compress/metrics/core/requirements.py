@@ -5,26 +5,10 @@ A metric lists them: ``@metric(requires=(ITEMS, VARIANT, rated_by("brevity")), .
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, Requirement
 from mlflow_compress.records import RunRecords
-
-if TYPE_CHECKING:
-    from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A part of the inputs that must be there. Requirements of one name are equal."""
-
-    name: str
-    # Why it is not there; None where it is
-    missing: "Callable[[MetricInputs], str | None]" = field(compare=False, repr=False)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def is_of(judge: str, task: str) -> bool:
@@ -32,14 +16,14 @@ def is_of(judge: str, task: str) -> bool:
     return task == judge or task.startswith(f"{judge}/")
 
 
-def _given(name: str, reason: str, holds: "Callable[[MetricInputs], bool]") -> Requirement:
+def _given(name: str, reason: str, holds: Callable[[MetricInputs], bool]) -> Requirement:
     return Requirement(name, lambda inputs: None if holds(inputs) else reason)
 
 
-def _of_each_model(name: str, lacks: str, has: "Callable[[MetricInputs, RunRecords], bool]") -> Requirement:
+def _of_each_model(name: str, lacks: str, has: Callable[[MetricInputs, RunRecords], bool]) -> Requirement:
     """Return what the baseline, and the variant where there is one, must have."""
 
-    def missing(inputs: "MetricInputs") -> str | None:
+    def missing(inputs: MetricInputs) -> str | None:
         for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
             if run is not None and not has(inputs, run):
                 return f"the {who} {lacks}"
@@ -53,7 +37,7 @@ def _records(kind: str) -> Requirement:
 
 
 def _distances(kind: str) -> Requirement:
-    def missing(inputs: "MetricInputs") -> str | None:
+    def missing(inputs: MetricInputs) -> str | None:
         if inputs.variant is None:
             return "no variant"
         return None if len(getattr(inputs.variant, kind) or ()) else f"the variant run has no {kind} records"
@@ -98,27 +82,27 @@ def _judge_tasks(run: RunRecords) -> set[str]:
     return set() if run.judgments is None else set(run.judgments.table.column("task").to_pylist())
 
 
-def _no_predictions(inputs: "MetricInputs") -> str | None:
+def _no_predictions(inputs: MetricInputs) -> str | None:
     return "the baseline has no items records" if ITEMS.missing(inputs) else _ANSWERS.missing(inputs)
 
 
-def _is_shuffled(inputs: "MetricInputs", run: RunRecords) -> bool:
+def _is_shuffled(inputs: MetricInputs, run: RunRecords) -> bool:
     scores = inputs.ordinary_scores(run)
     return scores is not None and bool((scores.column("permutation") > 0).any())
 
 
-def _any_kl_is_positive(inputs: "MetricInputs") -> bool:
+def _any_kl_is_positive(inputs: MetricInputs) -> bool:
     distances = inputs.variant.option_distances if inputs.variant is not None else None
     return distances is not None and bool((distances.column("kl") > 0).any())
 
 
-def _an_answer_was_graded_twice(inputs: "MetricInputs") -> bool:
+def _an_answer_was_graded_twice(inputs: MetricInputs) -> bool:
     judgments = inputs.subject.judgments
     rows = [] if judgments is None else judgments.table.select(["task", "repeat"]).to_pylist()
     return any(is_of("mt_bench", row["task"]) and row["repeat"] > 0 for row in rows)
 
 
-def _a_pair_was_decided(inputs: "MetricInputs") -> bool:
+def _a_pair_was_decided(inputs: MetricInputs) -> bool:
     judgments = inputs.variant.judgments if inputs.variant is not None else None
     rows = [] if judgments is None else judgments.table.select(["task", "item_id", "turn", "score"]).to_pylist()
     read = Counter(
@@ -168,7 +152,7 @@ OPTION_BOUNDS = _distances("option_bounds")  # From lists of most probable token
 _ANSWERS = _of_each_model(
     "answers",
     "has neither option scores nor generations",
-    lambda _, run: bool(len(run.option_scores or ()) or len(run.generations or ())),
+    lambda _, run: run.has_answers,
 )
 PREDICTIONS = Requirement("predictions", _no_predictions)
 SHUFFLES = _of_each_model("shuffles", "was not scored under shuffled answer orders", _is_shuffled)
