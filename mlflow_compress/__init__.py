@@ -19,7 +19,7 @@ from mlflow_compress.version import __version__ as __version__
 BESIDES = {
     "AliasHistory": "commands.promote.result",
     "AnswerEvaluation": "commands.evaluate.result",
-    "Approval": "commands.approve.run",
+    "Approval": "commands.promote.result",
     "BlindSheet": "commands.rate.run",
     "Comparison": "commands.compare.run",
     "Forecast": "commands.compare.run",

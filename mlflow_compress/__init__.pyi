@@ -9,7 +9,7 @@ from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation as AnswerEvaluation
-from mlflow_compress.commands.approve.run import Approval as Approval
+from mlflow_compress.commands.promote.result import Approval as Approval
 from mlflow_compress.commands.rate.run import BlindSheet as BlindSheet
 from mlflow_compress.commands.compare.run import Comparison as Comparison
 from mlflow_compress.commands.quantize.run import CompressedModel as CompressedModel

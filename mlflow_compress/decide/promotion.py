@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
 from mlflow_compress.decide.gates import (
@@ -122,11 +123,8 @@ def _failed(reason: str, missing: str = "") -> Check:
 def _size_checks(candidate: Candidate) -> list[Check]:
     """Return a failed check for controls, and for variants that are smaller neither in weights nor in their cache."""
     if not candidate.compresses:
-        return [
-            _failed(
-                f"not compressed: method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
-            )
-        ]
+        left = f"method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
+        return [_failed(f"not compressed: {left}")]
     ratio = candidate.metrics.get(RATIO)
     if ratio is None and candidate.served:
         return [Check(passed=True, reason="size: not known of a served model, and not asked for")]
@@ -134,36 +132,27 @@ def _size_checks(candidate: Candidate) -> list[Check]:
         return [_failed(f"size: {RATIO} is missing")]
     if ratio > SAME_SIZE:
         return []
+    if ratio < 2 - SAME_SIZE:
+        return [_failed(f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
     cache = candidate.metrics.get(CACHE_RATIO, 1.0)  # main runs have it where it differs
-    if ratio >= 2 - SAME_SIZE and cache > SAME_SIZE:
-        return [
-            Check(passed=True, reason=f"size: weights as large as the baseline's, a cache {cache:.3g} times smaller")
-        ]
-    if ratio >= 2 - SAME_SIZE:
-        return [_failed("not smaller than the baseline: the same size on disk")]
-    return [_failed(f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
+    if cache > SAME_SIZE:
+        shown = f"weights as large as the baseline's, a cache {cache:.3g} times smaller"
+        return [Check(passed=True, reason=f"size: {shown}")]
+    return [_failed("not smaller than the baseline: the same size on disk")]
 
 
 def _rank_checks(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
     """Return a failed check per missing metric of the ranking. KL is not needed if the evaluation has none."""
-    metrics = candidate.metrics
-    without_kl = candidate.served or metrics.get(GATE_KL_ITEMS) == 0
+    without_kl = candidate.served or candidate.metrics.get(GATE_KL_ITEMS) == 0
     needed = [FLIPS if metric == KL and without_kl else metric for metric in ranked_by]
     checks = []
     for metric in dict.fromkeys(needed):
-        if metric not in metrics:
+        if metric not in candidate.metrics:
             why = "missing"
             if candidate.served and metric == SIZE:
                 why = "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
             checks.append(_failed(f"rank: {metric} is {why}", missing=metric))
     return checks
-
-
-def _gate_checks(candidate: Candidate, gate: Gate | DivergenceGate) -> tuple[Check, ...]:
-    """Return the checks of a gate; one on KL says why a served model cannot pass it."""
-    if candidate.served and isinstance(gate, DivergenceGate) and GATE_KL_ITEMS not in candidate.metrics:
-        return (_failed(NO_KL_OF_SERVED),)
-    return gate.checks(candidate.metrics)
 
 
 def _by_size(candidate: Candidate, passing: Sequence[Candidate]) -> float:
@@ -196,7 +185,8 @@ def decide(
     def outcome(candidate: Candidate) -> CandidateOutcome:
         checks = _size_checks(candidate)
         for gate in gates:
-            checks += _gate_checks(candidate, gate)
+            unknown = candidate.served and isinstance(gate, DivergenceGate) and GATE_KL_ITEMS not in candidate.metrics
+            checks += [_failed(NO_KL_OF_SERVED)] if unknown else gate.checks(candidate.metrics)
         for rule in rules:
             checks += rule(candidate)
         checks += _rank_checks(candidate, ranked_by)
@@ -256,8 +246,6 @@ def ends_for_all(decision: Decision, gates: Iterable[Gate | DivergenceGate]) -> 
     return f"Chosen among {n}, with 95 % for all of them at once: {', '.join(told)}." if told else ""
 
 
-_UNDECLARED = ("size/", "gate/")  # metrics of the main run that no metric declares
-
 _BETTER_SIZES = {SIZE: "lower", RATIO: "higher", "size/bits_per_weight": "lower", CACHE: "lower", CACHE_RATIO: "higher"}
 
 
@@ -307,8 +295,7 @@ def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading])
         trusted = top is not None and top.n >= TRUSTED_ITEMS and top.value < TRUSTED_TOP_PCT
         if result is not None and (trusted or reading.metric != CORPUS_KL or reading.end != "upper"):
             ends = {"upper": result.high, "lower": result.low, "value": result.value, "n": float(result.n)}
-            value = ends[reading.end]
-            if value is not None:
+            if (value := ends[reading.end]) is not None:
                 values[reading.name] = value
     return values
 
@@ -319,6 +306,8 @@ class PolicyGates:
 
     gates: tuple[Gate | DivergenceGate, ...]
     rules: tuple[Rule, ...]
+    score: Score  # What ranks the candidates that pass, and the metrics that it reads
+    ranked_by: tuple[str, ...]
     # Numbers that must be read from the evaluations' results; the main runs have the others
     readings: frozenset[GateReading]
     asks_stages: bool = False  # Whether a rule asks which stages have finished
@@ -329,10 +318,14 @@ class PolicyGates:
         """Whether a gate reads what the speed stage measures."""
         return any(reading.metric.startswith(SPEED) for reading in self.readings)
 
+    def decide(self, candidates: Sequence[Candidate]) -> Decision:
+        """Return what `decide` does by this policy."""
+        return decide(candidates, self.gates, rules=self.rules, score=self.score, ranked_by=self.ranked_by)
+
 
 def _declared(metric: str) -> MetricKey | None:
     """Return a metric's declaration; None for what runs log beside metrics. An unknown name is a `ConfigError`."""
-    return None if metric.startswith(_UNDECLARED) else key(metric)
+    return None if metric.startswith(("size/", "gate/")) else key(metric)
 
 
 def _check_sense(entry: MetricGate, declared: MetricKey | None) -> None:
@@ -431,60 +424,48 @@ def lacking_shares(required: Requirements, metrics: Mapping[str, float]) -> list
     return wrong
 
 
-def _requires(required: Requirements) -> Rule:
-    """Return the rule that stages have finished, enough items have an answer, and few enough lack one or were cut."""
-
-    def missing(candidate: Candidate) -> list[Check]:
-        finished = candidate.stages or frozenset()
-        lacks = [f"stage {name} has not finished" for name in required.stages if name not in finished]
-        if required.items and (candidate.items is None or candidate.items < required.items):
-            n_items = "an unknown number of" if candidate.items is None else candidate.items
-            lacks.append(f"{n_items} items < {required.items}")
-        if candidate.makes is not None and candidate.makes < required.replicates:
-            lacks.append(f"{candidate.makes} makes with other calibration samples < {required.replicates}")
-        if candidate.items != 0:  # an evaluation of running text alone has none
-            lacks += lacking_shares(required, candidate.metrics)
-        for task, fewest in required.items_by_task.items():
-            n = candidate.metrics.get(GateReading(metric=FLIPS, end="n", task=task).name)
-            if n is None:
-                lacks.append(f"items of {task} are missing")
-            elif n < fewest:
-                lacks.append(f"{n:.0f} items of {task} < {fewest}")
-        return [_failed(f"required: {what}") for what in lacks]
-
-    return missing
+def _lacking(required: Requirements, candidate: Candidate) -> list[Check]:
+    """Return a failed check per requirement that is not kept: on stages, items, makes, and items without a score."""
+    finished = candidate.stages or frozenset()
+    lacks = [f"stage {name} has not finished" for name in required.stages if name not in finished]
+    if required.items and (candidate.items is None or candidate.items < required.items):
+        n_items = "an unknown number of" if candidate.items is None else candidate.items
+        lacks.append(f"{n_items} items < {required.items}")
+    if candidate.makes is not None and candidate.makes < required.replicates:
+        lacks.append(f"{candidate.makes} makes with other calibration samples < {required.replicates}")
+    if candidate.items != 0:  # an evaluation of running text alone has none
+        lacks += lacking_shares(required, candidate.metrics)
+    for task, fewest in required.items_by_task.items():
+        n = candidate.metrics.get(GateReading(metric=FLIPS, end="n", task=task).name)
+        if n is None:
+            lacks.append(f"items of {task} are missing")
+        elif n < fewest:
+            lacks.append(f"{n:.0f} items of {task} < {fewest}")
+    return [_failed(f"required: {what}") for what in lacks]
 
 
-def _read_by(target: str) -> Rule:
-    """Return the rule that a server reads the variant. One that is served has a server."""
-
-    def unread(candidate: Candidate) -> list[Check]:
-        by = candidate.served_by
-        if candidate.served or target in (by or ()):
-            return []
-        known = "nobody knows who reads it" if by is None else f"read by {', '.join(by) or 'this package alone'}"
-        return [_failed(f"target: {target} does not read it ({known})")]
-
-    return unread
+def _unread(target: str, candidate: Candidate) -> list[Check]:
+    """Return a failed check where the wanted server does not read the variant. One that is served has a server."""
+    by = candidate.served_by
+    if candidate.served or target in (by or ()):
+        return []
+    known = "nobody knows who reads it" if by is None else f"read by {', '.join(by) or 'this package alone'}"
+    return [_failed(f"target: {target} does not read it ({known})")]
 
 
-def _refuses(anomalies: AnomalyRule) -> Rule:
-    """Return the rule that refuses gains which are too good to be true."""
-
-    def anomalous(candidate: Candidate) -> list[Check]:
-        reasons = []
-        most = anomalies.max_accuracy_gain
+def _anomalous(anomalies: AnomalyRule, candidate: Candidate) -> list[Check]:
+    """Return a failed check per gain that is too good to be true."""
+    reasons = []
+    if (most := anomalies.max_accuracy_gain) is not None:
         gain = candidate.metrics.get(GateReading(metric=DELTA, end="lower").name)
-        if most is not None and gain is None:
+        if gain is None:
             reasons.append(f"the lower end of {DELTA} is missing")
-        elif most is not None and gain is not None and gain > most:
+        elif gain > most:
             reasons.append(f"accuracy rose by {gain:.4g} or more, which is above {most:g}")
-        kl = candidate.metrics.get(GateReading(metric=KL, end="value").name)
-        if anomalies.zero_kl and candidate.compresses and kl is not None and kl <= 0.0:
-            reasons.append(f"KL is exactly 0, although method '{candidate.method}' changes weights")
-        return [_failed(f"anomalous: {what}") for what in reasons]
-
-    return anomalous
+    kl = candidate.metrics.get(GateReading(metric=KL, end="value").name)
+    if anomalies.zero_kl and candidate.compresses and kl is not None and kl <= 0.0:
+        reasons.append(f"KL is exactly 0, although method '{candidate.method}' changes weights")
+    return [_failed(f"anomalous: {what}") for what in reasons]
 
 
 @contextmanager
@@ -507,7 +488,7 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
     if policy.kl is not None:
         gates.append(DivergenceGate(max_kl=policy.kl.max_kl, max_outliers_pct=policy.kl.max_outliers_pct))
     wrong: list[ConfigError] = []
-    found = []
+    found: list[tuple[Gate, tuple[GateReading, ...]]] = []
     for number, gate in enumerate(policy.gates, start=1):
         with _noted(wrong, f"gates, entry {number}", file):
             found.append(_gate(gate))
@@ -515,31 +496,29 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
         with _noted(wrong, f"margins, entry {number}", file):
             found.append(_margin(margin))
     with _noted(wrong, "objective", file):
-        ranking_of(policy.objective)
+        score, ranked_by = ranking_of(policy.objective)
     raise_together(wrong)
     gates += [gate for gate, _ in found]
     readings = {reading for _, read in found for reading in read}
-    rules: list[Rule] = []
-    required, anomalies = policy.require, policy.anomalies
-    rules.append(_requires(required))
+    rules: list[Rule] = [partial(_lacking, policy.require)]
     if policy.target != "any":
-        rules.append(_read_by(policy.target))
-    if required.items_by_task:
-        readings |= {GateReading(metric=FLIPS, end="n", task=task) for task in required.items_by_task}
-    if anomalies.max_accuracy_gain is not None or anomalies.zero_kl:
-        rules.append(_refuses(anomalies))
-        if anomalies.max_accuracy_gain is not None:
-            readings.add(GateReading(metric=DELTA, end="lower"))
-        if anomalies.zero_kl:
-            readings.add(GateReading(metric=KL, end="value"))
+        rules.append(partial(_unread, policy.target))
+    rules.append(partial(_anomalous, policy.anomalies))
+    readings |= {GateReading(metric=FLIPS, end="n", task=task) for task in policy.require.items_by_task}
+    if policy.anomalies.max_accuracy_gain is not None:
+        readings.add(GateReading(metric=DELTA, end="lower"))
+    if policy.anomalies.zero_kl:
+        readings.add(GateReading(metric=KL, end="value"))
     if policy.objective.by == "speed" and policy.objective.speed_metric in all_keys():
         readings.add(GateReading(metric=policy.objective.speed_metric, end="value"))
     bounded_or_weighed = [*(one.metric for one in policy.gates), *(term.metric for term in policy.objective.utility)]
     return PolicyGates(
         gates=tuple(gates),
         rules=tuple(rules),
+        score=score,
+        ranked_by=ranked_by,
         readings=frozenset(readings),
-        asks_stages=bool(required.stages),
+        asks_stages=bool(policy.require.stages),
         asks_sizes=any(name.startswith("size/") for name in bounded_or_weighed),
     )
 

@@ -13,7 +13,7 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.commands.evaluate import models as evaluated
-from mlflow_compress.commands.webhook.command import WebhookConfig
+from mlflow_compress.commands.webhook.parameters import WebhookConfig
 from mlflow_compress.commands.webhook.run import Receiver, gate_config
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.folder_store import FolderStore

@@ -86,7 +86,7 @@ def test_an_approval_that_could_not_move_the_alias_can_be_given_again(
 ) -> None:
     waits(tracker)
     with monkeypatch.context() as broken:
-        broken.setattr("mlflow_compress.commands.approve.run.move_alias", lambda *_: 1 / 0)
+        broken.setattr("mlflow_compress.tracking.model_registry.move_alias", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             mc.approve(1, by="Ada", model="llama")
     assert mc.history(model="llama").tenures == () and aliases(tracker) == {}

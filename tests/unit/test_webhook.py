@@ -15,7 +15,8 @@ import pytest
 from mlflow.webhooks.delivery import _generate_hmac_signature
 
 import mlflow_compress as mc
-from mlflow_compress.commands.webhook.command import SECRET_VARIABLE, WebhookConfig
+from mlflow_compress.commands.webhook.command import SECRET_VARIABLE
+from mlflow_compress.commands.webhook.parameters import WebhookConfig
 from mlflow_compress.commands.webhook.run import Receiver
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.model_registry import create_model

@@ -1,1 +1,1 @@
-"""`promote`, `rollback`, `history` and `policy`: which version has a registry alias, and why."""
+"""`promote`, `approve`, `rollback` and `history`: which version has a registry alias, and why."""

@@ -1,15 +1,53 @@
-"""The commands that move an alias, move it back, and say who had it."""
+"""The commands that move an alias, let it move, move it back, and say who had it."""
 
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.command import configured, register_command
-from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
+from mlflow_compress.commands.command import Positional, configured, path_text, register_command
+from mlflow_compress.commands.promote.parameters import ApproveConfig, HistoryConfig, PromoteConfig, RollbackConfig
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.config.declarations import AUTO
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.store import require_tag
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback
+    from mlflow_compress.commands.promote.result import AliasHistory, Approval, Promotion, Rollback
+
+
+@register_command(
+    "approve",
+    ApproveConfig,
+    place=7,
+    project=False,
+    positional=Positional("version", "VERSION", "the version that waits"),
+)
+def approve(version: int | str | None = None, **parameters: Any) -> "Approval":
+    """Return who has the alias now, after a reviewer's approval has moved it.
+
+    Parameters
+    ----------
+    version : int or str
+        The version that waits.
+    **parameters
+
+    Raises
+    ------
+    ConfigError
+        Nobody is named, the version does not wait, or the decision no longer holds.
+
+    Examples
+    --------
+    >>> mc.approve(1)
+    Traceback (most recent call last):
+        ...
+    mlflow_compress.errors.ConfigError: An approval needs a version and a person. Allowed: version=NUMBER and by=NAME.
+    """
+    given = {} if version is None else {"version": path_text("version", str(version))}
+    config = configured(ApproveConfig, {**given, **parameters})
+    if config.version is None or config.by is None:
+        raise ConfigError("An approval needs a version and a person", allowed="version=NUMBER and by=NAME")
+    from mlflow_compress.commands.promote.run import run_approve
+
+    return run_approve(config, config.version, config.by)
 
 
 @register_command("promote", PromoteConfig, place=7, resumable=True, decides=True)
@@ -35,11 +73,9 @@ def promote(**parameters: Any) -> "Promotion":
     """
     config = configured(PromoteConfig, parameters)
     if config.policy is not None:  # what is wrong in it is said first
-        from mlflow_compress.decide.promotion import gates_of, ranking_of
+        from mlflow_compress.decide.promotion import gates_of
 
-        policy = config.read_policy()
-        gates_of(policy, config.policy)
-        ranking_of(policy.objective)
+        gates_of(config.read_policy(), config.policy)
     if config.waiver is not None:
         from mlflow_compress.config.policy import read_waiver
 
@@ -102,15 +138,12 @@ def history(**parameters: Any) -> "AliasHistory":
     return read_history(config)
 
 
-# Tags as `run_names` has them, which takes a second to import.
-_BASE_MODEL, _EVALUATION = "base_model", "evaluation"
-
-
 def _require_known(model: str, evaluation: str = AUTO) -> None:
     """Refuse a baseline or an evaluation that no run has."""
     from mlflow_compress.commands.shared.inputs import model_label
 
+    # The tags of `run_names`, which takes a second to import.
     if not is_endpoint(model):
-        require_tag(_BASE_MODEL, model_label(model), "baseline")
+        require_tag("base_model", model_label(model), "baseline")
     if evaluation != AUTO:
-        require_tag(_EVALUATION, evaluation, "evaluation")
+        require_tag("evaluation", evaluation, "evaluation")

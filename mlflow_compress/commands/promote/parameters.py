@@ -1,4 +1,4 @@
-"""The parameters of a promotion, of its way back, and of who had the alias."""
+"""The parameters of a promotion, of its approval, of its way back, and of who had the alias."""
 
 import re
 from typing import Annotated, Literal
@@ -70,6 +70,18 @@ class PromoteConfig(Parameters):
             min_decode_speedup=self.min_decode_speedup,
             max_memory_ratio=self.max_memory_ratio,
         )
+
+
+class ApproveConfig(Parameters):
+    """Let a version that waits for an approval have its alias, if the decision on it still holds."""
+
+    version: OptionalText = option(None, "the version that waits, as `mlflow-compress history` shows it")
+    by: OptionalText = option(None, "who approves")
+    model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
+    reason: OptionalText = option(None, "why, in your words; kept with the run")
+    policy: OptionalText = option(
+        None, "YAML file of the policy that must have decided; none: the one that the decision's run holds", path="file"
+    )
 
 
 class RollbackConfig(Parameters):

@@ -1,4 +1,4 @@
-"""What became of a registry alias: a rollback, and its history."""
+"""What became of a registry alias: a promotion, an approval, a rollback, and its history."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -59,8 +59,39 @@ class Promotion(Tabular):
         return "\n\n".join(["\n".join(lines), *lines_of_run(self.run)])
 
 
+class _MovedAlias(Tabular):
+    """An alias that somebody has moved."""
+
+    run: RunLink
+
+    def to_rows(self) -> Sequence[Mapping[str, Any]]:
+        return [{name: value for name, value in self.to_dict().items() if name not in ("verdict", "run")}]
+
+    def as_text(self) -> str:
+        return "\n\n".join([self.verdict, *lines_of_run(self.run)])
+
+
 @dataclass(frozen=True, kw_only=True)
-class Rollback(Tabular):
+class Approval(_MovedAlias):
+    """An alias that a reviewer's approval has moved."""
+
+    # What moved, and to whom
+    registered_model: str
+    alias: str
+    variant: str
+    version: str
+    replaced: str | None  # The version that had it
+    by: str  # Who has approved
+    reason: str | None  # Why, as it was given
+    decision_run_id: str  # The run that has decided
+    policy_sha256: str  # By which policy
+    receipt_sha256: str | None  # The receipt of the evaluation, where one was exported
+    verdict: str  # What happened, in one sentence
+    run: RunLink  # The run that holds it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback(_MovedAlias):
     """An alias that went back to the version that had it before."""
 
     # What moved
@@ -73,13 +104,6 @@ class Rollback(Tabular):
     reason: str | None  # Why, as it was given
     verdict: str  # What happened, in one sentence
     run: RunLink  # The run that holds it
-
-    def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        named = ("registered_model", "alias", "variant", "version", "replaced", "reason")
-        return [{name: getattr(self, name) for name in named}]
-
-    def as_text(self) -> str:
-        return "\n\n".join([self.verdict, *lines_of_run(self.run)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,21 @@
-"""The promote stage: gates and ranks the variants of one evaluation by a policy, and moves the alias to the first."""
+"""Who has an alias: a policy gates and ranks the variants of one evaluation; approvals and rollbacks move it too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from mlflow_compress.commands.promote.parameters import HistoryConfig, PromoteConfig, RollbackConfig
-from mlflow_compress.commands.promote.result import AliasHistory, Promotion, Rollback, Tenure
+import yaml  # type: ignore[import-untyped]
+
+from mlflow_compress.commands.promote.parameters import ApproveConfig, HistoryConfig, PromoteConfig, RollbackConfig
+from mlflow_compress.commands.promote.result import AliasHistory, Approval, Promotion, Rollback, Tenure
 from mlflow_compress.commands.shared import past_runs
 from mlflow_compress.commands.shared.get_or_create import unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import model_label
 from mlflow_compress.commands.shared.scores import score_runs
-from mlflow_compress.config import as_text, is_endpoint
+from mlflow_compress.config import as_text, is_endpoint, read_policy
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import PINNED, Policy, Waiver, policy_yaml, read_waiver
 from mlflow_compress.decide.champion import (
@@ -26,16 +29,7 @@ from mlflow_compress.decide.champion import (
 )
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
-from mlflow_compress.decide.promotion import (
-    Candidate,
-    Decision,
-    GateReading,
-    PolicyGates,
-    Score,
-    decide,
-    gates_of,
-    ranking_of,
-)
+from mlflow_compress.decide.promotion import Candidate, Decision, GateReading, PolicyGates, gates_of
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.stats.intervals import items_for_flips_gate
 from mlflow_compress.reporting.tables import Column, Table
@@ -52,14 +46,6 @@ class Competition:
     label: str  # The baseline's short name
     evaluation: EvaluationGroup  # The evaluation whose variants compete
     left_out: tuple[str, ...]  # Description of each group of runs that cannot be compared with this evaluation
-
-
-def _by_id(every: Sequence[EvaluationGroup], text: str) -> EvaluationGroup:
-    matching = [evaluation for evaluation in every if evaluation.id.startswith(text)]
-    if len(matching) != 1:
-        what = "No evaluation of this model has this id" if not matching else "Several evaluations have this id"
-        raise ConfigError(what, allowed=[e.described for e in matching or every], got=text)
-    return matching[0]
 
 
 def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label: str) -> list[EvaluationGroup]:
@@ -100,7 +86,11 @@ def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
             fix="Run the main job for a variant first",
         )
     eligible = _of_one_model(every, config, label)
-    chosen = eligible[0] if config.evaluation == AUTO else _by_id(eligible, config.evaluation)
+    found = eligible if config.evaluation == AUTO else [e for e in eligible if e.id.startswith(config.evaluation)]
+    if config.evaluation != AUTO and len(found) != 1:
+        what = "No evaluation of this model has this id" if not found else "Several evaluations have this id"
+        raise ConfigError(what, allowed=[e.described for e in found or eligible], got=config.evaluation)
+    chosen = found[0]
     left_out = [
         e.described + ("" if e.base_weights == chosen.base_weights else f" of other base weights {e.base_weights[:8]}")
         for e in every
@@ -225,29 +215,15 @@ def _bounds(policy: Policy, gates: PolicyGates) -> dict[str, object]:
     }
 
 
-def _compare(tracker: Tracker, candidate: Candidate, incumbent: Incumbent | None, evaluation: str) -> HeadToHead | str:
+def _compare(tracker: Tracker, incumbent: Incumbent | None, evaluation: str, candidate: Candidate) -> HeadToHead | str:
     """Return the direct comparison of a challenger with the champion, or the reason why there is none."""
-    if incumbent is None:
-        return "nobody has the alias"
+    assert incumbent is not None  # nobody else is compared with
     if incumbent.evaluation != evaluation:
         return "the champion was measured on other items"
-    sides = [past_runs.records_of(tracker, run_id) for run_id in (incumbent.run_id, candidate.run_id)]
-    champion, challenger = sides
+    champion, challenger = (past_runs.records_of(tracker, one.run_id) for one in (incumbent, candidate))
     if isinstance(champion, str):
         return champion
     return challenger if isinstance(challenger, str) else head_to_head(champion, challenger)
-
-
-def _harm(tracker: Tracker, winner: Candidate | None, margin: float) -> list[str]:
-    """Return a remark on whether the winner is worse than its baseline, no worse than the margin, or open."""
-    harm = None if winner is None else harm_of(past_runs.headline_of(tracker, winner.run_id), margin)
-    return [] if winner is None or harm is None else [f"Accuracy of {winner.name}: {harm.text}."]
-
-
-def _beside(tracker: Tracker, decision: Decision, gates: PolicyGates) -> list[str]:
-    """Return what stands beside a choice: ends that hold for all, ties, and why no smaller variant was taken."""
-    runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
-    return choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None, gates.gates)
 
 
 def run_promote(config: PromoteConfig, asked_by: Mapping[str, str] | None = None) -> Promotion:
@@ -259,28 +235,13 @@ def run_promote(config: PromoteConfig, asked_by: Mapping[str, str] | None = None
     policy = config.read_policy()
     waiver = None if config.waiver is None else read_waiver(config.waiver)
     gates = gates_of(policy, config.policy)
-    ranking = ranking_of(policy.objective)
     with nullcontext() if config.dry_run else unfinished_until_ended(config):
-        return _promote(config, policy, gates, ranking, waiver, asked_by or {})
-
-
-def _without(waiver: Waiver, policy: Policy) -> PolicyGates:
-    """Return what a policy means without the requirement that is waived."""
-    each = policy.without_each()
-    if waiver.requirement not in each:
-        raise ConfigError("The policy has no such requirement to waive", allowed=list(each), got=waiver.requirement)
-    return gates_of(each[waiver.requirement])
+        return _promote(config, policy, gates, waiver, asked_by or {})
 
 
 def _promote(
-    config: PromoteConfig,
-    policy: Policy,
-    gates: PolicyGates,
-    ranking: tuple[Score, tuple[str, ...]],
-    waiver: Waiver | None,
-    asked_by: Mapping[str, str],
+    config: PromoteConfig, policy: Policy, gates: PolicyGates, waiver: Waiver | None, asked_by: Mapping[str, str]
 ) -> Promotion:
-    score, ranked_by = ranking
     tracker = Tracker(config.experiment)
     competition = choose_competition(tracker, config)
     evaluation = competition.evaluation
@@ -290,30 +251,34 @@ def _promote(
         run_id: str(version.version) for run_id, version in model_registry.versions_by_run(tracker, name).items()
     }
     candidates = past_runs.candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
-    decision = unwaived = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+    decision = unwaived = gates.decide(candidates)
     if waiver is not None:
-        gates = _without(waiver, policy)
-        decision = decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
-
-    def compare(candidate: Candidate) -> HeadToHead | str:
-        return _compare(tracker, candidate, incumbent, evaluation.id)
-
+        each = policy.without_each()
+        if waiver.requirement not in each:
+            raise ConfigError("The policy has no such requirement to waive", allowed=list(each), got=waiver.requirement)
+        gates = gates_of(each[waiver.requirement])
+        decision = gates.decide(candidates)
+    compare = partial(_compare, tracker, incumbent, evaluation.id)
     settlement = settle(decision, incumbent, policy.champion, evaluation.id, compare)
     if config.needs == "approval" and settlement.outcome == "promoted":
         settlement = replace(settlement, outcome="waiting")
-    failed = [f for o in unwaived.outcomes if o.candidate is settlement.winner and not o.passed for f in o.failed]
+    winner = settlement.winner
+    failed = [f for o in unwaived.outcomes if o.candidate is winner and not o.passed for f in o.failed]
     waived = "" if waiver is None or not failed else f" {waiver.described}. Without it: {'; '.join(failed)}."
     remarks = remarks_of(competition, naming, settlement, decision, gates)
     if waiver is not None and not failed:
         remarks.append(f"The waiver of {waiver.requirement} makes no difference to the winner.")
-    remarks += _harm(tracker, settlement.winner, policy.margin)
-    if settlement.winner is decision.champion:
-        remarks += _beside(tracker, decision, gates)
+    harm = None if winner is None else harm_of(past_runs.headline_of(tracker, winner.run_id), policy.margin)
+    if winner is not None and harm is not None:
+        remarks.append(f"Accuracy of {winner.name}: {harm.text}.")
+    if winner is decision.champion:
+        runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
+        remarks += choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None, gates.gates)
 
     def verdict_with(version: str | None) -> str:
         return verdict_of(settlement, config.alias, incumbent, version) + waived
 
-    has_it = incumbent if settlement.outcome == "waiting" else settlement.winner or incumbent
+    has_it = incumbent if settlement.outcome == "waiting" else winner or incumbent
     found = Promotion(
         decision=decision,
         outcome=settlement.outcome,
@@ -341,10 +306,10 @@ def _promote(
         **asked_by,
     }
     tags |= {} if waiver is None or not failed else {run_names.WAIVER: waiver.described}
-    receipt = {} if settlement.winner is None else model_registry.receipt_of(tracker, settlement.winner.run_id)
+    receipt = {} if winner is None else model_registry.receipt_of(tracker, winner.run_id)
     tags |= receipt
     noted = {run_names.POLICY: policy.sha256, **receipt}
-    passed = [reason for o in decision.outcomes if o.candidate is settlement.winner for reason in o.reasons]
+    passed = [reason for o in decision.outcomes if o.candidate is winner for reason in o.reasons]
 
     def words(version: str) -> str:
         return "\n".join([verdict_with(version), "", *(f"- {line}" for line in [*remarks, *passed])])
@@ -352,8 +317,8 @@ def _promote(
     with tracker.run(f"promote {competition.label}", "promote", tags) as run:
         version = _apply(tracker, run, settlement, competition, name, config.alias, incumbent, versions, noted, words)
         verdict = verdict_with(version)
-        if version is not None and settlement.winner is not None:
-            decision = decision.with_version(settlement.winner.run_id, version)
+        if version is not None and winner is not None:
+            decision = decision.with_version(winner.run_id, version)
         run.log_params(
             {**as_text(config), **_bounds(policy, gates), "model": competition.label, "evaluation": evaluation.id}
         )
@@ -389,10 +354,8 @@ def _apply(
     variant = next(v for v in competition.evaluation.variants if v.run.info.run_id == winner.run_id)
     model_registry.create_model(tracker, name, competition.evaluation.base_weights)
     version = versions.get(winner.run_id) or model_registry.register_version(tracker, name, variant.run)
-    noted = {
-        **model_registry.version_tags(variant.run),
-        **noted,
-    }  # a version that somebody has registered by hand lacks them
+    # A version that somebody has registered by hand lacks these tags.
+    noted = {**model_registry.version_tags(variant.run), **noted}
     waits = settlement.outcome == "waiting"
     if not waits:  # the tags come first: a history that lacks a move is worse than one with a move that did not end
         run.set_tags({run_names.MOVED_TO: version, **({run_names.MOVED_FROM: incumbent.version} if incumbent else {})})
@@ -401,6 +364,77 @@ def _apply(
     if not waits:
         model_registry.move_alias(tracker, name, alias, version)
     return version
+
+
+def _require_holds(condition: bool, what: str, allowed: str, got: str) -> None:
+    if not condition:
+        fix = "Run promote with needs=approval again"
+        raise ConfigError(f"The decision no longer holds: {what}", allowed=allowed, got=got, fix=fix)
+
+
+def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
+    """Move the alias to a version that waits. Nothing is written where the decision no longer holds.
+
+    It holds while the policy has the same hash, the same version has the alias, its waiver has not expired, and no
+    newer decision was made.
+    """
+    tracker = Tracker(config.experiment)
+    name = past_runs.registered_model_of(tracker, config.model)
+    waiting = model_registry.waiting_versions(tracker, name)
+    if number not in waiting:
+        raise ConfigError(
+            f"This version of {name} does not wait for an approval", allowed=sorted(waiting) or "none waits", got=number
+        )
+    version, alias = waiting[number]
+    decided = tracker.client.get_run(version.tags[run_names.DECISION])
+    run_id, tags = str(decided.info.run_id), decided.data.tags
+    record = tracker.json_of(decided, "decision.json")
+    policy = Policy(**yaml.safe_load(record["policy"]["text"])).sha256
+    asked = policy if config.policy is None else read_policy(config.policy).sha256
+    for sha256 in (asked, tags[run_names.POLICY], version.tags[run_names.POLICY]):
+        _require_holds(sha256 == policy, "the policy is another one", policy, sha256)
+    wanted = {run_names.REGISTERED_MODEL: name, run_names.ALIAS: alias}
+    newest = str(tracker.find_finished("promote", **wanted)[0].info.run_id)
+    _require_holds(newest == run_id, "there is a newer one", run_id, newest)
+    now, before = model_registry.holder(tracker, name, alias), (record["before"] or {}).get("version")
+    has = None if now is None else now.version
+    _require_holds(has == before, f"'{alias}' was moved since", f"version {before}", f"version {has}")
+    if now is not None and now.pinned:
+        raise ConfigError(f"Version {has} of {name} is pinned and is not replaced", fix=f"Remove its alias '{PINNED}'")
+    if run_names.WAIVER in tags:
+        Waiver(**record["waiver"]).require_valid()
+    variant, label = version.tags.get(run_names.VARIANT, f"version {number}"), model_label(config.model)
+    verdict = f"{variant} (version {number}) is now '{alias}', approved by {by}"
+    verdict += f", before it version {has}." if has else "."
+    verdict += f" {tags[run_names.WAIVER]}." if run_names.WAIVER in tags else ""
+    receipt = model_registry.receipt_of(tracker, str(version.run_id))
+    given = {run_names.APPROVED_BY: by, **receipt}
+    copied = {key: tags[key] for key in (run_names.POLICY, run_names.WAIVER) if key in tags}
+    moved = {run_names.MOVED_TO: number, **({run_names.MOVED_FROM: has} if has else {})}
+    named = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.DECISION: run_id}
+    every = {**named, **wanted, **copied, **given, **moved, run_names.VERDICT: verdict}
+    with tracker.run(f"approve {label}", "approve", every) as run:
+        run.log_params({**as_text(config), "model": label})
+        note = "\n\n".join(filter(None, [verdict, config.reason and f"Reason: {config.reason}", tags["verdict"]]))
+        model_registry.move_alias(tracker, name, alias, number)  # first: a version that was not moved still waits
+        noted = {**receipt, run_names.APPROVAL: f"approved by {by}"}
+        model_registry.note_decision(tracker, name, number, run_id, note, noted)
+        tracker.add_to(run_id).set_tags(given)
+        run.set_note(note)
+    return Approval(
+        registered_model=name,
+        alias=alias,
+        variant=variant,
+        version=number,
+        replaced=has,
+        by=by,
+        reason=config.reason,
+        decision_run_id=run_id,
+        policy_sha256=policy,
+        receipt_sha256=receipt.get(run_names.RECEIPT),
+        verdict=verdict,
+        run=tracker.link(run.run_id),
+    )
 
 
 def run_rollback(config: RollbackConfig) -> Rollback:

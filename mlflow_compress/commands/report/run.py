@@ -180,7 +180,6 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
             )
         )
     gates = promotion.gates_of(policy, policy_file)
-    score, ranked_by = promotion.ranking_of(policy.objective)
     makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
     candidates = [
         candidate_of(
@@ -195,7 +194,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     answered_by = [v for v in variants if v.answers is not None]
     required = policy.require
     further = (required, policy.anomalies) != (Requirements(), AnomalyRule())
-    decision = promotion.decide(candidates, gates.gates, rules=gates.rules, score=score, ranked_by=ranked_by)
+    decision = gates.decide(candidates)
     return PageContent(
         board=board,
         decision=decision,

@@ -51,7 +51,7 @@ from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.cost_table import Allocation, CostTable, StoredSizes, closest_within, smallest_within
 from mlflow_compress.decide.gates import CACHE, CACHE_RATIO, DivergenceGate, Gate
-from mlflow_compress.decide.promotion import CandidateOutcome, PolicyGates, decide, gates_of, ranking_of
+from mlflow_compress.decide.promotion import CandidateOutcome, PolicyGates, gates_of
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
@@ -362,7 +362,7 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
     with unfinished_until_ended(config), keeping():
         tracker = Tracker(config.experiment)
         refused = find_refused(tracker, config, given, gates)
-        label, judge = model_label(refused.main.source.model), _Judge(tracker, refused, policy, gates)
+        label, judge = model_label(refused.main.source.model), _Judge(tracker, refused, gates)
         outcome = judge.outcomes([refused.run])[0]
         if outcome.passed:
             return _result(tracker, refused, policy, config, outcome, run_id=refused.run.info.run_id)
@@ -441,7 +441,6 @@ class _Judge:
 
     tracker: Tracker
     refused: Refused
-    policy: Policy
     gates: PolicyGates
 
     def outcomes(self, runs: Sequence[Any]) -> list[CandidateOutcome]:
@@ -449,9 +448,7 @@ class _Judge:
         evaluation = self.refused.run.data.tags[run_names.EVALUATION]
         [group] = [one for one in evaluations(self.tracker, label) if one.id == evaluation]
         candidates = candidates_of(self.tracker, group.variants, label, {}, self.gates)
-        score, ranked_by = ranking_of(self.policy.objective)
-        decision = decide(candidates, self.gates.gates, rules=self.gates.rules, score=score, ranked_by=ranked_by)
-        by_run = {outcome.candidate.run_id: outcome for outcome in decision.outcomes}
+        by_run = {outcome.candidate.run_id: outcome for outcome in self.gates.decide(candidates).outcomes}
         # A checkpoint that was evaluated again competes once, by its newest run.
         newest = {one.checkpoint: one.run.info.run_id for one in group.variants}
         checkpoints = [

@@ -9,13 +9,14 @@ from http import HTTPStatus
 from queue import SimpleQueue
 from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from mlflow_compress.commands.command import Say, configured, silent
 from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
+from mlflow_compress.commands.webhook.parameters import WebhookConfig
 from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.errors import ConfigError, MachineError, MlflowCompressError, TrackingError
 from mlflow_compress.files import alone_with
@@ -25,16 +26,13 @@ from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.webhook import HEADERS, Deliveries, Delivery, RefusedError, delivery_id
 
-if TYPE_CHECKING:
-    from mlflow_compress.commands.webhook.command import WebhookConfig
-
 logger = logging.getLogger(__name__)
 
 _LONGEST_BODY = 1 << 20
 _SLOWEST_S = 10.0  # of a client, per read
 
 
-def gate_config(config: "WebhookConfig", **more: Any) -> GateConfig:
+def gate_config(config: WebhookConfig, **more: Any) -> GateConfig:
     """Return the parameters of the gate that versions of no main run must pass."""
     policy = {} if config.policy is None else {"policy": config.policy}
     return configured(GateConfig, {"config": config.gate, "experiment": config.experiment, **policy, **more})
@@ -43,7 +41,7 @@ def gate_config(config: "WebhookConfig", **more: Any) -> GateConfig:
 class Receiver:
     """A WSGI application, which answers at once; `deciding` lets a thread decide on what it has accepted."""
 
-    def __init__(self, config: "WebhookConfig", secret: str, say: Say = silent) -> None:
+    def __init__(self, config: WebhookConfig, secret: str, say: Say = silent) -> None:
         self._config, self._secret, self._say = config, secret, say
         self.tracker = Tracker(config.experiment)
         self._deliveries = Deliveries(self.tracker)
@@ -169,7 +167,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-def run_webhook(config: "WebhookConfig", secret: str, say: Say) -> None:
+def run_webhook(config: WebhookConfig, secret: str, say: Say) -> None:
     """Serve until the process is interrupted."""
     gates_of(PromoteConfig(policy=config.policy).read_policy(), config.policy)
     if config.gate is not None:

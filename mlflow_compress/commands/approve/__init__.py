@@ -1,1 +1,0 @@
-"""`approve`: lets a version that waits have its alias, if the decision on it still holds."""
