@@ -8,7 +8,6 @@ with its baseline row by row. `align` joins two tables on their key, and raises 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args, get_type_hints
 
@@ -65,7 +64,7 @@ class Records:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
-        """Return one column as a numpy array (object dtype for strings and lists; floats with NaN for nulls)."""
+        """Return one column (object dtype for strings and lists; floats with NaN for nulls)."""
         return np.asarray(self.table.column(name).to_numpy(zero_copy_only=False))
 
     def key_rows(self) -> list[tuple[Any, ...]]:
@@ -258,7 +257,12 @@ def _columns(kind: pa.DataType) -> Callable[..., list[pa.Field]]:
 
 _texts, _flags, _floats = _columns(pa.string()), _columns(pa.bool_()), _columns(pa.float64())
 _shorts, _ints, _longs = _columns(pa.int16()), _columns(pa.int32()), _columns(pa.int64())
-_token_lists = _columns(pa.list_(pa.int32()))
+_text_lists, _token_lists, _vectors = (_columns(pa.list_(kind)) for kind in (pa.string(), pa.int32(), pa.float32()))
+
+
+def _schema(*columns: list[pa.Field]) -> pa.Schema:
+    return pa.schema([column for some in columns for column in some])
+
 
 _ITEM_KEY = ("task", "item_id")
 _ITEM = _texts(*_ITEM_KEY)
@@ -277,7 +281,7 @@ class OptionBounds(Records):
     """
 
     KEY = ("task", "item_id", "permutation", "option")
-    SCHEMA = pa.schema([*_OPTION, *_ints("k"), *_floats("kl", "kept_baseline", "kept_variant"), *_ints("clipped")])
+    SCHEMA = _schema(_OPTION, _ints("k"), _floats("kl", "kept_baseline", "kept_variant"), _ints("clipped"))
 
 
 class SwapDistances(Records):
@@ -289,8 +293,8 @@ class SwapDistances(Records):
     """
 
     KEY = ("task", "swap", "item_id", "position")
-    SCHEMA = pa.schema(
-        [*_texts("task", "swap", "item_id"), *_ints("position"), *_floats("kl"), *_ints("top"), *_flags("same_top")]
+    SCHEMA = _schema(
+        _texts("task", "swap", "item_id"), _ints("position"), _floats("kl"), _ints("top"), _flags("same_top")
     )
 
 
@@ -303,7 +307,7 @@ class Timings(Records):
     """
 
     KEY = ("batch", "repeat", "step")
-    SCHEMA = pa.schema([*_shorts("batch", "repeat"), *_ints("step", "prompt_tokens"), *_floats("seconds")])
+    SCHEMA = _schema(_shorts("batch", "repeat"), _ints("step", "prompt_tokens"), _floats("seconds"))
 
 
 class ServingMemory(Records):
@@ -314,7 +318,7 @@ class ServingMemory(Records):
     """
 
     KEY = ("process",)
-    SCHEMA = pa.schema([*_shorts("process"), *_longs("resident_bytes", "peak_bytes")])
+    SCHEMA = _schema(_shorts("process"), _longs("resident_bytes", "peak_bytes"))
 
 
 class Items(Records):
@@ -337,14 +341,12 @@ class Items(Records):
     """
 
     KEY = ("task", "item_id")
-    SCHEMA = pa.schema(
-        [
-            *_ITEM,
-            *_texts("family", "rule", "category", "group_id", "question", "prompt"),
-            pa.field("options", pa.list_(pa.string())),
-            *_ints("gold"),
-            pa.field("answers", pa.list_(pa.string())),
-        ]
+    SCHEMA = _schema(
+        _ITEM,
+        _texts("family", "rule", "category", "group_id", "question", "prompt"),
+        _text_lists("options"),
+        _ints("gold"),
+        _text_lists("answers"),
     )
 
 
@@ -357,7 +359,7 @@ class Draws(Records):
     """
 
     KEY = ("task", "item_id")
-    SCHEMA = pa.schema([*_ITEM, *_ints("stratum", "stratum_size", "drawn"), *_floats("probability")])
+    SCHEMA = _schema(_ITEM, _ints("stratum", "stratum_size", "drawn"), _floats("probability"))
 
 
 class OptionScores(Records):
@@ -370,14 +372,8 @@ class OptionScores(Records):
     """
 
     KEY = ("task", "item_id", "permutation", "option")
-    SCHEMA = pa.schema(
-        [
-            *_OPTION,
-            *_shorts("content"),
-            *_floats("loglik"),
-            *_ints("n_tokens", "n_chars", "n_bytes"),
-            *_flags("greedy"),
-        ]
+    SCHEMA = _schema(
+        _OPTION, _shorts("content"), _floats("loglik"), _ints("n_tokens", "n_chars", "n_bytes"), _flags("greedy")
     )
 
 
@@ -390,7 +386,7 @@ class OptionDistances(Records):
     """
 
     KEY = OptionScores.KEY
-    SCHEMA = pa.schema([*_OPTION, *_DIVERGENCES, *_floats("same_top"), *_TOP_TEN])
+    SCHEMA = _schema(_OPTION, _DIVERGENCES, _floats("same_top"), _TOP_TEN)
 
 
 class TokenScores(Records):
@@ -400,14 +396,14 @@ class TokenScores(Records):
     """
 
     KEY = ("task", "item_id", "position")
-    SCHEMA = pa.schema([*_TOKEN, *_ints("target"), *_floats("nll", "p_target"), *_ints("argmax"), *_floats("entropy")])
+    SCHEMA = _schema(_TOKEN, _ints("target"), _floats("nll", "p_target"), _ints("argmax"), _floats("entropy"))
 
 
 class TokenDistances(Records):
     """Distance of the variant from the baseline, one row per scored corpus token; columns as in `OptionDistances`."""
 
     KEY = TokenScores.KEY
-    SCHEMA = pa.schema([*_TOKEN, *_DIVERGENCES, *_flags("same_top"), *_TOP_TEN])
+    SCHEMA = _schema(_TOKEN, _DIVERGENCES, _flags("same_top"), _TOP_TEN)
 
 
 class Generations(Records):
@@ -417,9 +413,7 @@ class Generations(Records):
     """
 
     KEY = ("task", "item_id", "turn", "sample")
-    SCHEMA = pa.schema(
-        [*_ITEM, *_shorts("turn", "sample"), *_texts("prompt", "text"), *_ints("n_tokens"), *_flags("correct")]
-    )
+    SCHEMA = _schema(_ITEM, _shorts("turn", "sample"), _texts("prompt", "text"), _ints("n_tokens"), _flags("correct"))
 
     def first_samples(self, column: str = "text") -> dict[tuple[str, int], str]:
         """Return the text, or another column of texts, of sample 0 by item id and turn."""
@@ -436,14 +430,12 @@ class TokenAnswers(Records):
     """
 
     KEY = ("task", "item_id", "sample")
-    SCHEMA = pa.schema(
-        [
-            *_ITEM,
-            *_shorts("sample"),
-            *_token_lists("prompt_tokens", "tokens"),
-            *_texts("text"),
-            *_ints("reasoning_begin", "reasoning_end"),
-        ]
+    SCHEMA = _schema(
+        _ITEM,
+        _shorts("sample"),
+        _token_lists("prompt_tokens", "tokens"),
+        _texts("text"),
+        _ints("reasoning_begin", "reasoning_end"),
     )
 
     def windows(self) -> list[str]:
@@ -478,14 +470,8 @@ class Judgments(Records):
     """
 
     KEY = ("task", "item_id", "turn", "repeat")
-    SCHEMA = pa.schema(
-        [
-            *_ITEM,
-            *_shorts("turn", "repeat"),
-            *_texts("category"),
-            *_floats("score"),
-            *_texts("reason", "judgment", "judge"),
-        ]
+    SCHEMA = _schema(
+        _ITEM, _shorts("turn", "repeat"), _texts("category"), _floats("score"), _texts("reason", "judgment", "judge")
     )
 
     @classmethod
@@ -528,7 +514,7 @@ class RunRecords:
     @classmethod
     def read(cls, folder: Path, *, of_items: bool = False) -> "RunRecords":
         """Read every table that exists, or those of items alone; a folder without any is a `DataError`."""
-        there = {name: kind for name, kind in _kinds().items() if (folder / f"{name}.parquet").is_file()}
+        there = {name: kind for name, kind in _KINDS.items() if (folder / f"{name}.parquet").is_file()}
         if not there:
             raise DataError("No records in the folder", got=str(folder))
         return cls(**{name: kind.read(folder) for name, kind in there.items() if name in _OF_ITEMS or not of_items})
@@ -549,12 +535,7 @@ class RunRecords:
 
 
 _OF_ITEMS = ("items", "draws", "option_scores", "option_distances", "option_bounds", "generations")
-
-
-@cache
-def _kinds() -> dict[str, Any]:
-    """Return the kind of every table of `RunRecords`."""
-    return {name: get_args(hint)[0] for name, hint in get_type_hints(RunRecords).items()}
+_KINDS: dict[str, Any] = {name: get_args(hint)[0] for name, hint in get_type_hints(RunRecords).items()}
 
 
 class Embeddings(Records):
@@ -565,14 +546,7 @@ class Embeddings(Records):
     """
 
     KEY = ("task", "item_id", "sample")
-    SCHEMA = pa.schema(
-        [
-            *_ITEM,
-            *_shorts("sample"),
-            *_texts("encoder", "encoder_id"),
-            pa.field("vector", pa.list_(pa.float32())),
-        ]
-    )
+    SCHEMA = _schema(_ITEM, _shorts("sample"), _texts("encoder", "encoder_id"), _vectors("vector"))
 
     @classmethod
     def from_array(
@@ -594,14 +568,12 @@ class Embeddings(Records):
 
     def by_instruction(self) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Return the instructions in the order of their ids, and their vectors, shape (n, k, d)."""
-        keys = self.key_rows()
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        items = tuple(dict.fromkeys(keys[row][1] for row in order))
-        values = [self.table.column("vector")[row].as_py() for row in order]
+        table = self.table.sort_by([(name, "ascending") for name in self.KEY])
+        keys, values = type(self)(table).key_rows(), table.column("vector").to_pylist()
+        items = tuple(dict.fromkeys(item for _, item, _ in keys))
         lengths = {len(vector or ()) for vector in values}
-        k = len(order) // max(len(items), 1)
-        if len(lengths) != 1 or len(items) * k != len(order) or len(set(keys)) != len(keys):
-            raise DataError(
-                "These embeddings are not complete", got=f"{len(order)} vectors of {len(items)} instructions"
-            )
+        k = len(keys) // max(len(items), 1)
+        if len(lengths) != 1 or len(items) * k != len(keys) or len(set(keys)) != len(keys):
+            got = f"{len(keys)} vectors of {len(items)} instructions"
+            raise DataError("These embeddings are not complete", got=got)
         return items, np.array(values, dtype=np.float32).reshape(len(items), k, -1)

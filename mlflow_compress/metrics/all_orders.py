@@ -11,8 +11,9 @@ from mlflow_compress.metrics.core.item_table import ItemTable, predict
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import Direction, keys_of, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
-from mlflow_compress.metrics.order import bias_difference, bias_of, gold_letters, letter_excess
+from mlflow_compress.metrics.order import bias_of, gold_letters, letter_excess
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.bootstrap import difference_of
 from mlflow_compress.records import MetricResult, RunRecords
 
 FAMILY = "lettered_orders"
@@ -124,5 +125,5 @@ def _estimates(models: dict[str, _Orders], rows: Int, groups: Int) -> estimates.
         found["orders_accuracy_delta"] = estimates.Mean((q.right - b.right)[rows], groups=groups)
         found["orders_agreement_delta"] = estimates.Mean((q.same - b.same)[rows], groups=groups)
         excess = np.hstack([b.excess[rows], q.excess[rows]])
-        found["orders_position_bias_delta"] = estimates.Resampled(excess, bias_difference, groups=groups)
+        found["orders_position_bias_delta"] = estimates.Resampled(excess, difference_of(bias_of), groups=groups)
     return {_KEYS[name]: estimate for name, estimate in found.items()}

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.estimates import Mean, pooled
-from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.estimates import Mean, Number, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import EMBEDDINGS, GENERATIONS, VARIANT, package
@@ -154,15 +153,19 @@ def _rouge_differences(inputs: MetricInputs) -> dict[str, float]:
 
 
 _rouge_key = keys_of("judge", low=-1.0, high=1.0, unit="correlation")
-_ROUGE = "correlation of similarity (equation 4) and 1 - ROUGE-L over instructions."
+_ROUGE = {
+    name.lower(): _rouge_key(
+        f"similarity_rouge_{name.lower()}",
+        "neither",
+        f"{name} correlation of similarity (equation 4) and 1 - ROUGE-L over instructions.",
+    )
+    for name in ("Pearson", "Spearman")
+}
 
 
 @metric(
     "similarity_rouge",
-    keys=tuple(
-        _rouge_key(f"similarity_rouge_{name.lower()}", "neither", f"{name} {_ROUGE}")
-        for name in ("Pearson", "Spearman")
-    ),
+    keys=tuple(_ROUGE.values()),
     requires=(VARIANT, EMBEDDINGS, GENERATIONS, package("rapidfuzz")),
     source="ConSCompF, correlation with ROUGE-L differences, here between the two models' own answers",
 )
@@ -182,22 +185,14 @@ def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:
         return []
     x: Float = similarity(given.baseline, given.variant).per_instruction("equation4")[rows]
     y = np.array([differences[given.item_ids[row]] for row in rows])
-    subset = ItemSubset(None, None, np.arange(len(given.item_ids)))
-    results = []
-    for name, found in correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method).items():
-        if found is not None:
-            left = len(given.item_ids) - len(rows)
-            results.append(
-                subset.result(
-                    f"judge/similarity_rouge_{name}",
-                    found.value,
-                    found.interval,
-                    n=found.n,
-                    level=s.level,
-                    n_unscored=left,
-                )
-            )
-    return results
+    left, found = (
+        len(given.item_ids) - len(rows),
+        correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method),
+    )
+    estimates = {
+        _ROUGE[name]: Number(one.value, one.n, left, one.interval) for name, one in found.items() if one is not None
+    }
+    return pooled(inputs, estimates)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,8 +1,7 @@
 """Classes of tokens by their text: where words begin, digits, punctuation, rare tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,22 +94,6 @@ def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Seque
 KL, DIRECTION, ADDITIVITY = "diagnose/kl", "diagnose/against_noise", "diagnose/additivity"
 
 
-class NamedGroup(Protocol):
-    """Interface of a group of weights."""
-
-    @property
-    def name(self) -> str:
-        """Of the group, and of its swap."""
-
-    @property
-    def kind(self) -> str:
-        """Which matrices."""
-
-    @property
-    def layer(self) -> int | None:
-        """Number of the decoder layer."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class GroupMove:
     """How far the baseline moves when one group of weights is the variant's."""
@@ -150,7 +133,7 @@ class GroupsFound:
 
 def summarize_groups(
     table: SwapTable,
-    groups: Sequence[NamedGroup],
+    groups: Mapping[str, tuple[str, int | None]],
     noise: Mapping[str, str],
     no_noise: Mapping[str, str],
     *,
@@ -160,29 +143,28 @@ def summarize_groups(
 ) -> GroupsFound:
     """Return what the distances of all groups say.
 
+    - `groups`: Kind and layer of each, by its name.
     - `whole`, `together`, `no_swap`: Swaps of the whole variant, of all groups at once, and of nothing.
     """
-    means = {group.name: table.mean(group.name, KL) for group in groups}
+    means = {name: table.mean(name, KL) for name in groups}
     total = sum(mean.value for mean in means.values())
     moves = []
-    for group in groups:
-        control = noise.get(group.name)
-        row = table.swaps.index(group.name)
+    for name, (kind, layer) in groups.items():
+        control = noise.get(name)
         moves.append(
             GroupMove(
-                name=group.name,
-                kind=group.kind,
-                layer=group.layer,
-                kl=means[group.name],
-                share=means[group.name].value / total if total else None,
-                top_changed=float((~table.same_top[row]).mean()),
+                name=name,
+                kind=kind,
+                layer=layer,
+                kl=means[name],
+                share=means[name].value / total if total else None,
+                top_changed=float((~table.same_top[table.swaps.index(name)]).mean()),
                 noise_kl=table.mean(control, KL) if control else None,
-                against_noise=paired_ratio(table, DIRECTION, [group.name], [control]) if control else None,
-                no_noise=no_noise.get(group.name),
+                against_noise=paired_ratio(table, DIRECTION, [name], [control]) if control else None,
+                no_noise=no_noise.get(name),
             )
         )
-    names = [group.name for group in groups]
-    with_noise = [name for name in names if name in noise]
+    with_noise = [name for name in groups if name in noise]
     return GroupsFound(
         groups=tuple(moves),
         n_texts=len(table.texts),
@@ -190,7 +172,7 @@ def summarize_groups(
         together=table.mean(together, KL),
         no_swap=float(table.of_swap(no_swap).max()),
         sum_of_parts=total,
-        additivity=paired_ratio(table, ADDITIVITY, [together], names),
+        additivity=paired_ratio(table, ADDITIVITY, [together], list(groups)),
         noise_ratio=paired_ratio(table, DIRECTION, with_noise, [noise[n] for n in with_noise]) if with_noise else None,
     )
 
@@ -226,18 +208,12 @@ def by_position(table: SwapTable, swap: str) -> tuple[MetricResult, ...]:
     """Return the mean KL by the number of tokens before the predicted one: 1, 2-3, 4-7, ..."""
     names = position_names(int(table.position.max()))
     bucket = np.frexp(table.position.astype(float))[1] - 1  # floor(log2(position))
-    return tuple(_parts(table, swap, {name: bucket == number for number, name in enumerate(names)}))
+    return by_class(table, swap, {name: bucket == number for number, name in enumerate(names)})
 
 
 def by_class(table: SwapTable, swap: str, rows: Mapping[str, Bool]) -> tuple[MetricResult, ...]:
     """Return the mean KL of each class of predicted tokens, see `token_classes.class_rows`."""
-    return tuple(_parts(table, swap, rows))
-
-
-def _parts(table: SwapTable, swap: str, rows: Mapping[str, Bool]) -> Iterator[MetricResult]:
-    for name, chosen in rows.items():
-        if chosen.any():
-            yield table.mean(swap, KL, rows=chosen, category=name)
+    return tuple(table.mean(swap, KL, rows=some, category=name) for name, some in rows.items() if some.any())
 
 
 def by_category(items: Items, distances: OptionDistances) -> tuple[MetricResult, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 from scipy import special
@@ -14,7 +15,7 @@ from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import JUDGE_REPEATS, SEVERAL_JUDGES, is_of, rated_by
 from mlflow_compress.metrics.raters import rater_agreement
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
-from mlflow_compress.metrics.stats.bootstrap import Statistic
+from mlflow_compress.metrics.stats.bootstrap import Statistic, ratio
 from mlflow_compress.metrics.stats.intervals import Interval, wilson
 from mlflow_compress.records import Judgments, MetricResult
 
@@ -77,18 +78,9 @@ def _columns(score: Float) -> Float:
     return np.column_stack([filled[:, 0], there[:, 0], filled[:, 1], there[:, 1]]).astype(np.float64)
 
 
-def _turn(turn: int) -> Statistic:
-    def statistic(means: Float) -> Float:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(means[..., 2 * turn] / means[..., 2 * turn + 1], dtype=np.float64)
-
-    return statistic
-
-
 def _pooled(means: Float) -> Float:
     """All scored answers weigh the same, as FastChat pools them, not the two turns."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray((means[..., 0] + means[..., 2]) / (means[..., 1] + means[..., 3]), dtype=np.float64)
+    return ratio(means[..., :2] + means[..., 2:])
 
 
 _grade = keys_of("judge", low=1.0, high=10.0, unit="points", counted="answers")
@@ -161,12 +153,11 @@ def compared(
 def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_turns: bool = False) -> list[MetricResult]:
     s = inputs.settings
     low_bound, high_bound = (-9.0, 9.0) if key.endswith("_delta") else (1.0, 10.0)
-    has_second = bool(np.isfinite(scores.score[:, 1]).any())
     wanted: dict[str, tuple[Statistic, list[int]]] = {key: (_pooled, [0, 1])}
     if with_turns:
-        wanted["mt_bench_turn1"] = (_turn(0), [0])
-        if has_second:
-            wanted["mt_bench_turn2"] = (_turn(1), [1])
+        wanted["mt_bench_turn1"] = (ratio, [0])
+        if np.isfinite(scores.score[:, 1]).any():
+            wanted["mt_bench_turn2"] = (lambda means: ratio(means[..., 2:]), [1])
     categories = [None, *sorted({c for c in scores.category if c})]
     results = []
     for category in categories:
@@ -217,8 +208,6 @@ def score_interval(
 
 
 PANEL = "mt_bench_panel"
-
-
 _agreement = keys_of(
     "judge", low=-1.0, high=1.0, unit="correlation", by_task=True, by_category=False, counted="answers"
 )
@@ -273,7 +262,7 @@ def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
                 if row["score"] is not None:
                     rows[row["item_id"], who, row["turn"], row["repeat"]] = row["score"]
     return compared(inputs, subject, baseline, name=PANEL) + rater_agreement(
-        ratings, _question, inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
+        ratings, itemgetter(0), inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
     )
 
 
@@ -289,10 +278,6 @@ def _panel(by_model: Mapping[str, Judgments]) -> TurnScores:
     return TurnScores(
         [("", item) for item in ids[0]], first.category, scores, sum(s.n_unscored for s in each[1:]) + first.n_unscored
     )
-
-
-def _question(rated: tuple[str, ...]) -> str:
-    return rated[0]
 
 
 _noise_key = keys_of("judge", high=9.0, unit="points", by_task=True, by_category=False, counted="answers")

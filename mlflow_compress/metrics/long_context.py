@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlflow_compress.metrics.core.estimates import Estimates, Mean, Number, of_subset
+from mlflow_compress.metrics.core.estimates import Estimate, Mean, Number, of_subset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import GateValue, MetricKey, metric, upper_end
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_DISTANCES, VARIANT, family
@@ -85,11 +85,10 @@ def long_context(inputs: MetricInputs) -> list[MetricResult]:
         rows = subset.rows[np.isfinite(kl[subset.rows])]
         if not len(rows):
             continue
-        estimates: dict[MetricKey, Mean | Number] = {LONG_KL: Mean.of(kl[rows], inputs.units(rows), skewed=True)}
+        estimates: dict[MetricKey, Estimate] = {LONG_KL: Mean.of(kl[rows], inputs.units(rows), skewed=True)}
         above, below = slope_parts(kl[rows], before[rows].astype(np.float64), view.group[rows])
         if subset.category is None and len(above):
             interval = inputs.settings.skewed_interval(above, below) if len(above) >= FEWEST_GROUPS else None
             estimates[SLOPE] = Number(float(above.sum() / below.sum()), len(above), interval=interval)
-        some: Estimates = dict(estimates)
-        results += of_subset(inputs, subset, some, n_unscored=len(subset.rows) - len(rows))
+        results += of_subset(inputs, subset, estimates, n_unscored=len(subset.rows) - len(rows))
     return results

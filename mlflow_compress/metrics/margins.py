@@ -26,25 +26,13 @@ from mlflow_compress.records import MetricResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class BinnedShare:
-    """A share by bin, ready to draw; only bins that hold items, each array of shape (n_bins,)."""
-
-    left: Float  # Edges of each bin
-    right: Float
-    n: Int  # Items in each bin
-    share: Float  # Share of items with the event, and its Wilson interval
-    low: Float
-    high: Float
-
-
-@dataclass(frozen=True, kw_only=True)
-class BinnedMean:
-    """A mean by bin, ready to draw; only bins that hold values, each array of shape (n_bins,)."""
+class Binned:
+    """A mean or a share by bin, ready to draw; only bins that hold values, each array of shape (n_bins,)."""
 
     left: Float  # Edges of each bin
     right: Float
     n: Int  # Values in each bin
-    # Mean and its studentised bootstrap interval; the bounds are NaN where a bin holds too few values for one
+    # The mean and its interval, Wilson's of a share, else the studentised bootstrap's; NaN of too few values for one
     mean: Float
     low: Float
     high: Float
@@ -59,7 +47,7 @@ def _bins(values: Float, edges: npt.ArrayLike | None) -> tuple[Float, Int]:
 
 def share_by_bin(
     values: npt.ArrayLike, events: npt.ArrayLike, *, edges: npt.ArrayLike | None = None, level: float = 0.95
-) -> BinnedShare:
+) -> Binned:
     """Return P(event) by bin of a value in [0, 1], with intervals: figures 3 and 4 of the flips paper.
 
     - `values` (n,): Top margins (or probabilities) of the baseline.
@@ -73,7 +61,7 @@ def share_by_bin(
     k = np.bincount(codes, weights=happened, minlength=len(cuts) - 1).astype(int)
     used = np.flatnonzero(n)
     low, high = np.array([wilson(int(k[i]), int(n[i]), level=level) for i in used]).T
-    return BinnedShare(left=cuts[used], right=cuts[used + 1], n=n[used], share=k[used] / n[used], low=low, high=high)
+    return Binned(left=cuts[used], right=cuts[used + 1], n=n[used], mean=k[used] / n[used], low=low, high=high)
 
 
 def mean_by_bin(
@@ -84,7 +72,7 @@ def mean_by_bin(
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
-) -> BinnedMean:
+) -> Binned:
     """Return the mean of a distance by bin of the baseline's confidence in [0, 1]; bins as in `share_by_bin`."""
     c, x = finite("confidence", confidence), finite("values", values)
     same_length(confidence=c, values=x)
@@ -96,10 +84,10 @@ def mean_by_bin(
         interval = studentized_interval(inside, resamples=resamples, level=level, seed=seed)
         rows.append((len(inside), float(inside.mean()), *(interval or (np.nan, np.nan))))
     n, mean, low, high = (np.array(column) for column in zip(*rows, strict=True))
-    return BinnedMean(left=cuts[used], right=cuts[used + 1], n=n.astype(np.int64), mean=mean, low=low, high=high)
+    return Binned(left=cuts[used], right=cuts[used + 1], n=n.astype(np.int64), mean=mean, low=low, high=high)
 
 
-def kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
+def kl_by_confidence(inputs: MetricInputs) -> Binned | None:
     """Return the mean KL of choice items by bin of the baseline's top margin; None where there are none."""
     margin, kl = inputs.baseline_predictions.margin[:, 0], inputs.distance("kl")
     rows = np.isin(inputs.view.family, inputs.view.choice) & np.isfinite(margin) & np.isfinite(kl)
@@ -109,7 +97,7 @@ def kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
     return mean_by_bin(margin[rows], kl[rows], level=s.level, resamples=s.resamples, seed=s.seed)
 
 
-def token_kl_by_confidence(inputs: MetricInputs) -> BinnedMean | None:
+def token_kl_by_confidence(inputs: MetricInputs) -> Binned | None:
     """Return the mean KL of corpus tokens by bin of the baseline's probability of the target; None without a corpus."""
     if inputs.missing(TOKEN_SCORES, TOKEN_DISTANCES) is not None:
         return None

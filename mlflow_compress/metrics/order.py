@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, SHUFFLES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.bootstrap import first_column
+from mlflow_compress.metrics.stats.bootstrap import difference_of, first_column
 from mlflow_compress.records import MetricResult
 
 
@@ -57,12 +57,6 @@ def bias_of(means: Float) -> Float:
     return np.asarray(np.abs(means).sum(axis=-1) / 2.0, dtype=np.float64)
 
 
-def bias_difference(means: Float) -> Float:
-    """Return second minus first position bias, from the means of two models' columns side by side."""
-    half = means.shape[-1] // 2
-    return bias_of(means[..., half:]) - bias_of(means[..., :half])
-
-
 def gold_letters(grid: OptionGrid, gold: npt.ArrayLike) -> Int:
     """Return the shown position of the right content, shape (n_items, n_permutations)."""
     shown = (grid.content == np.asarray(gold)[:, None, None]) & np.isfinite(grid.loglik)
@@ -71,14 +65,6 @@ def gold_letters(grid: OptionGrid, gold: npt.ArrayLike) -> Int:
 
 def _drop(means: Float) -> Float:
     return drop_pct(means[..., 0], means[..., 1])
-
-
-def _drop_difference(means: Float) -> Float:
-    return _drop(means[..., 2:]) - _drop(means[..., :2])
-
-
-def _second_column(means: Float) -> Float:
-    return np.asarray(means[..., 1], dtype=np.float64)
 
 
 def _columns(predictions: Predictions, rows: Int, used: int) -> Float:
@@ -141,14 +127,14 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
             for suffix, p in models.items()
         }
         resampled = partial(Resampled, groups=inputs.view.group[rows])
-        found = {"shuffle_accuracy": resampled(right[""], _second_column)}
+        found = {"shuffle_accuracy": resampled(right[""], lambda means: means[..., 1])}
         found |= {f"shuffle_drop_pct{suffix}": resampled(right[suffix], _drop) for suffix in models}
         found |= {f"content_consistency{suffix}": resampled(same[suffix], first_column) for suffix in models}
         if "_baseline" in models:
             both = {name: np.hstack([of["_baseline"], of[""]]) for name, of in (("right", right), ("excess", excess))}
-            found["shuffle_drop_delta_pct"] = resampled(both["right"], _drop_difference)
+            found["shuffle_drop_delta_pct"] = resampled(both["right"], difference_of(_drop))
             found["content_consistency_delta"] = resampled(same[""] - same["_baseline"], first_column)
-            found["position_bias_delta"] = resampled(both["excess"], bias_difference)
+            found["position_bias_delta"] = resampled(both["excess"], difference_of(bias_of))
         # No drop exists where the accuracy is 0. A bias is a distance, which resampling overestimates: no interval.
         exist = {name: estimate for name, estimate in found.items() if np.isfinite(estimate.value)}
         bias = {

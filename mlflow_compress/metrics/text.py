@@ -3,10 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from mlflow_compress.errors import AlignmentError, DataError
@@ -14,11 +12,9 @@ from mlflow_compress.metrics.core.item_table import WRITTEN_RULES, ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, VARIANT, package
-from mlflow_compress.metrics.stats.arrays import Float, Int, same_length
+from mlflow_compress.metrics.stats.arrays import Float, Int, Objects, same_length
 from mlflow_compress.metrics.stats.bootstrap import cluster_sums, ratio
 from mlflow_compress.records import Generations, MetricResult, align
-
-Strings = npt.NDArray[Any]
 
 _WORD = re.compile("[a-z0-9]+")
 
@@ -90,8 +86,8 @@ class AnswerPairs:
 
     references: list[str]  # The baseline's and the variant's answers
     texts: list[str]
-    task: Strings  # Whose answer it is; shape (n,)
-    item_id: Strings
+    task: Objects  # Whose answer it is; shape (n,)
+    item_id: Objects
     turn: Int
     instruction: Int  # Number of the (task, item_id): what the bootstrap draws; shape (n,)
 

@@ -11,8 +11,9 @@ from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion, Resampled, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
-from mlflow_compress.metrics.core.requirements import GENERATIONS, ITEMS, OPTION_DISTANCES, VARIANT, calls_tools
+from mlflow_compress.metrics.core.requirements import CALLS_TOOLS, GENERATIONS, ITEMS, OPTION_DISTANCES, VARIANT
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.bootstrap import Statistic, difference_of
 from mlflow_compress.records import Generations, MetricResult
 from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
 
@@ -161,7 +162,7 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, samples: Sequen
     )
 
 
-def _percent(above: Sequence[int], below: Sequence[int]) -> Any:
+def _percent(above: Sequence[int], below: Sequence[int]) -> Statistic:
     """Return the statistic "100 times some columns over some"; 0 where there are none below."""
 
     def statistic(means: Float) -> Float:
@@ -191,7 +192,7 @@ def _decisions(made: Bool, wanted: Bool, groups: Int, keys: Sequence[MetricKey])
         *(SCHEMA, SCHEMA_BASELINE, SCHEMA_DELTA, SCHEMA_FLOOR, RIGHT, RIGHT_BASELINE, RIGHT_DELTA, RIGHT_FLOOR),
         *(GOLD_PRECISION, GOLD_RECALL, GOLD_F1, GOLD_F1_BASELINE, DECISION_KL, DECISION_KL_FLOOR, MARGIN_DELTA),
     ),
-    requires=(ITEMS, VARIANT, GENERATIONS, calls_tools()),
+    requires=(ITEMS, VARIANT, GENERATIONS, CALLS_TOOLS),
     source="K2-Vendor-Verifier's trigger F1 and schema accuracy; BFCL's syntax-tree match; margin and floors are ours",
 )
 def tools(inputs: MetricInputs) -> list[MetricResult]:
@@ -232,9 +233,8 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         return Proportion.of(hits[of], groups[of])
 
     def schema_change(one: _Answers, other: _Answers) -> Resampled:
-        columns = np.column_stack([other.schema, other.called, one.schema, one.called]).astype(np.float64)
-        theirs, before = _percent([0], [1]), _percent([2], [3])
-        return Resampled(columns, lambda means: theirs(means) - before(means), groups=groups)
+        columns = np.column_stack([one.schema, one.called, other.schema, other.called]).astype(np.float64)
+        return Resampled(columns, difference_of(_percent([0], [1])), groups=groups)
 
     both = first.called & ours.called
     functions = [

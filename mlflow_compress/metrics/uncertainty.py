@@ -15,7 +15,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, family
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, resample_counts
+from mlflow_compress.metrics.stats.bootstrap import Statistic, difference_of, resample_counts
 from mlflow_compress.metrics.stats.conformal import (
     SCORES,
     ConformalResult,
@@ -90,10 +90,6 @@ _STATISTICS: dict[str, Statistic] = {
 }
 _KEPT: dict[str, Statistic] = {"set_size_kept": _mean_columns(7, 9), "coverage_kept": _mean_columns(8, 10)}
 _WIDTH = 1 + 2 * len(SCORES) + 2
-
-
-def _difference(statistic: Statistic, width: int) -> Statistic:
-    return lambda means: statistic(means[..., width:]) - statistic(means[..., :width])
 
 
 def _mean_over_tasks(statistic: Statistic, tasks: list[_Table]) -> float:
@@ -307,10 +303,8 @@ def _report(
     results = [result(name, statistic, subject) for name, statistic in _STATISTICS.items()]
     if "variant" in tables:
         base = [t.first(_WIDTH) for t in tables["baseline"]]
-        paired = [b.beside(v) for b, v in zip(base, subject, strict=True)]
+        paired = [b.beside(v.first(_WIDTH)) for b, v in zip(base, subject, strict=True)]
         results += [result(f"{name}_baseline", statistic, base) for name, statistic in _STATISTICS.items()]
         results += [result(name, statistic, subject) for name, statistic in _KEPT.items()]
-        results += [
-            result(f"{name}_delta", _difference(_STATISTICS[name], _WIDTH), paired) for name in ("uacc", "set_size")
-        ]
+        results += [result(f"{name}_delta", difference_of(_STATISTICS[name]), paired) for name in ("uacc", "set_size")]
     return results

@@ -126,7 +126,7 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     ]
 
 
-def answers_by_margin(inputs: MetricInputs) -> tuple[margins.BinnedShare, margins.BinnedShare] | None:
+def answers_by_margin(inputs: MetricInputs) -> tuple[margins.Binned, margins.Binned] | None:
     """Return P(answer changed) and P(baseline incorrect) by bin of the baseline's top margin (figures 3 and 4).
 
     None without choice items, and where items were drawn by that margin.
@@ -270,7 +270,7 @@ def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     return table
 
 
-def _bins(bins: margins.BinnedMean | None) -> list[dict[str, float | None]]:
+def _bins(bins: margins.Binned | None) -> list[dict[str, float | None]]:
     columns = asdict(bins) if bins is not None else {}
     rows = zip(*(values.tolist() for values in columns.values()), strict=True)
     return [{n: None if x != x else x for n, x in zip(columns, row, strict=True)} for row in rows]

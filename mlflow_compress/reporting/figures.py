@@ -68,13 +68,7 @@ def _categories(inputs: MetricInputs) -> Drawing | None:
     parts = details.flips_by_category(inputs) if _predictions(inputs) else {}
     several = len({task for task, category in parts if category is not None}) > 1
     groups = [
-        distances.CategoryFlips(
-            name=task if category is None else f"{task}: {category}" if several else category,
-            n=flips.n,
-            c2w=100 * flips.c2w / flips.n,
-            w2c=100 * flips.w2c / flips.n,
-            w2w=100 * (flips.w2w or 0) / flips.n,
-        )
+        (task if category is None else f"{task}: {category}" if several else category, flips)
         for (task, category), flips in parts.items()
     ]
     return distances.draw_categories(groups) if groups else None

@@ -1,7 +1,5 @@
 """The numbers of a diagnosis: derived by hand from a few tokens, and bounded by what must hold."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,13 +8,6 @@ from hypothesis import strategies as st
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import diagnosis
 from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDistances
-
-
-@dataclass(frozen=True)
-class Group:
-    name: str
-    kind: str
-    layer: int | None
 
 
 def records(**kl: list[list[float]]) -> SwapDistances:
@@ -48,7 +39,7 @@ def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
             all=[[0.2, 0.5], [0.4, 0.9]] * 10,  # mean 0.5
         )
     )
-    groups = [Group("a", "qkv", 0), Group("b", "o", 0)]
+    groups = {"a": ("qkv", 0), "b": ("o", 0)}
     found = diagnosis.summarize_groups(
         table, groups, {"a": "noise_a"}, {"b": "why"}, whole="all", together="all", no_swap="none"
     )
@@ -98,7 +89,7 @@ def test_the_groups_to_keep_carry_half_with_the_fewest_weights() -> None:
 def test_where_nothing_moves_there_is_no_ratio_and_no_share() -> None:
     table = diagnosis.SwapTable.of(records(none=[[0.0], [0.0]], a=[[0.0], [0.0]]))
     assert diagnosis.paired_ratio(table, "r", ["a"], ["none"]) is None
-    found = diagnosis.summarize_groups(table, [Group("a", "o", 1)], {}, {}, whole="a", together="a", no_swap="none")
+    found = diagnosis.summarize_groups(table, {"a": ("o", 1)}, {}, {}, whole="a", together="a", no_swap="none")
     assert found.additivity is None and found.groups[0].share is None and found.noise_ratio is None
 
 

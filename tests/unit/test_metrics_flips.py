@@ -111,8 +111,8 @@ def test_share_by_bin_by_hand():
     # Bins [0, 0.5), [0.5, 1]: margins 0.1 (changed), 0.4 (not), 0.5 (changed), 1.0 (changed).
     found = share_by_bin([0.1, 0.4, 0.5, 1.0], [1, 0, 1, 1], edges=[0, 0.5, 1])
     assert found.n.tolist() == [2, 2]
-    assert found.share.tolist() == [0.5, 1.0]
-    assert (found.low <= found.share).all() and (found.share <= found.high).all()
+    assert found.mean.tolist() == [0.5, 1.0]
+    assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
     assert share_by_bin([0.95], [True]).left.tolist() == [pytest.approx(0.9)]
     with pytest.raises(ConfigError):
         share_by_bin([0.5], [True], edges=[0, 0.2])
@@ -186,7 +186,7 @@ def test_tables_agree_with_the_metrics():
     changed, wrong = details.answers_by_margin(full)
     assert changed is not None and wrong is not None
     assert changed.n.sum() == wrong.n.sum() == 120
-    assert (changed.n * changed.share).sum() == pytest.approx(counts[None])
+    assert (changed.n * changed.mean).sum() == pytest.approx(counts[None])
     assert len(details.kl_values(full)) == 120 and len(details.token_kl_values(full)) == 600
     categories = details.flips_by_category(full)
     assert {part for part in categories if part[1]} == {("mmlu", c) for c in metric_records.CATEGORIES}

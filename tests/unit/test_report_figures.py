@@ -12,6 +12,7 @@ from mlflow_compress.decide.scoreboard import BITS, scoreboard
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.metrics.greedy_answers import Forks
 from mlflow_compress.metrics.margins import share_by_bin
+from mlflow_compress.metrics.stats.significance import Flips
 from mlflow_compress.records import Items, MetricResult
 from mlflow_compress.reporting.figures import draw_all, draw_scoreboard
 from mlflow_compress.reporting.plots import distances
@@ -227,10 +228,7 @@ def test_zeros_of_the_kl_are_counted():
 
 
 def test_many_categories_are_cut_and_counted():
-    groups = [
-        distances.CategoryFlips(name=f"c{i:02d}", n=10, c2w=float(i), w2c=1.0, w2w=0.0)
-        for i in range(distances.MOST + 7)
-    ]
+    groups = [(f"c{i:02d}", Flips(n=100, n_correct=0, c2w=i, w2c=1, w2w=None)) for i in range(distances.MOST + 7)]
     drawing = distances.draw_categories(groups)
     assert drawing.caption.endswith("7 further categories are not drawn.")
     assert drawing.title == "Answers changed most in c30 (31.0 %), least in c00 (1.0 %)"

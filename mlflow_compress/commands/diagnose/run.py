@@ -414,8 +414,9 @@ def _measure(
     records = SwapDistances.concat(parts)
     noise_names = {name: swap.name for name, swap in noise.items()}
     no_noise = {name: reason for name, reason in controls.items() if isinstance(reason, str)}
+    named = {group.name: (group.kind, group.layer) for group in differences.groups}
     groups = summarize_groups(
-        SwapTable.of(records), differences.groups, noise_names, no_noise, whole=WHOLE, together=ALL, no_swap=NO_SWAP
+        SwapTable.of(records), named, noise_names, no_noise, whole=WHOLE, together=ALL, no_swap=NO_SWAP
     )
     whole, together = groups.whole.value, groups.together.value
     if abs(whole - together) > _SAME * max(whole, 1e-6):

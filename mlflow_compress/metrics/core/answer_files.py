@@ -107,11 +107,28 @@ def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
             continue
         responses = row["filtered_resps"]
         chooses = len(responses) > 1 and all(isinstance(r, list | tuple) and len(r) == 2 for r in responses)
-        answers.append(_choice(row) if chooses else _scored_text(row))
+        pred: int | str = _argmax(row) if chooses else str(responses[0])
+        rule, correct = _logged(row, _CHOICE_RULES if chooses else ("exact_match", "acc"))
+        document = row.get("doc")
+        text = shared_text(document) if isinstance(document, dict) else None
+        answers.append(
+            Answer(
+                id=_identity(row),
+                pred=pred,
+                gold=str(row["target"]),
+                item=row.get("doc_hash"),
+                prompt=row.get("prompt_hash"),
+                correct=correct,
+                generated=not chooses,
+                group=None if text is None else f"{row.get('task_name', '')}/{text}",
+                rule=rule,
+            )
+        )
     return answers
 
 
 _TEXTS = ("task_name", "filter", "doc_hash", "prompt_hash")
+_CHOICE_RULES = ("acc_norm", "acc")
 _SCORES = ("acc", "acc_norm", "exact_match")
 
 
@@ -127,7 +144,8 @@ def _check_sample(row: Mapping[str, Any], what: str) -> None:
         raise DataError(f"{what}: doc_id is no number and no text", got=str(row["doc_id"]))
     if wrong := [name for name in _TEXTS if not isinstance(row.get(name, ""), str)]:
         raise DataError(f"{what}: {wrong[0]} is no text", got=str(row[wrong[0]]))
-    if wrong := [name for name in _SCORES if name in row and not _is_score(row[name])]:
+    scores = {name: row[name] for name in _SCORES if name in row}
+    if wrong := [name for name, score in scores.items() if not isinstance(score, int | float) or not 0 <= score <= 1]:
         raise DataError(f"{what}: {wrong[0]} is no score from 0 to 1", got=str(row[wrong[0]]))
     if arguments is not None and not (
         isinstance(arguments, dict) and all(isinstance(one, dict) for one in arguments.values())
@@ -135,18 +153,8 @@ def _check_sample(row: Mapping[str, Any], what: str) -> None:
         raise DataError(f"{what}: arguments are no objects by name")
 
 
-def _is_score(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= 1
-
-
 def _identity(row: Mapping[str, Any]) -> str:
     return f"{row.get('task_name', '')}/{row['doc_id']}".lstrip("/")
-
-
-def _group(row: Mapping[str, Any]) -> str | None:
-    document = row.get("doc")
-    text = shared_text(document) if isinstance(document, dict) else None
-    return None if text is None else f"{row.get('task_name', '')}/{text}"
 
 
 def _logged(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, bool]:
@@ -158,7 +166,8 @@ def _logged(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, bool]:
     raise DataError(f"A harness sample has no {' or '.join(names)}", got=_identity(row))
 
 
-def _choice(row: Mapping[str, Any]) -> Answer:
+def _argmax(row: Mapping[str, Any]) -> int:
+    """Return the choice with the highest log-likelihood, by the row's rule; it must be right where that was logged."""
     try:
         values = np.array([float(pair[0]) for pair in row["filtered_resps"]])
     except (TypeError, ValueError) as error:
@@ -167,7 +176,7 @@ def _choice(row: Mapping[str, Any]) -> Answer:
         values = values[: len(values) // 2]
     if not np.isfinite(values).all():
         raise DataError("A harness sample holds a NaN or infinite log-likelihood", got=_identity(row))
-    rule, correct = _logged(row, ("acc_norm", "acc"))
+    rule, correct = _logged(row, _CHOICE_RULES)
     if rule.startswith("acc_norm"):
         values = values / _choice_lengths(row, len(values))
     pred = int(values.argmax())
@@ -179,31 +188,7 @@ def _choice(row: Mapping[str, Any]) -> Answer:
             got=f"{_identity(row)}: choice {pred}, target {target}",
             fix="Give sample logs as the harness wrote them",
         )
-    return Answer(
-        id=_identity(row),
-        pred=pred,
-        gold=target,
-        item=row.get("doc_hash"),
-        prompt=row.get("prompt_hash"),
-        correct=correct,
-        rule=rule,
-        group=_group(row),
-    )
-
-
-def _scored_text(row: Mapping[str, Any]) -> Answer:
-    rule, correct = _logged(row, ("exact_match", "acc"))
-    return Answer(
-        id=_identity(row),
-        pred=str(row["filtered_resps"][0]),
-        gold=str(row["target"]),
-        item=row.get("doc_hash"),
-        prompt=row.get("prompt_hash"),
-        correct=correct,
-        generated=True,
-        rule=rule,
-        group=_group(row),
-    )
+    return pred
 
 
 def _choice_lengths(row: Mapping[str, Any], n: int) -> Float:
@@ -220,11 +205,8 @@ def _choice_lengths(row: Mapping[str, Any], n: int) -> Float:
 _COMPARED = {"item": "question", "gold": "gold", "prompt": "prompt", "rule": "scoring rule", "group": "group"}
 
 
-def check_same_questions(baseline: Sequence[Answer], variant: Sequence[Answer]) -> None:
-    """Refuse two lists that do not describe the same items.
-
-    Raises `AlignmentError`: naming the repeated, missing or differing ids.
-    """
+def _pairs(baseline: Sequence[Answer], variant: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
+    """Return both models' answers by item; lists that do not describe the same items are an `AlignmentError`."""
     tables = []
     for side, answers in (("baseline", baseline), ("variant", variant)):
         if not answers:
@@ -250,6 +232,7 @@ def check_same_questions(baseline: Sequence[Answer], variant: Sequence[Answer]) 
                 got=differing[0],
                 fix="Evaluate both with the same tasks, shots and prompt format",
             )
+    return [(answer, q[name]) for name, answer in b.items()]
 
 
 def _summary(before: Bool, after: Bool, changed: Bool | None, groups: Int, *, n_unscored: int) -> dict[str, Any]:
@@ -291,9 +274,7 @@ def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer]) -> di
 
     Raises `AlignmentError`: when ids, golds, questions, prompts or scoring rules differ.
     """
-    check_same_questions(baseline, variant)
-    other = {a.id: a for a in variant}
-    pairs = [(a, other[a.id]) for a in baseline]
+    pairs = _pairs(baseline, variant)
     scored = [(a, b) for a, b in pairs if a.pred is not None and b.pred is not None]
     if not scored:
         raise DataError("No item has an answer of both models")

@@ -169,8 +169,7 @@ class ItemTable:
 
     def name(self, row: int) -> str:
         """Return "task/item_id" of one row, for messages."""
-        table = self.items.table
-        return f"{table.column('task')[row].as_py()}/{table.column('item_id')[row].as_py()}"
+        return f"{self.task[row]}/{self.item_id[row]}"
 
     def locate(self, records: Records) -> Int:
         """Return the item's row for each row of `records`; rows of unknown items are an `AlignmentError`."""

@@ -54,15 +54,6 @@ def family(name: str) -> Requirement:
     )
 
 
-def calls_tools() -> Requirement:
-    """Return the requirement of an item with tools."""
-    return _given(
-        "calls_tools",
-        "no item has tools (tasks=tools)",
-        lambda inputs: ITEMS.missing(inputs) is None and bool(inputs.view.families(lambda family: family.calls)),
-    )
-
-
 def package(name: str) -> Requirement:
     """Return the requirement of an installed package."""
     return _given(f"package:{name}", f"the package {name} is not installed", lambda _: find_spec(name) is not None)
@@ -112,6 +103,11 @@ def _a_pair_was_decided(inputs: MetricInputs) -> bool:
 
 
 ITEMS = _given("items", "the baseline has no items", lambda inputs: bool(len(inputs.baseline.items or ())))
+CALLS_TOOLS = _given(
+    "calls_tools",
+    "no item has tools (tasks=tools)",
+    lambda inputs: ITEMS.missing(inputs) is None and bool(inputs.view.families(lambda family: family.calls)),
+)
 VARIANT = _given("variant", "no variant to compare", lambda inputs: inputs.variant is not None)
 NOISE = _given("noise", "no second run of the baseline", lambda inputs: inputs.noise is not None)
 ASKED_AGAIN = _given(

@@ -35,6 +35,16 @@ def ratio(means: Float) -> Float:
         return np.asarray(means[..., 0] / means[..., 1], dtype=np.float64)
 
 
+def difference_of(statistic: Statistic) -> Statistic:
+    """Return the statistic of the second half of the columns minus that of the first: of two models side by side."""
+
+    def difference(means: Float) -> Float:
+        half = means.shape[-1] // 2
+        return statistic(means[..., half:]) - statistic(means[..., :half])
+
+    return difference
+
+
 def _draw(rng: np.random.Generator, n: int, rows: int) -> npt.NDArray[np.uint8]:
     """Return how often each of n units is drawn in each resample, shape (rows, n).
 

@@ -1,7 +1,6 @@
 """How far a variant moved: by item, by position in the text, by margin and category, and where answers part."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,9 @@ from matplotlib.ticker import MaxNLocator
 
 from mlflow_compress.metrics.greedy_answers import Forks, still_equal
 from mlflow_compress.metrics.kl_by_position import ANSWER, REASONING
-from mlflow_compress.metrics.margins import BinnedShare
+from mlflow_compress.metrics.margins import Binned
 from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.significance import Flips
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.style import (
     BETTER,
@@ -215,8 +215,8 @@ def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence
     return Drawing(canvas, title, caption)
 
 
-def _margin_finding(bins: BinnedShare) -> str:
-    changed = np.rint(bins.share * bins.n)
+def _margin_finding(bins: Binned) -> str:
+    changed = np.rint(bins.mean * bins.n)
     total = int(changed.sum())
     if total == 0:
         return f"No answer changed, whatever the baseline's margin ({int(bins.n.sum()):,} items)"
@@ -234,22 +234,22 @@ def _margin_finding(bins: BinnedShare) -> str:
     return f"{low}, {high.replace(' of answers with a margin', '').replace(' changed', '')}"
 
 
-def draw_margin(bins: BinnedShare, wrong: BinnedShare, *, level: float) -> Drawing:
+def draw_margin(bins: Binned, wrong: Binned, *, level: float) -> Drawing:
     """Return the figure: per margin bin the share of changed answers with Wilson intervals, and of wrong answers."""
     canvas = new_canvas(4.2)
     axes = canvas.subplots()
-    centre, share = (bins.left + bins.right) / 2, 100 * bins.share
+    centre, share = (bins.left + bins.right) / 2, 100 * bins.mean
     # Wilson bounds of 0 or n events touch the share up to rounding; an error bar must not be negative.
     below, above = np.maximum(share - 100 * bins.low, 0), np.maximum(100 * bins.high - share, 0)
     axes.bar(centre, share, width=0.86 * (bins.right - bins.left), color=VARIANT, alpha=0.3, linewidth=0)
     axes.errorbar(centre, share, yerr=[below, above], fmt="o", color=VARIANT, markersize=5, elinewidth=1.6, capsize=0)
-    axes.plot(centre, 100 * wrong.share, color=MUTED, linewidth=1.4, marker=".", label="wrong answers of the baseline")
+    axes.plot(centre, 100 * wrong.mean, color=MUTED, linewidth=1.4, marker=".", label="wrong answers of the baseline")
     axes.legend(loc="upper right", frameon=False, fontsize=9)
     for x, n in zip(centre, bins.n, strict=True):
         axes.annotate(
             f"{n:,}", (x, 0), xytext=(0, -5), textcoords="offset points", ha="center", va="top", fontsize=8, color=MUTED
         )
-    axes.set(xlim=(0, 1), ylim=(0, max(5.0, 1.06 * 100 * float(max(bins.high.max(), wrong.share.max())))))
+    axes.set(xlim=(0, 1), ylim=(0, max(5.0, 1.06 * 100 * float(max(bins.high.max(), wrong.mean.max())))))
     axes.set_xticks(np.linspace(0, 1, 11))
     axes.tick_params(axis="x", pad=13)
     axes.set_xlabel("Baseline's top margin: p(best option) - p(second best); small figures: items")
@@ -293,65 +293,41 @@ MOST = 24  # categories that are drawn
 _LABEL_CHARACTERS = 34
 
 
-@dataclass(frozen=True, kw_only=True)
-class CategoryFlips:
-    """Changed answers of one category or task, in percent of its `n` items; `w2w` is 0 for generated answers."""
-
-    name: str
-    n: int
-    c2w: float
-    w2c: float
-    w2w: float
-
-    @property
-    def total(self) -> float:
-        """All changed answers, in percent."""
-        return self.c2w + self.w2c + self.w2w
-
-
-def draw_categories(groups: Sequence[CategoryFlips]) -> Drawing:
-    """Return stacked bars, most changed group first. At most `MOST` groups are shown, and the others are counted."""
-    ordered = sorted(groups, key=lambda g: (-g.total, g.name))
+def draw_categories(groups: Sequence[tuple[str, Flips]]) -> Drawing:
+    """Return stacked bars of named groups, most changed first. At most `MOST` are shown, and the others are counted."""
+    percents = [(name, f.n, [100 * k / f.n for k in (f.c2w, f.w2c, f.w2w or 0)]) for name, f in groups]
+    ordered = sorted(((sum(parts), name, n, parts) for name, n, parts in percents), key=lambda bar: (-bar[0], bar[1]))
     shown, rest = ordered[:MOST], len(ordered) - MOST
     canvas = new_canvas(1.75 + 0.3 * len(shown))
     axes = canvas.subplots()
     y, left = np.arange(len(shown)), np.zeros(len(shown))
-    for field, words, colour in (
-        ("c2w", "right → wrong", WORSE),
-        ("w2c", "wrong → right", BETTER),
-        ("w2w", "wrong → other wrong", OTHER),
-    ):
-        width = np.array([getattr(g, field) for g in shown])
+    kinds = (("right → wrong", WORSE), ("wrong → right", BETTER), ("wrong → other wrong", OTHER))
+    for (words, colour), width in zip(kinds, np.transpose([parts for *_, parts in shown]), strict=True):
         axes.barh(y, width, left=left, color=colour, height=0.66, label=words)
         left += width
-    for row, group in enumerate(shown):
+    for row, (total, *_) in enumerate(shown):
         place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"{group.total:.1f} %", (group.total, row), **place, fontsize=9, color=INK)
+        axes.annotate(f"{total:.1f} %", (total, row), **place, fontsize=9, color=INK)
     most = _LABEL_CHARACTERS
-    names = [g.name if len(g.name) <= most else f"{g.name[: most - 1]}…" for g in shown]
-    axes.set_yticks(y, [plain_text(f"{name}  ({g.n:,})") for name, g in zip(names, shown, strict=True)])
+    labels = [(name if len(name) <= most else f"{name[: most - 1]}…", n) for _, name, n, _ in shown]
+    axes.set_yticks(y, [plain_text(f"{label}  ({n:,})") for label, n in labels])
     axes.tick_params(axis="y", labelcolor=INK, length=0)
     axes.tick_params(axis="x", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set(xlim=(0, max(5.0, 1.12 * ordered[0].total)), xlabel="Items whose answer changed, %")
+    axes.set(xlim=(0, max(5.0, 1.12 * ordered[0][0])), xlabel="Items whose answer changed, %")
     axes.set_ylim(len(shown) - 0.45, -0.55)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
-    if ordered[0].total > 0:
+    if ordered[0][0] > 0:
         canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=1.1)
-    title = _category_finding(ordered)
+    (most_changed, worst, *_), (least_changed, best, *_) = ordered[0], ordered[-1]
+    if most_changed == 0:
+        title = f"No answer changed in {f'any of the {len(ordered)} groups' if len(ordered) > 1 else worst}"
+    elif len(ordered) == 1:
+        title = f"{most_changed:.1f} % of the answers in {worst} changed"
+    else:
+        title = f"Answers changed most in {worst} ({most_changed:.1f} %), least in {best} ({least_changed:.1f} %)"
     caption = "Changed answers by category in percent of its items (their number in brackets), most changed first"
     return Drawing(canvas, title, f"{caption}; {rest} further categories are not drawn." if rest > 0 else f"{caption}.")
-
-
-def _category_finding(ordered: Sequence[CategoryFlips]) -> str:
-    worst, best = ordered[0], ordered[-1]
-    if worst.total == 0:
-        return (
-            f"No answer changed in {'any of the ' + str(len(ordered)) + ' groups' if len(ordered) > 1 else worst.name}"
-        )
-    if len(ordered) == 1:
-        return f"{worst.total:.1f} % of the answers in {worst.name} changed"
-    return f"Answers changed most in {worst.name} ({worst.total:.1f} %), least in {best.name} ({best.total:.1f} %)"
 
 
 def draw_answers_part(answers: Forks, *, level: float) -> Drawing:
