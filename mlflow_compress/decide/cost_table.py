@@ -49,7 +49,7 @@ def closest_within(
     `costs` and `sizes`, in bytes, have shape (n_groups, n_formats). A size of 0: the group cannot have this format.
     """
     c, n = _checked(costs, sizes)
-    smallest = int(_least(n, n))
+    smallest = int(least(n, n))
     if max_bytes < smallest:
         raise ConfigError(
             "No choice of formats is as small as this", allowed=f"at least {smallest} bytes", got=max_bytes
@@ -62,7 +62,7 @@ def smallest_within(
 ) -> Allocation:
     """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; less is a `ConfigError`."""
     c, n = _checked(costs, sizes)
-    closest = _least(c, n)
+    closest = least(c, n)
     if max_cost < closest and around is None:
         raise ConfigError("No choice of formats is as close as this", allowed=f"at least {closest:.3g}", got=max_cost)
     return _solved(c, n, max_cost=max_cost, around=around)
@@ -77,7 +77,7 @@ def _checked(costs: npt.ArrayLike, sizes: npt.ArrayLike) -> tuple[Float, Sizes]:
     return c, n
 
 
-def _least(values: npt.NDArray[Any], sizes: Sizes) -> float:
+def least(values: npt.NDArray[Any], sizes: Sizes) -> float:
     """Return the sum of each group's least value, over the formats that it can have."""
     return float(np.where(sizes > 0, values, np.inf).min(axis=1).sum())
 
@@ -156,9 +156,6 @@ def _both(pairs: Iterable[tuple[Cell, Cell]], choice: Sequence[int]) -> Float:
     return np.array([all(choice[group] == column for group, column in pair) for pair in pairs], dtype=np.float64)
 
 
-LimitKind = Literal["bits_per_weight", "max_bytes", "max_kl"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoredSizes:
     """Bytes of the layers whose formats are chosen, and of everything else."""
@@ -175,6 +172,10 @@ class StoredSizes:
 
     def bits(self, n_bytes: float) -> float:
         return 8 * n_bytes / self.weights
+
+    def chosen(self, choice: Sequence[int]) -> dict[str, str]:
+        """Return the format of each group in a choice of columns."""
+        return {group: self.formats[column] for group, column in zip(self.groups, choice, strict=True)}
 
     def uniform(self, name: str) -> int:
         """Return the bytes of all layers in one format, and of their caches as in the baseline."""
@@ -193,7 +194,8 @@ class StoredSizes:
 class Limit:
     """What a searched variant must keep to."""
 
-    kind: LimitKind  # Of the first two the closest variant is wanted, of the third the smallest
+    # Of the first two the closest variant is wanted, of the third the smallest
+    kind: Literal["bits_per_weight", "max_bytes", "max_kl"]
     value: float  # The limit
 
     @property
@@ -206,7 +208,7 @@ class Limit:
 
         `scales` says whether the sizes have scales and zero points in them.
         """
-        smallest = int(_least(sizes.layers, sizes.layers))
+        smallest = int(least(sizes.layers, sizes.layers))
         smaller = "every group in its smallest format" + ("" if scales else ", and a little more for scales")
         if self.kind == "bits_per_weight":
             low, high, got = sizes.bits(smallest), sizes.bits(sizes.base), int(self.value * sizes.weights / 8)
@@ -262,7 +264,7 @@ class CostTable:
         if limit.kind != "max_kl":
             max_bytes = limit.layer_bytes(self.sizes)
             return closest_within(self.costs, self.sizes.layers, max_bytes=max_bytes, around=around)
-        lowest = float(self.start.mean()) + _least(self.costs, self.sizes.layers) + margin
+        lowest = float(self.start.mean()) + least(self.costs, self.sizes.layers) + margin
         if limit.value < lowest and around is None:
             raise ConfigError(
                 "max_kl is out of range",
@@ -349,13 +351,6 @@ def estimated_table(
     costs = np.zeros((*estimates.shape, n_windows))
     fixed = np.isin(np.arange(estimates.shape[1]), known)[None].repeat(len(estimates), axis=0)
 
-    def take(cells: Cells) -> None:
-        for column in range(cells.shape[1]):
-            groups = np.flatnonzero(cells[:, column]).tolist()
-            if groups:
-                costs[groups, column] = measure(column, groups)
-                measured[groups, column] = True
-
     while True:
         table = CostTable(sizes=sizes, start=np.zeros(n_windows), added=_filled(estimates, costs, measured, fixed))
         wanted = _chosen(table, limits) & ~measured & ~fixed
@@ -363,7 +358,11 @@ def estimated_table(
         if not wanted.any() or left <= 0:
             break
         dearest = np.argsort(np.where(wanted, -table.costs, np.inf), axis=None, kind="stable")[:left]
-        take(wanted & np.isin(np.arange(wanted.size), dearest).reshape(wanted.shape))
+        cells = wanted & np.isin(np.arange(wanted.size), dearest).reshape(wanted.shape)
+        for column in np.flatnonzero(cells.any(axis=0)).tolist():
+            groups = np.flatnonzero(cells[:, column]).tolist()
+            costs[groups, column] = measure(column, groups)
+            measured[groups, column] = True
     estimation = Estimation(
         estimates=estimates,
         measured=measured,

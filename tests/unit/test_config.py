@@ -54,7 +54,9 @@ def test_a_stage_gets_the_groups_of_the_main_job() -> None:
 
 def test_a_gate_times_a_served_model_under_the_name_that_was_given() -> None:
     gate = GateConfig(checkpoint="endpoint:http://x/v1", served_model="m", speed_repeats=2)
-    assert gate.speed_config == SpeedConfig(checkpoint="endpoint:http://x/v1", served_model="m", speed_repeats=2)
+    assert gate.of_stage(SpeedConfig) == SpeedConfig(
+        checkpoint="endpoint:http://x/v1", served_model="m", speed_repeats=2
+    )
 
 
 def test_nothing_is_written_none_and_read_from_an_empty_text_too() -> None:

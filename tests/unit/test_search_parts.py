@@ -18,6 +18,7 @@ from mlflow_compress.commands.search.measured_costs import joined_distances, rea
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import SearchedVariant
 from mlflow_compress.commands.search.run import UnitKl, _windows
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.config import as_text, parse
 from mlflow_compress.decide.cost_table import Limit, StoredSizes
@@ -173,7 +174,7 @@ def test_a_budget_out_of_reach_is_refused_before_any_work(kind: Any, value: floa
 def test_parameters_survive_the_way_through_text() -> None:
     config = SearchConfig(formats="rtn:3,rtn:8", bits_per_weight="3.5,4", search_windows=5)
     assert parse(SearchConfig, as_text(config)) == config
-    assert config.sweep_config.source == config.source and config.main_config(method="rtn").compression.method == "rtn"
+    assert config.for_variants(SweepConfig).source == config.uniform_variants()[0]["rtn:8"].source == config.source
 
 
 def test_a_recipe_is_a_variant_that_its_content_names(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Loads an earlier evaluation from its run or from a folder of records; compares two, and forecasts flips from two."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import Store, StoredRun, is_run_id, require_runs, run_of_stage
+from mlflow_compress.tracking.store import Store, is_run_id, require_runs, run_of_stage
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,12 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
         return Evaluation(name=base_model, evaluation_id=run.tags.get(run_names.EVALUATION), **common)
     baseline_run = run.tags[run_names.BASELINE_RUN]
     folder = Path(run.tags.get(run_names.CHECKPOINT, ""))
+    not_computed: dict[str, str] = {}
+    with suppress(TrackingError):  # a run that computed all metrics has no such file
+        not_computed = store.fetch_json(run.run_id, "not_computed.json")
     return Evaluation(
         name=run.tags[run_names.VARIANT],
-        not_computed=_not_computed(store, run),
+        not_computed=not_computed,
         baseline=base_model,
         verdict=run.tags[run_names.VERDICT],
         manifest=CheckpointManifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None,
@@ -173,14 +177,6 @@ def from_run(run_id: str, store: Store | None = None) -> Evaluation:
         variant_found_in=run.run_id,
         **common,
     )
-
-
-def _not_computed(store: Store, run: StoredRun) -> dict[str, str]:
-    """Return the reason for each missing metric. A run that computed all metrics has no such file."""
-    try:
-        return dict(store.fetch_json(run.run_id, "not_computed.json"))
-    except TrackingError:
-        return {}
 
 
 @dataclass(frozen=True)

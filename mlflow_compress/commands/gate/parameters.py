@@ -1,9 +1,6 @@
 """The parameters of a gate: an evaluation, a policy, and how sure a verdict must be."""
 
-from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import Bound, PromoteConfig
-from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.config import groups
 from mlflow_compress.config.declarations import OptionalText, Parameters, like, option
 
@@ -30,18 +27,3 @@ class GateConfig(Parameters):
     output: OptionalText = option(
         None, "folder that receives verdict.json and verdict.md; none: the run alone has them"
     )
-
-    @property
-    def evaluate_config(self) -> EvaluateConfig:
-        """The evaluation whose items the gate looks at, and whose baseline it needs."""
-        return self.of_stage(EvaluateConfig)
-
-    @property
-    def judge_config(self) -> JudgeConfig:
-        """Which answers are compared, where the policy has a gate on them."""
-        return self.of_stage(JudgeConfig)
-
-    @property
-    def speed_config(self) -> SpeedConfig:
-        """How the checkpoint is timed, where the policy asks for speed or memory."""
-        return self.of_stage(SpeedConfig)

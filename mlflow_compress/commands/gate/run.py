@@ -15,6 +15,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate import models
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, item_keys, noise_sample
+from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -442,19 +443,12 @@ def judged_for_gate(config: JudgeConfig, policy: Policy, store: Store) -> Measur
     return MeasuredForGate(values=read_gates(results, gates_of(policy).readings), remark=for_users(headline(results)))
 
 
-JSON, MARKDOWN = "verdict.json", "verdict.md"
-
-
-def _when(row: GateRow) -> str:
-    if row.by == "checkpoint":
-        return "from the checkpoint"
-    if row.by == "timing":
-        return "by timing"
-    if row.by == "answers":
-        return "by the answers to instructions"
-    if row.by == "all items":
-        return "after all items"
-    return "" if row.decided_after is None else f"after {row.decided_after} items"
+_DECIDED = {
+    "checkpoint": "from the checkpoint",
+    "timing": "by timing",
+    "answers": "by the answers to instructions",
+    "all items": "after all items",
+}
 
 
 def verdict_markdown(found: GateVerdict) -> str:
@@ -466,7 +460,8 @@ def verdict_markdown(found: GateVerdict) -> str:
         "",
         Table.of(
             [
-                {"gate": row.gate, "claim": row.reason or row.name, "verdict": row.verdict, "decided": _when(row)}
+                {"gate": row.gate, "claim": row.reason or row.name, "verdict": row.verdict}
+                | {"decided": _DECIDED.get(row.by, f"after {row.decided_after} items" if row.decided_after else "")}
                 | {"value so far": None if row.value is None else float(f"{row.value:.4g}"), "items": row.n or None}
                 for row in found.rows
             ]
@@ -480,16 +475,12 @@ def verdict_markdown(found: GateVerdict) -> str:
     return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in notes), ""])
 
 
-def verdict_json(found: GateVerdict) -> str:
-    """Return the verdict as one JSON object."""
-    return json.dumps({**found.to_dict(), "exit_code": found.exit_code}, indent=1, allow_nan=False) + "\n"
-
-
 def write_verdict(found: GateVerdict, folder: Path) -> None:
     """Write both files into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic.write(folder / JSON, verdict_json(found).encode())
-    atomic.write(folder / MARKDOWN, verdict_markdown(found).encode())
+    values = json.dumps({**found.to_dict(), "exit_code": found.exit_code}, indent=1, allow_nan=False)
+    atomic.write(folder / "verdict.json", f"{values}\n".encode())
+    atomic.write(folder / "verdict.md", verdict_markdown(found).encode())
 
 
 def run_gate(
@@ -506,7 +497,7 @@ def run_gate(
         min_decode_speedup=config.min_decode_speedup, max_memory_ratio=config.max_memory_ratio
     )
     wanted = item_policy(policy, config.policy)
-    evaluation = config.evaluate_config
+    evaluation = config.of_stage(EvaluateConfig)
     made, suite = described(evaluation), suite_of(evaluation)
     _check_served(made, policy)
     store = store if store is not None else Tracker(config.experiment)
@@ -547,8 +538,8 @@ def run_gate(
             policy=policy,
             wanted=wanted,
             made=made,
-            timed=timed_for_gate(config.speed_config, policy, store),
-            judged=cache(partial(judged_for_gate, config.judge_config, policy, store))
+            timed=timed_for_gate(config.of_stage(SpeedConfig), policy, store),
+            judged=cache(partial(judged_for_gate, config.of_stage(JudgeConfig), policy, store))
             if wanted.of_answers
             else MeasuredForGate,
             baseline=baseline,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.judge.answers_artifact import read_answers
@@ -29,6 +29,8 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import RunLink, Store, run_of_stage
 from mlflow_compress.tracking.tracker import Tracker
 
+FOR_RATERS, PAGE, TABLE, KEY = "for_raters", "rate.html", "answers.csv", "key.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlindSheet(Tabular):
@@ -41,12 +43,12 @@ class BlindSheet(Tabular):
     @property
     def for_raters(self) -> Path:
         """The folder to give to raters: a page and a CSV file with the same pairs."""
-        return self.folder / "for_raters"
+        return self.folder / FOR_RATERS
 
     @property
     def key(self) -> Path:
         """The file that says whose answers they are. Keep it from raters."""
-        return self.folder / "key.json"
+        return self.folder / KEY
 
     @property
     def summary(self) -> str:
@@ -55,14 +57,13 @@ class BlindSheet(Tabular):
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per file, and who may see it."""
-        files = {"rate.html": "raters, in a browser", "answers.csv": "raters, in a spreadsheet"}
+        files = {PAGE: "raters, in a browser", TABLE: "raters, in a spreadsheet"}
         rows = [{"file": str(self.for_raters / name), "for": whom} for name, whom in files.items()]
         return [*rows, {"file": str(self.key), "for": "you alone"}]
 
     def as_text(self) -> str:
-        return "\n".join(
-            [self.summary, *aligned_lines([(f"For {row['for']}:", row["file"]) for row in self.to_rows()])]
-        )
+        files = [(f"For {row['for']}:", row["file"]) for row in self.to_rows()]
+        return "\n".join([self.summary, *aligned_lines(files)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +119,7 @@ class HumanRatings(Tabular):
         return "\n\n".join(["\n".join(lines), *lines_of_run(self.run)])
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RatedTurn(_Frozen):
+class RatedTurn(BaseModel, frozen=True, extra="forbid"):
     """A turn of an instruction that both models answered."""
 
     item_id: str
@@ -130,14 +127,14 @@ class RatedTurn(_Frozen):
     category: str
 
 
-class KeyRow(RatedTurn):
+class KeyRow(RatedTurn, frozen=True):
     """A row of the sheet, and the side of the variant's answer."""
 
     id: str
     variant: Literal["A", "B"]
 
 
-class RatingKey(_Frozen):
+class RatingKey(BaseModel, frozen=True, extra="forbid"):
     """What the sheet does not say."""
 
     run: str  # The run that was asked for
@@ -182,13 +179,16 @@ def drawn_sheet(
         if all(turn.baseline == turn.variant for turn in turns):
             identical.append(RatedTurn(item_id=pair.item_id, turn=pair.turn, category=pair.category))
             continue
-        baseline_said, variant_said = (tuple(t.baseline for t in turns), tuple(t.variant for t in turns))
+        a, b = tuple(turn.baseline for turn in turns), tuple(turn.variant for turn in turns)
         first = bool(rng.integers(2))  # whether the variant is A
-        a, b = (variant_said, baseline_said) if first else (baseline_said, variant_said)
+        if first:
+            a, b = b, a
         questions = tuple(turn.question for turn in turns)
         rows.append(RatingPair(id="", category=pair.category, questions=questions, a=a, b=b))
         turns_of.append((pair, "A" if first else "B"))
-    sheet = _name(rows)
+    # The name follows from what raters see, so that ratings of another sheet are noticed.
+    seen = [[row.questions, row.a, row.b] for row in rows]
+    sheet = "s" + hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:8]
     rows = [replace(row, id=f"{sheet}-{number:03}") for number, row in enumerate(rows, start=1)]
     keys = [
         KeyRow(id=row.id, item_id=pair.item_id, turn=pair.turn, category=pair.category, variant=side)
@@ -196,12 +196,6 @@ def drawn_sheet(
     ]
     key = RatingKey(run=run, baseline=baseline, variant=variant, seed=seed, rows=keys, identical=identical)
     return sheet, rows, key
-
-
-def _name(rows: Sequence[RatingPair]) -> str:
-    """Return a short name that follows from what raters see, so that ratings of another sheet are noticed."""
-    seen = [[row.questions, row.a, row.b] for row in rows]
-    return "s" + hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:8]
 
 
 _NAMED = 10  # rows that an error names
@@ -266,7 +260,6 @@ def _read(path: Path, ids: set[str], problems: list[str]) -> dict[str, str]:
     return choices_by_row
 
 
-FOR_RATERS, PAGE, TABLE, KEY = "for_raters", "rate.html", "answers.csv", "key.json"
 ACCEPTED = "the id of a main run or of a judge run"
 
 
@@ -280,9 +273,7 @@ def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
         raise ConfigError("There is something at this place already", got=str(folder), fix=fix)
     if not folder.parent.is_dir():
         raise ConfigError("The folder above it does not exist", got=str(folder.parent), fix="Make it first")
-    tracker = Tracker(config.experiment) if store is None else None
-    store = store if store is not None else tracker
-    assert store is not None
+    store = store if store is not None else Tracker(config.experiment)
     run = store.look_up(run_name)
     judge = run_of_stage(store, run.run_id, "judge")
     if judge.tags.get(run_names.STAGE) != "judge":
@@ -305,13 +296,13 @@ def run_blind(config: BlindConfig, store: Store | None = None) -> BlindSheet:
         (made / FOR_RATERS / TABLE).write_text(rating_csv(rows), encoding="utf-8-sig", newline="")
         (made / KEY).write_text(key.model_dump_json(indent=1) + "\n", encoding="utf-8")
         atomic.rename(made, folder)
-    if tracker is not None:
-        tracker.note_given_run(f"blind {key.variant} {key.baseline}", f"Wrote {len(rows)} pairs to {folder}.")
+    if isinstance(store, Tracker):
+        store.note_given_run(f"blind {key.variant} {key.baseline}", f"Wrote {len(rows)} pairs to {folder}.")
     return BlindSheet(folder=folder, n_pairs=len(rows), n_identical=len(key.identical))
 
 
 PREFIX = "human/"
-ROWS = "human_ratings.json"  # artifact of the run
+_VALUES = {"variant": 1.0, "baseline": 0.0}  # of who is preferred; anything else is a tie
 
 
 def run_ratings(config: RatingsConfig, store: Store | None = None) -> HumanRatings:
@@ -322,7 +313,22 @@ def run_ratings(config: RatingsConfig, store: Store | None = None) -> HumanRatin
     files = [Path(part.strip()) for part in config.files.split(",")]
     ratings = read_ratings(files, [row.id for row in key.rows])
     results = tuple(rating_results(key, ratings, MetricSettings(seed=config.seed)))
-    link = _log(config, key, ratings, results, store)
+    link = None
+    if config.log or "MLFLOW_RUN_ID" in os.environ:  # otherwise no store is opened
+        store = store if store is not None else Tracker(config.experiment)
+        if isinstance(store, Tracker):
+            store.note_given_run(f"ratings {key.variant} {key.baseline}", f"Ratings by {', '.join(ratings)}.")
+    if config.log and store is not None:
+        run = store.add_to(key.run)
+        run.log_results([result for result in results if result.category is None])
+        rows = [
+            {"rater": rater, "item_id": row.item_id, "turn": row.turn, "choice": _preferred(row, choices[row.id])}
+            for rater, choices in ratings.items()
+            for row in key.rows
+            if row.id in choices
+        ]
+        run.log_json(rows, "human_ratings.json")
+        link = store.link(key.run)
     missing = {rater: len(key.rows) - len(choices) for rater, choices in ratings.items()}
     return HumanRatings(
         baseline=key.baseline,
@@ -350,60 +356,31 @@ def rating_results(
             of_rater = preference_shares(part, settings, prefix=PREFIX)
             results += [replace(result, task=rater) for result in of_rater if result.category is None]
     values: dict[str, dict[Hashable, float]] = {
-        rater: {(row.item_id, row.id): _value(row, choices[row.id]) for row in key.rows if row.id in choices}
+        rater: {
+            (row.item_id, row.id): _VALUES.get(_preferred(row, choices[row.id]), 0.5)
+            for row in key.rows
+            if row.id in choices
+        }
         for rater, choices in ratings.items()
     }
     kappa, alpha = f"{PREFIX}agreement_kappa", f"{PREFIX}agreement_alpha"
     return results + rater_agreement(values, lambda rated: rated[0], settings, kappa=kappa, alpha=alpha)
 
 
-def _value(row: KeyRow, choice: str) -> float:
-    """Return 1 where the variant's answer is preferred, 0 where the baseline's is, 0.5 for a tie."""
-    return float(choice == row.variant) if choice in ("A", "B") else 0.5
+def _preferred(row: KeyRow, choice: str) -> str:
+    """Return a choice by the model's part; what is no side stays as it is."""
+    if choice not in ("A", "B"):
+        return choice
+    return "variant" if choice == row.variant else "baseline"
 
 
 def _preferences(key: RatingKey, choices: Mapping[str, str]) -> list[Preference]:
     """Return a rater's verdicts on all pairs, identical ones included."""
     preferences = []
     for row in key.rows:
-        adds = _adds(_value(row, choices[row.id]), choices[row.id]) if row.id in choices else None
+        adds = None
+        if (choice := choices.get(row.id)) is not None:
+            adds = {**won_and_lost(_VALUES.get(_preferred(row, choice), 0.5)), "both_bad": float(choice == "both bad")}
         preferences.append(Preference(row.item_id, row.category, adds))
-    return [*preferences, *(Preference(pair.item_id, pair.category, _adds(0.5, "tie")) for pair in key.identical)]
-
-
-def _adds(value: float, choice: str) -> dict[str, float]:
-    return {**won_and_lost(value), "both_bad": float(choice == "both bad")}
-
-
-def _log(
-    config: RatingsConfig,
-    key: RatingKey,
-    ratings: Mapping[str, Mapping[str, str]],
-    results: tuple[MetricResult, ...],
-    store: Store | None,
-) -> RunLink | None:
-    """Log results and ratings to the rated run, if that is asked for, and return the link to it."""
-    if not config.log and "MLFLOW_RUN_ID" not in os.environ:
-        return None  # no store is opened
-    if store is None:
-        store = tracker = Tracker(config.experiment)
-        tracker.note_given_run(f"ratings {key.variant} {key.baseline}", f"Ratings by {', '.join(ratings)}.")
-    if not config.log:
-        return None
-    run = store.add_to(key.run)
-    run.log_results([result for result in results if result.category is None])
-    rows: list[dict[str, Any]] = [
-        {"rater": rater, "item_id": row.item_id, "turn": row.turn, "choice": _named(row, choices[row.id])}
-        for rater, choices in ratings.items()
-        for row in key.rows
-        if row.id in choices
-    ]
-    run.log_json(rows, ROWS)
-    return store.link(key.run)
-
-
-def _named(row: KeyRow, choice: str) -> str:
-    """Return a choice by the model's part."""
-    if choice not in ("A", "B"):
-        return choice
-    return "variant" if choice == row.variant else "baseline"
+    tie = {**won_and_lost(0.5), "both_bad": 0.0}
+    return [*preferences, *(Preference(pair.item_id, pair.category, tie) for pair in key.identical)]

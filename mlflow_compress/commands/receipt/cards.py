@@ -48,7 +48,8 @@ def write_cards(path: Path, folder: Path, key: Path | None) -> Receipt:
     receipt = verify_receipt(path, key, recompute=False)
     body = card_body(receipt)
     card = f"---\n{card_metadata(receipt)}\n---\n\n## Distance to the baseline\n\n{body}"
-    texts = dict(zip(FILES, (card, f"### {_title(receipt)}\n\n{body}", badge(receipt)), strict=True))
+    title = escape_markdown(f"{receipt.stated['variant']} compared with {receipt.stated['baseline']}")
+    texts = dict(zip(FILES, (card, f"### {title}\n\n{body}", badge(receipt)), strict=True))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -56,10 +57,6 @@ def write_cards(path: Path, folder: Path, key: Path | None) -> Receipt:
     except OSError as error:
         raise ConfigError(f"The cards cannot be written: {error}", got=str(folder)) from error
     return replace(receipt, written=tuple(folder / name for name in texts))
-
-
-def _title(receipt: Receipt) -> str:
-    return escape_markdown(f"{receipt.stated['variant']} compared with {receipt.stated['baseline']}")
 
 
 def card_body(receipt: Receipt) -> str:

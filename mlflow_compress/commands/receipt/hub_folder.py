@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,11 @@ def write_hub_folder(
         raise ConfigError("The output folder exists and is not empty", got=str(output), fix="Give a new folder")
     manifest = read_manifest(checkpoint)
     named = base_model or (None if Path(manifest.base_model).is_absolute() else manifest.base_model)
-    base, remarks = _base_folder(manifest)
+    base, remarks = None, []
+    try:
+        base = local_model_folder(manifest.base_model)
+    except MlflowCompressError as error:
+        remarks.append(f"The licence of the base is not known: {str(error).rstrip('.')}")
     if named is None:
         remarks += ["The card names no base model, which was a folder: give --base-model ORG/NAME"]
     with staging_folder(output) as folder:
@@ -81,19 +86,10 @@ def _take(path: Path, target: Path) -> None:
     """Copy a file; weights become another name of the same file where the disk allows it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix not in _TEXTS:
-        try:
+        with suppress(OSError):  # another disk
             os.link(path, target)
             return
-        except OSError:  # another disk
-            pass
     shutil.copyfile(path, target)
-
-
-def _base_folder(manifest: CheckpointManifest) -> tuple[Path | None, list[str]]:
-    try:
-        return local_model_folder(manifest.base_model), []
-    except MlflowCompressError as error:
-        return None, [f"The licence of the base is not known: {str(error).rstrip('.')}"]
 
 
 def _licence(base: Path, folder: Path) -> dict[str, str]:
@@ -120,7 +116,7 @@ def _card(receipt: Receipt, manifest: CheckpointManifest, base: str | None, lice
     bits = manifest.settings.get("bits")
     library = "gguf" if manifest.format.lower().startswith("gguf") else "transformers"
     tags = [
-        *(["quantized"] if quantized else ["compressed"]),
+        "quantized" if quantized else "compressed",
         manifest.method,
         *([f"{bits}-bit"] if bits else []),
         *([manifest.format.split()[0]] if manifest.format.split()[0].lower() not in (library, "safetensors") else []),
@@ -183,16 +179,13 @@ def _measured(receipt: Receipt) -> str:
     environment: Mapping[str, Any] = stated["environment"]
     shown = ("dtype", "num_fewshot", "limit", "seed", "num_shuffles", "torch", "transformers")
     settings = ", ".join(f"{name} {environment[name]}" for name in shown if environment.get(name))
-    tasks = environment.get("tasks", {})
+    hashes = sorted(environment.get("tasks", {}).items())
+    tasks = ", ".join(f"{escape_markdown(name)} (`{str(digest)[:12]}`)" for name, digest in hashes)
     lines = [
         f"- Evaluation `{stated['evaluation_id']}`: only figures of the same id may be compared.",
-        *([f"- Tasks, with the beginning of their hashes: {_tasks(tasks)}."] if tasks else []),
+        *([f"- Tasks, with the beginning of their hashes: {tasks}."] if tasks else []),
         f"- Settings: {escape_markdown(settings)}.",
         "- Base and variant scored the same items; intervals are of 95 %, and `n` is the number of items.",
         "- `receipt.zip` has every figure, and all that the id is a hash of: `mlflow-compress verify receipt.zip`.",
     ]
     return "\n".join(lines)
-
-
-def _tasks(tasks: Mapping[str, str]) -> str:
-    return ", ".join(f"{escape_markdown(name)} (`{str(digest)[:12]}`)" for name, digest in sorted(tasks.items()))

@@ -181,18 +181,12 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         )
     gates = promotion.gates_of(policy, policy_file)
     makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
-    candidates = [
-        candidate_of(
-            v.name,
-            runs[v.name],
-            promotion.read_gates(v.results, gates.readings),
-            children[v.name],
-            makes=makes[v.name],
-        )
-        for v in variants
-    ]
+    candidates = []
+    for v in variants:
+        read = promotion.read_gates(v.results, gates.readings)
+        candidates.append(candidate_of(v.name, runs[v.name], read, children[v.name], makes=makes[v.name]))
     answered_by = [v for v in variants if v.answers is not None]
-    required = policy.require
+    required, tasks = policy.require, read_metadata(baseline_folder).get("tasks")
     further = (required, policy.anomalies) != (Requirements(), AnomalyRule())
     decision = gates.decide(candidates)
     return PageContent(
@@ -211,7 +205,13 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         items=baseline.items,
         answers=_table(tracker.fetch(answers_run, RECORDS), Generations) if answers_run and answered_by else None,
         grades=_baseline_grades(tracker, children),
-        setup=_setup(tracker, board.baseline, board.evaluation, baseline_run, baseline_folder),
+        setup={
+            "baseline": board.baseline,
+            "evaluation": board.evaluation,
+            "baseline's run": baseline_run,
+            **dict(sorted(tracker.run_of(baseline_run).data.params.items())),
+            **({"hash of task": tasks} if isinstance(tasks, dict) else {}),
+        },
         similarity=answer_similarity(tracker, board, children),
         notes=_notes(len(runs), children, len(answered_by)),
     )
@@ -252,19 +252,6 @@ def _final(params: Mapping[str, str], without: set[str]) -> dict[str, str]:
     """Return parameters with their resolved values; one that is "none" is not there."""
     final = {**params, **{k.removeprefix(RESOLVED): v for k, v in params.items() if k.startswith(RESOLVED)}}
     return {k: v for k, v in final.items() if k not in without and not k.startswith(RESOLVED) and v != "none"}
-
-
-def _setup(tracker: Tracker, label: str, evaluation: str | None, baseline_run: str, folder: Path) -> dict[str, Any]:
-    """Return how the evaluation was made: what the baseline's run says, and the hashes of the tasks."""
-    measured = dict(sorted(tracker.run_of(baseline_run).data.params.items()))
-    tasks = read_metadata(folder).get("tasks")
-    return {
-        "baseline": label,
-        "evaluation": evaluation,
-        "baseline's run": baseline_run,
-        **measured,
-        **({"hash of task": tasks} if isinstance(tasks, dict) else {}),
-    }
 
 
 def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:

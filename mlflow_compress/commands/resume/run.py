@@ -13,11 +13,7 @@ from mlflow_compress.config.declarations import as_typed
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError, breaks_off
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.tracking.unfinished_commands import (
-    UnfinishedCommand,
-    note_continued,
-    unfinished_commands,
-)
+from mlflow_compress.tracking.unfinished_commands import UnfinishedCommand, note_continued, unfinished_commands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +67,8 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
         works.setdefault(note.key, []).append(note)
     for notes in works.values():
         shown = _shown(notes[0])
-        runs = _runs_of(notes, tracker)
+        run_ids = dict.fromkeys(note.run for note in reversed(notes) if note.run is not None)  # the newest first
+        runs = [_Begun(run_id, *state) for run_id in run_ids if (state := tracker.interrupted(run_id)) is not None]
         if any(run.status == "RUNNING" for run in runs):  # somebody goes on with it now
             continue
         finished = [run for run in runs if run.status == "FINISHED"]
@@ -106,12 +103,6 @@ class _Begun:
     run_id: str
     status: str
     experiment: str  # Its name
-
-
-def _runs_of(notes: list[UnfinishedCommand], tracker: Tracker) -> list[_Begun]:
-    """Return the runs that a piece of work has begun, the newest first."""
-    run_ids = dict.fromkeys(note.run for note in reversed(notes) if note.run is not None)
-    return [_Begun(run_id, *state) for run_id in run_ids if (state := tracker.interrupted(run_id)) is not None]
 
 
 def _do_again(

@@ -19,7 +19,6 @@ from mlflow_compress.commands.quantize.run import variant_name
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.inputs import method_settings
 from mlflow_compress.commands.sweep.plan import Combination
-from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.methods.kv_cache import KvCacheConfig, quantized_cache
 from mlflow_compress.compression.mixed_recipe import MIXED, MixedRecipe
@@ -51,12 +50,6 @@ class CandidateFormat:
         return {"method": self.method, **{k: v for k, v in settings if k not in CalibratedConfig.model_fields}}
 
     @property
-    def rescales(self) -> bool:
-        """Whether its method moves scales between neighbouring layers, which then get one format together."""
-        method = METHODS.get(self.method)
-        return isinstance(method, ForLayers) and method.rescales
-
-    @property
     def calibration_samples(self) -> int:
         """Calibration sequences that its method reads; 0 where it needs none."""
         return int(getattr(self.uniform.settings, "calibration_samples", 0))
@@ -67,13 +60,14 @@ def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
     uniform, may_keep = config.uniform_variants()
     choices = []
     for name, variant in uniform.items():
-        method, combination = variant.compression.method, _combination(variant)
+        method, combination = variant.compression.method, combination_of(variant)
         METHODS.get(method).require_backend(combination.settings)
         choices.append(CandidateFormat(name=name, method=method, uniform=combination))
     return choices, may_keep
 
 
-def _combination(config: MainConfig) -> Combination:
+def combination_of(config: MainConfig) -> Combination:
+    """Return a main job that compresses, with its short name and the settings of its method."""
     quantize = config.quantize_config
     return Combination(name=variant_name(quantize), config=config, settings=method_settings(quantize))
 
@@ -113,7 +107,7 @@ def recipe_variant(
     recipe.write(path)
     samples = max([1, *(one.calibration_samples for one in used)])  # 1 where no format reads them
     recipe_of = {"method_args": {"recipe": str(path)}, "calibration_samples": samples}
-    return _combination(config.main_config(method=MIXED, **recipe_of))
+    return combination_of(config.for_variants(MainConfig, method=MIXED, **recipe_of))
 
 
 def require_mixable(config: SearchConfig, choices: Sequence[CandidateFormat], source: SourceModel) -> None:

@@ -8,7 +8,6 @@ from pydantic import AfterValidator
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
-from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import (
     AUTO,
@@ -126,18 +125,10 @@ class SearchConfig(Parameters):
     running: EngineConfig = EngineConfig()
     log_weights: LogWeights = like(MainConfig, "log_weights")
 
-    def main_config(self, **variant: Any) -> MainConfig:
-        """Return the parameters of one variant's main job, given its compression: neither judge nor speed."""
-        return self._uniform(MainConfig, **variant)
-
-    @property
-    def sweep_config(self) -> SweepConfig:
-        """The parameters that a sweep of the same variants has."""
-        return self._uniform(SweepConfig)
-
-    def _uniform(self, command: type[C], **changes: Any) -> C:
+    def for_variants(self, command: type[C], **compression: Any) -> C:
+        """Return the parameters of one variant's main job, or of a sweep of variants: neither judge nor speed."""
         shared = {"experiment": self.experiment, "group_size": AUTO, "judge": False, "speed": False}
-        return self.of_stage(command, **{**shared, **changes})
+        return self.of_stage(command, **{**shared, **compression})
 
     @property
     def limited(self) -> str:
@@ -201,5 +192,5 @@ class SearchConfig(Parameters):
             own: dict[str, Any] = {name: value for name, value in values.items() if name in known}
             if fixed := METHODS.get(method).for_single_layers:
                 own["method_args"] = {**fixed, **self.space.method_args}
-            variants[name] = self.main_config(method=method, **own)
+            variants[name] = self.for_variants(MainConfig, method=method, **own)
         return variants, KEPT in names

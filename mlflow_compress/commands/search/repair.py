@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.quantize.run import variant_name
-from mlflow_compress.commands.search.choice import cache_bytes, with_caches
+from mlflow_compress.commands.search.choice import cache_bytes, combination_of, with_caches
 from mlflow_compress.commands.search.measured_costs import SwapCosts, cache_groups, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Repair, RepairTrial
@@ -26,7 +25,6 @@ from mlflow_compress.commands.shared.get_or_create import digest, resumable_work
 from mlflow_compress.commands.shared.inputs import (
     SERVED_METHOD,
     folder_or_hub,
-    method_settings,
     model_label,
     model_path,
     read_manifest,
@@ -49,7 +47,7 @@ from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import as_text, parse
 from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
-from mlflow_compress.decide.cost_table import Allocation, CostTable, StoredSizes, closest_within, smallest_within
+from mlflow_compress.decide.cost_table import Allocation, CostTable, StoredSizes, closest_within, least, smallest_within
 from mlflow_compress.decide.gates import CACHE, CACHE_RATIO, DivergenceGate, Gate
 from mlflow_compress.decide.promotion import CandidateOutcome, PolicyGates, gates_of
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
@@ -146,6 +144,7 @@ class Refused:
         calibrated = {
             name: value for name, value in self.manifest.settings.items() if name in CalibratedConfig.model_fields
         }
+        seeded = "seed" in calibrated and METHODS.get(settings["method"]).needs_calibration
         config = self.main.with_values(
             method=settings["method"],
             bits=str(settings.get("bits", AUTO)),
@@ -154,16 +153,10 @@ class Refused:
             calibration_length=calibrated.get("calibration_length", self.main.compression.calibration_length),
             method_args={
                 **{name: str(value) for name, value in values.items()},
-                **({"seed": str(calibrated["seed"])} if "seed" in calibrated and _calibrates(settings) else {}),
+                **({"seed": str(calibrated["seed"])} if seeded else {}),
             },
         )
-        return Combination(
-            name=variant_name(config.quantize_config), config=config, settings=method_settings(config.quantize_config)
-        )
-
-
-def _calibrates(settings: Mapping[str, Any]) -> bool:
-    return METHODS.get(settings["method"]).needs_calibration
+        return combination_of(config)
 
 
 def find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, Any], gates: PolicyGates) -> Refused:
@@ -337,7 +330,7 @@ def next_choice(table: CostTable, *, above: int, below: int, wanted: float | Non
     sizes = table.sizes.layers
     if wanted is not None:
         limit = wanted - float(table.start.mean())
-        if limit >= float(np.where(sizes > 0, table.costs, np.inf).min(axis=1).sum()):
+        if limit >= least(table.costs, sizes):
             allocation = smallest_within(table.costs, sizes, max_cost=limit)
             if above < allocation.n_bytes < below:
                 return allocation
@@ -362,8 +355,8 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
     with unfinished_until_ended(config), keeping():
         tracker = Tracker(config.experiment)
         refused = find_refused(tracker, config, given, gates)
-        label, judge = model_label(refused.main.source.model), _Judge(tracker, refused, gates)
-        outcome = judge.outcomes([refused.run])[0]
+        label = model_label(refused.main.source.model)
+        [outcome] = _outcomes(tracker, refused, gates, [refused.run])
         if outcome.passed:
             return _result(tracker, refused, policy, config, outcome, run_id=refused.run.info.run_id)
         require_repairable(refused)
@@ -371,7 +364,8 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
         caches = _cache_sizes(searched, refused)
         attention = tuple(one for one in cache_groups(refused.source) if one.layer in caches) if caches else ()
         with engine_started(refused.main.running, refused.main.source):
-            text = read_search_text(searched, refused.source, _calibration_samples(refused))
+            used = int(refused.manifest.settings.get("calibration_samples", 0))
+            text = read_search_text(searched, refused.source, used)
             suite = suite_of(refused.main.evaluate_config())
             check_contamination(text.texts, suite.tasks, suite.corpora)
             rounds = [config.space.search_rounds, config.space.search_tolerance]
@@ -393,7 +387,7 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
                     run=run,
                     config=searched,
                     refused=refused,
-                    judge=judge,
+                    gates=gates,
                     policy=policy,
                     say=say,
                     caches=caches,
@@ -402,10 +396,6 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
                     ),
                 )
                 return work.result(outcome)
-
-
-def _calibration_samples(refused: Refused) -> int:
-    return int(refused.manifest.settings.get("calibration_samples", 0))
 
 
 def _search_config(config: SearchConfig, refused: Refused) -> SearchConfig:
@@ -435,27 +425,19 @@ def _cache_sizes(config: SearchConfig, refused: Refused) -> dict[int, dict[str, 
     }
 
 
-@dataclass(frozen=True)
-class _Judge:
-    """What the policy says of variants beside all others of their evaluation, as a promotion would."""
-
-    tracker: Tracker
-    refused: Refused
-    gates: PolicyGates
-
-    def outcomes(self, runs: Sequence[Any]) -> list[CandidateOutcome]:
-        label = model_label(self.refused.main.source.model)
-        evaluation = self.refused.run.data.tags[run_names.EVALUATION]
-        [group] = [one for one in evaluations(self.tracker, label) if one.id == evaluation]
-        candidates = candidates_of(self.tracker, group.variants, label, {}, self.gates)
-        by_run = {outcome.candidate.run_id: outcome for outcome in self.gates.decide(candidates).outcomes}
-        # A checkpoint that was evaluated again competes once, by its newest run.
-        newest = {one.checkpoint: one.run.info.run_id for one in group.variants}
-        checkpoints = [
-            (run.data.tags[run_names.VARIANT], run.data.tags.get(run_names.CHECKPOINT_SHA256, "unknown"))
-            for run in runs
-        ]
-        return [by_run[newest[checkpoint]] for checkpoint in checkpoints]
+def _outcomes(tracker: Tracker, refused: Refused, gates: PolicyGates, runs: Sequence[Any]) -> list[CandidateOutcome]:
+    """Return what the policy says of variants beside all others of their evaluation, as a promotion would."""
+    label = model_label(refused.main.source.model)
+    evaluation = refused.run.data.tags[run_names.EVALUATION]
+    [group] = [one for one in evaluations(tracker, label) if one.id == evaluation]
+    candidates = candidates_of(tracker, group.variants, label, {}, gates)
+    by_run = {outcome.candidate.run_id: outcome for outcome in gates.decide(candidates).outcomes}
+    # A checkpoint that was evaluated again competes once, by its newest run.
+    newest = {one.checkpoint: one.run.info.run_id for one in group.variants}
+    checkpoints = [
+        (run.data.tags[run_names.VARIANT], run.data.tags.get(run_names.CHECKPOINT_SHA256, "unknown")) for run in runs
+    ]
+    return [by_run[newest[checkpoint]] for checkpoint in checkpoints]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,11 +448,11 @@ class _Repair:
     run: TrackedRun
     config: SearchConfig
     refused: Refused
-    judge: _Judge
+    gates: PolicyGates
     policy: Policy
     say: Say
     caches: Mapping[int, Mapping[str, int]]  # What `_cache_sizes` returns
-    costs: Any  # From groups to `SwapCosts`
+    costs: Callable[[tuple[WeightGroup, ...]], SwapCosts]
     trials: list[Trial] = field(default_factory=list)
 
     def result(self, outcome: CandidateOutcome) -> Repair:
@@ -482,15 +464,13 @@ class _Repair:
             ceiling = self._make(refused.variant(raised))
             folders |= {RAISED: ceiling.folder}
         folders |= {AS_BASELINE: None}
-        methods = {
-            METHODS.get(one["method"]) for one in [*refused.recipe.formats.values(), *([raised] if raised else [])]
-        }
-        rescaled = any(isinstance(method, ForLayers) and method.rescales for method in methods)
+        methods = {one["method"] for one in [*refused.recipe.formats.values(), *([raised] if raised else [])]}
+        rescaled = any(getattr(METHODS.get(name), "rescales", False) for name in methods)
         made = [folder for folder in folders.values() if folder is not None]
         groups: tuple[WeightGroup, ...] = ()  # none where all weights are the baseline's already
         if any(name != KEPT for name in refused.recipe.layers.values()):
             groups = format_groups(self.config, refused.source, made, rescaled=rescaled)
-        costs: SwapCosts = self.costs(groups)
+        costs = self.costs(groups)
         sizes = stored_sizes(refused.source, groups, folders)
         sizes = with_caches(sizes, dict(zip((one.name for one in costs.caches), self.caches.values(), strict=True)))
         last = 0 if refused.bounds_cache else sizes.formats.index(AS_BASELINE)
@@ -514,7 +494,7 @@ class _Repair:
 
     def _narrow(self, table: CostTable, costs: SwapCosts, folders: Mapping[str, str | None]) -> None:
         """Try mixtures between the largest variant that fails and the smallest that passes."""
-        space, gates = self.config.space, self.judge.gates.gates
+        space, gates = self.config.space, self.gates.gates
         for number in range(space.search_rounds + 1):
             passing = min((one for one in self.trials if one.passed), key=lambda one: one.n_bytes, default=None)
             if passing is None:  # together with so many others none passes any more
@@ -594,7 +574,7 @@ class _Repair:
         sizes: StoredSizes,
         outcome: CandidateOutcome | None = None,
     ) -> Trial:
-        outcome = outcome or self.judge.outcomes([self.tracker.run_of(made.run_id)])[0]
+        outcome = outcome or self._outcomes(made)[0]
         passes = "passes" if outcome.passed else f"does not pass: {'; '.join(outcome.failed)}"
         self.say(f"[repair] {made.name} {passes}")
         linear = [layer for layers in layers_of(costs.groups, self.refused.source) for layer in layers]
@@ -607,17 +587,22 @@ class _Repair:
             outcome=outcome,
         )
 
+    def _outcomes(self, *made: Made) -> list[CandidateOutcome]:
+        runs = [self.tracker.run_of(one.run_id) for one in made]
+        return _outcomes(self.tracker, self.refused, self.gates, runs)
+
     def _end(self, sizes: StoredSizes) -> Repair:
         # More variants share one error: what passed in its round may not pass among all.
-        runs = [self.tracker.run_of(one.made.run_id) for one in self.trials]
-        trials = [
-            replace(one, outcome=outcome) for one, outcome in zip(self.trials, self.judge.outcomes(runs), strict=True)
-        ]
+        outcomes = self._outcomes(*(one.made for one in self.trials))
+        trials = [replace(one, outcome=outcome) for one, outcome in zip(self.trials, outcomes, strict=True)]
         passing = [one for one in trials if one.passed]
         best = min(passing, key=lambda one: one.n_bytes, default=None)
         tokens = int(self.config.space.cache_tokens) if self.caches else None
         rows = [_row(one, best, self.refused, tokens) for one in sorted(trials, key=lambda one: one.n_bytes)]
-        changed = {} if best is None else _changed(best, sizes)
+        changed = {}
+        if best is not None:
+            pairs = zip(sizes.chosen(best.choice).items(), best.choice, strict=True)
+            changed = {group: name for (group, name), column in pairs if column != 0}
         recipe = None if best is None else Path(best.made.folder) / RECIPE_FILE
         found = _result(
             self.tracker,
@@ -647,14 +632,9 @@ class _Repair:
         run.set_note(found.markdown())
 
 
-def _changed(trial: Trial, sizes: StoredSizes) -> dict[str, str]:
-    """Return what became of each group that was raised."""
-    pairs = zip(sizes.groups, trial.choice, strict=True)
-    return {group: sizes.formats[column] for group, column in pairs if column != 0}
-
-
 def _row(trial: Trial, best: Trial | None, refused: Refused, tokens: int | None) -> RepairTrial:
-    manifest, role = read_manifest(trial.made.folder, verify=False), _role(trial, best)
+    manifest = read_manifest(trial.made.folder, verify=False)
+    repaired = best is not None and trial.made.run_id == best.made.run_id
     metrics, n_groups = trial.outcome.candidate.metrics, len(trial.choice) - len(refused.caches)
     cache, before = (
         None if tokens is None else math.ceil(tokens * (one.cache_bytes_per_token or 0.0))
@@ -662,7 +642,7 @@ def _row(trial: Trial, best: Trial | None, refused: Refused, tokens: int | None)
     )
     return RepairTrial(
         name=trial.made.name,
-        role=role,
+        role="refused" if not any(trial.choice) else "repaired" if repaired else "tried",
         raised=sum(column != 0 for column in trial.choice[:n_groups]),
         raised_caches=sum(column != 0 for column in trial.choice[n_groups:]),
         bits_per_weight=manifest.bits_per_weight,
@@ -678,12 +658,6 @@ def _row(trial: Trial, best: Trial | None, refused: Refused, tokens: int | None)
         failed=trial.outcome.failed,
         run_id=trial.made.run_id,
     )
-
-
-def _role(trial: Trial, best: Trial | None) -> Literal["refused", "repaired", "tried"]:
-    if not any(trial.choice):
-        return "refused"
-    return "repaired" if best is not None and trial.made.run_id == best.made.run_id else "tried"
 
 
 def _result(

@@ -127,10 +127,6 @@ class Search(Tabular):
         return tuple(one for one in self.variants if one.kind == "searched")
 
     @property
-    def found(self) -> str:
-        return search_finding(self.to_rows())
-
-    @property
     def notes(self) -> list[str]:
         told = search_notes(self.to_rows(), search_text=self.search_text, held_out=self.held_out)
         if self.cache_tokens is not None:
@@ -140,7 +136,7 @@ class Search(Tabular):
 
     @property
     def summary(self) -> str:
-        return self.found
+        return search_finding(self.to_rows())
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         return [
@@ -152,14 +148,12 @@ class Search(Tabular):
         return search_table(self.to_rows())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
-        return {**super().to_dict(), "variants": list(self.to_rows()), "found": self.found, "notes": self.notes}
+        return {**super().to_dict(), "variants": list(self.to_rows()), "found": self.summary, "notes": self.notes}
 
     def as_text(self) -> str:
         """Return the finding, every variant with the linear mix of its size, and how to read that."""
-
         notes = "\n".join(f"- {note}." for note in self.notes)
-        table = "\n".join(search_table(self.to_rows()).lines())
+        table = "\n".join(self.table().lines())
         return "\n\n".join([f"{self.summary}.", table, notes, *lines_of_run(self.run)])
 
 
@@ -225,12 +219,10 @@ class Repair(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """What the command exits with: 3 where nothing passes, otherwise 0."""
         return 0 if self.passed or self.repaired is not None else NOTHING_PASSES
 
     @property
     def summary(self) -> str:
-        """What was found, in one sentence or two."""
         if self.passed:
             return f"{self.name} passes the policy as it is: nothing was made"
         best = self.repaired
@@ -295,7 +287,6 @@ class Repair(Tabular):
         return [f"{one.name}: {'; '.join(one.reasons)}" for one in (before, after)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, ready for JSON."""
         return {**super().to_dict(), "verdict": self.summary, "extra_bytes": self.extra_bytes}
 
     def _changes(self) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,6 +42,7 @@ from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Sear
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, model_path, read_manifest, suite_of
 from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
+from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.method import METHODS
@@ -173,15 +173,19 @@ def publish_search(
     rows.sort(key=lambda row: (row.bits_per_weight, row.cache_bytes or 0, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
     tasks = ", ".join(Path(part).name for part in task_parts(tasks))
+    estimate = None
+    if estimation is not None:
+        swaps, rank_correlation = int(estimation.measured.sum()), estimation.rank_correlation
+        estimate = CostEstimate(swaps=swaps, possible=estimation.possible, rank_correlation=rank_correlation)
     result = Search(
         baseline=model_label(config.source.model),
         variants=tuple(rows),
         formats=table.sizes.formats,
         groups=table.sizes.groups,
         costs=tuple(_group_costs(table, estimation)),
-        estimate=None if estimation is None else _estimate(estimation),
+        estimate=estimate,
         passes=passes,
-        recipes={made.name: _recipe(table.sizes, choice) for choice, made in chosen.values()},
+        recipes={made.name: table.sizes.chosen(choice.allocation.choice) for choice, made in chosen.values()},
         cache_tokens=int(config.space.cache_tokens) if table.sizes.cache else None,
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
@@ -224,29 +228,15 @@ def _searched(
     mix = linear_mix(choice.allocation.n_bytes, ends)
     if mix is None:
         return row
+    difference = units.kl - mix.kl
+    mean = paired_mean(difference)
     return replace(
         row,
         mix=f"{mix.share:.2f} of {mix.larger}, the rest {mix.smaller}",
         mix_kl=float(mix.kl.mean()),
-        **_paired("difference", units.kl - mix.kl),
-    )
-
-
-def _paired(name: str, differences: Float) -> dict[str, Any]:
-    """Return the mean of paired differences of KL with its interval, as a row has it under a name."""
-    mean = paired_mean(differences)
-    return {
-        name: float(differences.mean()),
-        f"{name}_low": None if mean is None else mean.interval.low,
-        f"{name}_high": None if mean is None else mean.interval.high,
-    }
-
-
-def _estimate(estimation: Estimation) -> CostEstimate:
-    return CostEstimate(
-        swaps=int(estimation.measured.sum()),
-        possible=estimation.possible,
-        rank_correlation=estimation.rank_correlation,
+        difference=float(difference.mean()),
+        difference_low=None if mean is None else mean.interval.low,
+        difference_high=None if mean is None else mean.interval.high,
     )
 
 
@@ -271,16 +261,12 @@ def _group_costs(table: CostTable, estimation: Estimation | None) -> Iterator[Gr
             )
 
 
-def _recipe(sizes: StoredSizes, choice: Choice) -> dict[str, str]:
-    return {group: sizes.formats[i] for group, i in zip(sizes.groups, choice.allocation.choice, strict=True)}
-
-
 def _log(tracker: Tracker, run: TrackedRun, result: Search) -> None:
     # Imported here, because matplotlib takes a second to import.
     from mlflow_compress.reporting.figures import draw_search
 
     rows = result.to_rows()
-    markdown = search_markdown(rows, result.found, result.notes)
+    markdown = search_markdown(rows, result.summary, result.notes)
     run.log_json(result.to_dict(), "search.json")
     run.log_text(rows_csv(rows), "search.csv")
     run.log_text(rows_csv([asdict(one) for one in result.costs]), "costs.csv")
@@ -302,13 +288,15 @@ def _log(tracker: Tracker, run: TrackedRun, result: Search) -> None:
             **({"search/measured_swaps": result.estimate.swaps} if result.estimate is not None else {}),
         }
     )
-    run.set_tags({run_names.VERDICT: result.found})
+    run.set_tags({run_names.VERDICT: result.summary})
     run.set_note(markdown)
 
 
 def run_search(config: SearchConfig, say: Say = silent) -> Search:
     """Find the formats of every group of layers within each limit, and return them beside the uniform variants."""
-    limits, (formats, may_keep), original = limits_of(config), candidates(config), config
+    original, limits = config, limits_of(config)
+    config = config.with_values(output_dir=str(out_folder(config.space.output_dir, tracking_uri())))
+    formats, may_keep = candidates(config)
     path = model_path(config.source.model)
     with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
@@ -318,11 +306,9 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
         config = config.with_values(cache_tokens=source.max_length)
     for limit in limits:
         require_in_reach(limit, formats, source, caches)
-    config = config.with_values(output_dir=str(out_folder(config.space.output_dir, tracking_uri())))
-    formats, may_keep = candidates(config)
     with unfinished_until_ended(original), keeping(), engine_started(config.running, config.source):
         tracker = Tracker(config.experiment)
-        prepared = prepare_sweep(config.sweep_config, [one.uniform for one in formats], tracker)
+        prepared = prepare_sweep(config.for_variants(SweepConfig), [one.uniform for one in formats], tracker)
         text = read_search_text(config, source, max(one.calibration_samples for one in formats))
         suite = suite_of(formats[0].uniform.config.evaluate_config())
         check_contamination(text.texts, suite.tasks, suite.corpora)
@@ -346,7 +332,8 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
             made = make_all(tracker, run, prepared, say)
             uniform = {one.name: made[one.uniform.name] for one in formats}
             folders = [variant.folder for variant in uniform.values()]
-            groups = format_groups(config, source, folders, rescaled=any(one.rescales for one in formats))
+            rescaled = any(getattr(METHODS.get(one.method), "rescales", False) for one in formats)
+            groups = format_groups(config, source, folders, rescaled=rescaled)
             layers = cache_groups(source) if caches else ()
             costs = SwapCosts(config=config, text=text, resume=resume, groups=groups, caches=layers)
             return _Search(tracker, run, source, formats, may_keep, costs, uniform, say).result(limits)
@@ -446,7 +433,7 @@ class _Search:
         mixtures, passes = self._tried(limits, table, swaps)
         chosen = {limit: self._chosen(limit, table, mixtures[limit]) for limit in limits}
         variants = {one.variant.name: one.variant for one in chosen.values()}
-        prepared = prepare_sweep(self.config.sweep_config, list(variants.values()), self.tracker)
+        prepared = prepare_sweep(self.config.for_variants(SweepConfig), list(variants.values()), self.tracker)
         made = make_all(self.tracker, self.run, prepared, self.say)
         return publish_search(
             self.tracker,
@@ -584,7 +571,7 @@ class _Search:
         key = limit, allocation.choice, bool(taken)
         if key in self.made:
             return self.made[key]
-        names = [sizes.formats[column] for column in allocation.choice]
+        names = list(sizes.chosen(allocation.choice).values())
         layers = {layer: chosen for group, chosen in zip(self.layers, names, strict=False) for layer in group}
         settings, caches = self.config.caches, names[len(self.layers) :]
         rounded = {str(layer): one for layer, name in enumerate(caches) if (one := settings[name]) is not None}
