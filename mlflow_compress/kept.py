@@ -2,30 +2,30 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_values: dict[Hashable, Any] | None = None  # None outside of such a block: nothing is kept
+_values: ContextVar[dict[Hashable, Any] | None] = ContextVar("kept", default=None)  # None: nothing is kept
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
     """Within this block, what `kept` returns stays in memory. Inner blocks share it; the last one frees it."""
-    global _values
-    if _values is not None:
+    if keeps():
         yield
         return
-    _values = {}
+    before = _values.set({})
     try:
         yield
     finally:
-        _values = None
+        _values.reset(before)
 
 
 def keeps() -> bool:
     """Return whether values are kept now: keys that cost something are made only then."""
-    return _values is not None
+    return _values.get() is not None
 
 
 def kept(key: Hashable, make: Callable[[], T]) -> T:
@@ -34,8 +34,9 @@ def kept(key: Hashable, make: Callable[[], T]) -> T:
     The key has everything that the value depends on; its first part names what it is. Nobody may change a value that is
     kept, except a budget, which is there to be shared, and the tokens of texts, to which further ones are added.
     """
-    if _values is None:
+    values = _values.get()
+    if values is None:
         return make()
-    if key not in _values:
-        _values[key] = make()
-    return _values[key]  # type: ignore[no-any-return]
+    if key not in values:
+        values[key] = make()
+    return values[key]  # type: ignore[no-any-return]

@@ -34,6 +34,7 @@ from mlflow_compress.tracking.lease import give_back_leases, leased
 from mlflow_compress.tracking.store import RunLink, StoredRun, is_run_id, whole_id
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.unfinished_commands import note_run
+from mlflow_compress.tracking.views import how_to_open
 from mlflow_compress.tracking.waiting import PatientClient, shown_store
 
 logger = logging.getLogger(__name__)
@@ -382,9 +383,7 @@ class Tracker:
         return {stage: str(run.info.run_id) for stage, run in self.children(run_id).items()}
 
     def link(self, run_id: str) -> RunLink:
-        from mlflow_compress.tracking.views import how_to_open
-
-        return RunLink(run_id=run_id, store=self.uri, how_to_open=how_to_open(self, run_id))
+        return RunLink(run_id=run_id, store=self.uri, how_to_open=how_to_open(self.client, self.uri, run_id))
 
     def children(self, run_id: str) -> dict[str, Run]:
         """Return the newest child of a run, by stage. An unknown run id is a `TrackingError`."""

@@ -1,7 +1,5 @@
 """The saved leaderboard view of an experiment, and links to it."""
 
-from __future__ import annotations
-
 import base64
 import colorsys
 import itertools
@@ -9,9 +7,9 @@ import json
 import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, RATIO
@@ -19,10 +17,8 @@ from mlflow_compress.decide.scoreboard import BITS
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import artifacts_place
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
+from mlflow_compress.tracking.waiting import PatientClient
 from mlflow_compress.transport.endpoint import shown_url
-
-if TYPE_CHECKING:
-    from mlflow_compress.tracking.tracker import Tracker
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
 CHARTS = "charts"
@@ -114,7 +110,7 @@ def _colours() -> Iterator[str]:
         yield "#" + "".join(f"{round(255 * channel):02x}" for channel in channels)
 
 
-def _colour(tracker: Tracker, variants: Sequence[Any]) -> None:
+def _colour(client: PatientClient, variants: Sequence[Run]) -> None:
     """Give each variant a colour that no other one has: MLflow takes one of few, by the run's id.
 
     A colour that was given before stays.
@@ -126,22 +122,23 @@ def _colour(tracker: Tracker, variants: Sequence[Any]) -> None:
         own = run.data.tags.get(_RUN_COLOUR)
         if own is None or own in taken:
             own = next(free)
-            tracker.client.set_tag(run.info.run_id, _RUN_COLOUR, own)
+            client.set_tag(run.info.run_id, _RUN_COLOUR, own)
         taken.add(own)
 
 
-def save_leaderboard(tracker: Tracker, run_id: str) -> None:
+def save_leaderboard(client: PatientClient, run_id: str) -> None:
     """Store the views of a run's evaluation on the experiment, and give each of its variants a colour of its own.
 
     The views are leaderboard, all columns, and charts. A saved view filters by fixed values, so each evaluation needs
     its own; the plain names are the newest one's. MLflow lists them under "Views". A run without an evaluation id has
     none.
     """
-    evaluation = tracker.client.get_run(run_id).data.tags.get(run_names.EVALUATION)
+    run = client.get_run(run_id)
+    evaluation = run.data.tags.get(run_names.EVALUATION)
     if evaluation is None:
         return
-    variants = search_runs(tracker.client, tags_filter({run_names.STAGE: "main", run_names.EVALUATION: evaluation}))
-    _colour(tracker, variants)
+    variants = search_runs(client, tags_filter({run_names.STAGE: "main", run_names.EVALUATION: evaluation}))
+    _colour(client, variants)
     measured = {name for variant in variants for name in variant.data.metrics}
     views = {
         LEADERBOARD: ("Leaderboard", _table((FLIPS, KL, DELTA, RATIO, *_COSTS), description=250)),
@@ -158,45 +155,42 @@ def save_leaderboard(tracker: Tracker, run_id: str) -> None:
         for key, shown in ((f"{view}-{evaluation[:8]}", f"{name}, evaluation {evaluation[:8]}"), newest):
             # As MLflow's own button stores a view, under a name that its list of views shows.
             envelope = {"name": shown, "createdAt": int(time.time() * 1000), "state": packed}
-            tracker.client.set_experiment_tag(tracker.experiment_id, view_tag(key), json.dumps(envelope))
+            client.set_experiment_tag(run.info.experiment_id, view_tag(key), json.dumps(envelope))
 
 
-def _root(tracker: Tracker) -> str:
-    """Return the address of the UI; for a local store, that of the command that `how_to_open` shows."""
-    return shown_url(tracker.uri).rstrip("/") if tracker.uri.startswith("http") else "http://127.0.0.1:5000"
+def _page(uri: str, experiment_id: str) -> str:
+    """Return an experiment's address in the UI; for a local store, in that of the command that `how_to_open` shows."""
+    root = shown_url(uri).rstrip("/") if uri.startswith("http") else "http://127.0.0.1:5000"
+    return f"{root}/#/experiments/{experiment_id}"
 
 
-def run_address(tracker: Tracker, experiment_id: str, run_id: str) -> str:
-    """Return the address that shows a run in MLflow's UI."""
-    return f"{_root(tracker)}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+def _run_address(uri: str, experiment_id: str, run_id: str) -> str:
+    return f"{_page(uri, experiment_id)}/runs/{run_id}?workflowType=machine_learning"
 
 
-def shared_run_address(tracker: Tracker, experiment_id: str, run_id: str) -> str:
-    """Return the same for a file that is passed on; empty where only this machine reaches the store."""
-    host = urlsplit(tracker.uri).hostname or ""
-    alone = not tracker.uri.startswith("http") or host in ("localhost", "::1") or host.startswith("127.")
-    return "" if alone else run_address(tracker, experiment_id, run_id)
+def shared_run_address(uri: str, experiment_id: str, run_id: str) -> str:
+    """Return a run's address for a file that is passed on; empty where only this machine reaches the store."""
+    host = urlsplit(uri).hostname or ""
+    alone = not uri.startswith("http") or host in ("localhost", "::1") or host.startswith("127.")
+    return "" if alone else _run_address(uri, experiment_id, run_id)
 
 
-def how_to_open(tracker: Tracker, run_id: str | None = None) -> str:
+def how_to_open(client: PatientClient, uri: str, run_id: str) -> str:
     """Return the lines that say where results are. For a local store they include the command that starts the UI.
 
     The text is empty for a child run, because its parent prints the lines.
     """
-    run = tracker.client.get_run(run_id) if run_id else None
-    tags = run.data.tags if run else {}
+    run = client.get_run(run_id)
+    tags, experiment = run.data.tags, run.info.experiment_id
     if MLFLOW_PARENT_RUN_ID in tags:
         return ""
-    remote = tracker.uri.startswith("http")
-    experiment = run.info.experiment_id if run else tracker.experiment_id
-    page = f"{_root(tracker)}/#/experiments/{experiment}"
-    lines = [] if remote else [f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {tracker.uri}"]
-    if run:
-        lines.insert(0, f"Artifacts:     {artifacts_place(run.info.artifact_uri)}")
-        lines.append(f"This run:      {run_address(tracker, experiment, str(run_id))}")
+    lines = [f"Artifacts:     {artifacts_place(run.info.artifact_uri)}"]
+    if not uri.startswith("http"):
+        lines.append(f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {uri}")
+    lines.append(f"This run:      {_run_address(uri, experiment, run_id)}")
     ending = f"-{tags[run_names.EVALUATION][:8]}" if run_names.EVALUATION in tags else ""
-    if view_tag(f"{LEADERBOARD}{ending}") in tracker.client.get_experiment(experiment).tags:
-        view = f"{page}/runs?workflowType=machine_learning&viewStateShareKey="
+    if view_tag(f"{LEADERBOARD}{ending}") in client.get_experiment(experiment).tags:
+        view = f"{_page(uri, experiment)}/runs?workflowType=machine_learning&viewStateShareKey="
         lines += [
             f"Leaderboard:   {view}{LEADERBOARD}{ending}",
             f"Charts:        {view}{CHARTS}{ending}&compareRunsMode=CHART",

@@ -4,16 +4,15 @@ import asyncio
 import random
 import re
 import ssl
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent import futures
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mlflow_compress.errors import MlflowCompressError
@@ -42,86 +41,6 @@ A = TypeVar("A", bound=Answered)
 
 ENDING_SECONDS = 5.0
 """After an error or Ctrl-C, the calls under way have these seconds, so that their answers are kept."""
-
-
-class LoopInThread:
-    """Runs asynchronous work in its own thread, at most `at_once` things of `for_all` at the same time."""
-
-    def __init__(self, at_once: int) -> None:
-        self.ending = asyncio.Event()  # Set by an error or Ctrl-C: no call begins, and none is made again
-        self._places = asyncio.Semaphore(at_once)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    async def ends_within(self, seconds: float) -> bool:
-        """Wait so long; return at once, and True, where an error or Ctrl-C ends the work."""
-        try:
-            await asyncio.wait_for(self.ending.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
-    def stop(self, last: Callable[[], Awaitable[None]]) -> None:
-        """End what an interruption has left, await `last`, and end the thread."""
-
-        async def end() -> None:
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-            await last()
-
-        try:
-            asyncio.run_coroutine_threadsafe(end(), self._loop).result()
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def for_all(self, function: Callable[[T], Awaitable[R]], things: Iterable[T]) -> list[R]:
-        """Return an asynchronous function's results for all things, at most `concurrency` at the same time.
-
-        After an error, or Ctrl-C, no call begins; those under way have `ENDING_SECONDS`. What calls have returned is
-        the function's to keep.
-        """
-        under_way: set[asyncio.Future[R]] = set()
-
-        async def one(thing: T) -> R:
-            async with self._places:
-                if self.ending.is_set():
-                    raise asyncio.CancelledError
-                under_way.add(asyncio.current_task())  # type: ignore[arg-type]  # a coroutine runs in a task
-                try:
-                    return await function(thing)
-                except BaseException:
-                    self.ending.set()
-                    raise
-
-        async def everything() -> list[R]:
-            self.ending.clear()
-            tasks = [asyncio.ensure_future(one(thing)) for thing in things]
-            results, ending = asyncio.gather(*tasks), asyncio.ensure_future(self.ending.wait())
-            either: list[asyncio.Future[Any]] = [results, ending]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self.ending.is_set():
-                if under_way:
-                    await asyncio.wait(under_way, timeout=ENDING_SECONDS)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            ending.cancel()
-            return results.result()
-
-        work = asyncio.run_coroutine_threadsafe(everything(), self._loop)
-        try:
-            return work.result()
-        except BaseException:  # Ctrl-C
-            self._loop.call_soon_threadsafe(self.ending.set)
-            futures.wait([work])
-            raise
 
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
@@ -165,31 +84,31 @@ class Failure:
     """A failed request: what happened, whether it may pass, and the pause that the server asked for."""
 
     no_reply: NoReply
+    useless: MlflowCompressError | None = None  # What to raise where every further call would fail too
     passing: bool = False
     wait: float | None = None
     refused: str = ""  # message of an HTTP 400 or 422, which may name a parameter
     lost: bool = False  # The server may have worked on it, and its answer did not arrive
 
 
-def refused(
-    config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str
-) -> Failure | MlflowCompressError:
-    """Return what an HTTP error means: an error if it is useless to go on, otherwise a failure that may pass or not."""
+def refused(config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str) -> Failure:
+    """Return what an HTTP error means."""
     error = body if isinstance(body, dict) else {}
     code, said = str(error.get("code") or ""), config.clean(message)
+    useless = None
     if status in (401, 403):
         # The server's message is left out, because some servers repeat the key in it.
-        return config.error(f"{config.where} refused the key (HTTP {status})", fix=f"Check {config.key_variable}")
-    if status == 404:
+        useless = config.error(f"{config.where} refused the key (HTTP {status})", fix=f"Check {config.key_variable}")
+    elif status == 404:
+        what = f"{config.where} has no model {model!r}, or is no such endpoint (HTTP 404): {said}"
         fix = f"Check {config.model_parameter}, and {config.url_parameter}: it often ends in /v1"
-        return config.error(
-            f"{config.where} has no model {model!r}, or is no such endpoint (HTTP 404): {said}", fix=fix
-        )
-    if code == "insufficient_quota":
-        return config.error(f"{config.where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
+        useless = config.error(what, fix=fix)
+    elif code == "insufficient_quota":
+        useless = config.error(f"{config.where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
     reason = FILTERED if "content_filter" in code or "content_policy" in code else f"http_{status}"
     return Failure(
         NoReply(reason, f"answered HTTP {status}: {said}"),
+        useless=useless,
         passing=may_pass(status),
         wait=retry_after(headers),
         refused=f"{error.get('param') or ''} {message}" if status in (400, 422) else "",
@@ -301,7 +220,7 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-class Transport:
+class Transport(AbstractContextManager["Transport"]):
     """An open connection to one endpoint, to be used as a context manager.
 
     The calls run in an event loop in a thread of its own, so that callers stay synchronous, in a notebook too.
@@ -317,9 +236,11 @@ class Transport:
         self._money = asyncio.Condition()  # told when a call ends: it may leave enough for another
         self.asked_again: Counter[str] = Counter()  # Requests that were made again, by what was wrong before
         self._answered = False  # whether the endpoint has ever answered as one
-        self._loop = LoopInThread(config.concurrency)
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._ending = asyncio.Event()  # Set by an error or Ctrl-C: no call begins, and none is made again
 
     def __enter__(self) -> Self:
+        from anyio.from_thread import start_blocking_portal
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         self._client = AsyncOpenAI(
@@ -330,17 +251,52 @@ class Transport:
             max_retries=0,
             http_client=DefaultAsyncHttpxClient(verify=_certificates()),
         )
-        self._loop.start()
+        self._opened = ExitStack()
+        self._loop = self._opened.enter_context(start_blocking_portal(name="endpoint"))
+        self._opened.callback(self._loop.call, self._client.close)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._loop.stop(self._client.close)
+    def __exit__(self, *raised: Any) -> None:
+        self._opened.__exit__(*raised)
 
     def for_all(self, function: Callable[[T], Awaitable[R]], things: Iterable[T]) -> list[R]:
-        """Return an asynchronous function's results for all things, at most `concurrency` at the same time."""
-        return self._loop.for_all(function, things)
+        """Return an asynchronous function's results for all things, at most `concurrency` at the same time.
+
+        After an error, or Ctrl-C, no call begins; those under way have `ENDING_SECONDS`. What calls have returned is
+        the function's to keep.
+        """
+
+        async def one(thing: T) -> R:
+            async with self._places:
+                if self._ending.is_set():
+                    raise asyncio.CancelledError
+                try:
+                    return await function(thing)
+                except BaseException:
+                    self._ending.set()
+                    raise
+
+        async def everything() -> list[R]:
+            self._ending.clear()
+            tasks = [asyncio.ensure_future(one(thing)) for thing in things]
+            results, ending = asyncio.gather(*tasks), asyncio.ensure_future(self._ending.wait())
+            either: list[asyncio.Future[Any]] = [results, ending]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._ending.is_set():
+                await asyncio.wait(tasks, timeout=ENDING_SECONDS)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            ending.cancel()
+            return results.result()
+
+        work = self._loop.start_task_soon(everything)
+        try:
+            return work.result()
+        except BaseException:  # Ctrl-C
+            self._loop.call(self._ending.set)
+            futures.wait([work])
+            raise
 
     async def complete(self, messages: Sequence[dict[str, str]], *, model: str, max_tokens: int) -> Reply | NoReply:
         """Return a completion at temperature 0, or the reason why there is none. A model that reasons gets more room.
@@ -360,20 +316,13 @@ class Transport:
 
     async def embed(self, texts: Sequence[str], *, model: str) -> Embedded | NoReply:
         """Return one vector per text, or the reason why there are none; errors as in `complete`."""
-
-        async def once() -> Embedded | NoReply | Failure:
-            n_bytes = sum(len(text.encode()) for text in texts)
-            return await self._paced(
-                lambda: self._client.embeddings.with_raw_response.create(
-                    model=model, input=list(texts), encoding_format="float"
-                ),
-                lambda body: read_embeddings(body, model, len(texts)),
-                model,
-                n_bytes,
-                0,
+        body = {"model": model, "input": list(texts), "encoding_format": "float"}
+        n_bytes = sum(len(text.encode()) for text in texts)
+        return await self._retried(
+            lambda: self._paced(
+                "/embeddings", body, lambda said: read_embeddings(said, model, len(texts)), model, n_bytes, 0
             )
-
-        return await self._retried(once, lambda refusal: False)
+        )
 
     async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[str], A | NoReply], *, model: str, n_bytes: int
@@ -383,18 +332,7 @@ class Transport:
         `path` is below the endpoint's address, or a whole address. `n_bytes` is the length of what is sent: with
         `tokens_per_minute` it decides the pace. What `read` returns as a `NoReply` is asked again.
         """
-        import httpx
-
-        async def once() -> A | NoReply | Failure:
-            return await self._paced(
-                lambda: self._client.post(path, cast_to=httpx.Response, body=dict(body)),
-                read,
-                model,
-                n_bytes,
-                1,
-            )
-
-        return await self._retried(once, lambda refusal: False)
+        return await self._retried(lambda: self._paced(path, body, read, model, n_bytes, 1))
 
     async def _try(
         self, messages: Sequence[dict[str, str]], model: str, max_tokens: int, dialect: Dialect
@@ -406,17 +344,13 @@ class Transport:
             settings = dialect.settings(max_tokens)
             sent = dialect.described(settings)
             own = dialect.messages(messages)
-            room = int(settings.get("max_tokens") or settings["max_completion_tokens"])
             found = await self._paced(
-                lambda: self._client.chat.completions.with_raw_response.create(
-                    model=model,
-                    messages=list(own),  # type: ignore[arg-type]
-                    **settings,
-                ),
+                "/chat/completions",
+                {"model": model, "messages": own, **settings},
                 lambda body: read_completion(body, model),
                 model,
                 prompt_bytes(own),
-                room,
+                settings[dialect.length],
             )
             if not isinstance(found, Reply):
                 return found
@@ -430,7 +364,9 @@ class Transport:
         return await self._retried(once, learns)
 
     async def _retried(
-        self, once: Callable[[], Awaitable[A | NoReply | Failure]], learns: Callable[[str], bool]
+        self,
+        once: Callable[[], Awaitable[A | NoReply | Failure]],
+        learns: Callable[[str], bool] = lambda refusal: False,
     ) -> A | NoReply:
         """Return what a call gave, which is made again while that may help, or while a refusal teaches something."""
         retry = 0
@@ -438,19 +374,23 @@ class Transport:
             found = await once()
             if not isinstance(found, Failure):
                 return found
+            if found.useless is not None:
+                raise found.useless
             if found.refused and learns(found.refused):
                 continue
             pause = found.wait if found.wait is not None else back_off(retry)
             if not found.passing or retry >= self.config.max_retries or pause > LONGEST_RETRY_AFTER:
                 return given_up(self.config, found, answered=self._answered)
-            if await self._loop.ends_within(pause):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause)
                 return found.no_reply
             retry += 1
             self.asked_again[found.no_reply.reason] += 1
 
     async def _paced(
         self,
-        send: Callable[[], Awaitable[Any]],
+        path: str,
+        body: Mapping[str, Any],
         read: Callable[[str], A | NoReply],
         model: str,
         n_bytes: int,
@@ -471,10 +411,7 @@ class Transport:
             await self._tokens.take(n_bytes // BYTES_PER_TOKEN + room)
             await self._requests.take(1)
             sent = True
-            found = await self._request(send, read, model)
-        except MlflowCompressError:
-            sent = False  # the server has refused it
-            raise
+            found = await self._request(path, body, read, model)
         finally:
             reply = None if found is None or isinstance(found, Failure) else found
             # A call that timed out, was interrupted, or whose connection broke may have been worked on, and be paid.
@@ -485,32 +422,24 @@ class Transport:
         return found
 
     async def _request(
-        self, send: Callable[[], Awaitable[Any]], read: Callable[[str], A | NoReply], model: str
+        self, path: str, body: Mapping[str, Any], read: Callable[[str], A | NoReply], model: str
     ) -> A | Failure:
         import httpx
         import openai
 
-        fatal: MlflowCompressError
         try:
-            raw = await send()
+            response = await self._client.post(path, cast_to=httpx.Response, body=dict(body))
         except openai.APITimeoutError:
-            return Failure(
-                NoReply(TIMEOUT, f"did not answer within {self.config.timeout:g} s"), passing=True, lost=True
-            )
+            no_reply = NoReply(TIMEOUT, f"did not answer within {self.config.timeout:g} s")
+            return Failure(no_reply, passing=True, lost=True)
         except openai.APIConnectionError as error:
             reason = self.config.clean(str(error.__cause__ or error))
             reached = not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
             return Failure(NoReply(CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
         except openai.APIStatusError as error:
-            failed = refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
-            if isinstance(failed, Failure):
-                return failed
-            fatal = failed
-        else:
-            found = read(getattr(raw, "http_response", raw).text)
-            if isinstance(found, NoReply):
-                return Failure(NoReply(found.reason, self.config.clean(found.detail)), passing=True)
-            self._answered = True
-            return found
-        # Outside the except clause, because a chained exception would show the server's message, and so the key.
-        raise fatal
+            return refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
+        found = read(response.text)
+        if isinstance(found, NoReply):
+            return Failure(NoReply(found.reason, self.config.clean(found.detail)), passing=True)
+        self._answered = True
+        return found

@@ -162,7 +162,7 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
     for evaluation in ("a" * 16, "b" * 16):
         with tracker.run("x", "main", {run_names.EVALUATION: evaluation}) as run:
             run.log_values({"size/bits_per_weight": 4.0, "distance/kl_mean": 0.1})
-        save_leaderboard(tracker, run.run_id)
+        save_leaderboard(tracker.client, run.run_id)
         runs.append(run.run_id)
     state = saved_view(tracker, "leaderboard-aaaaaaaa")
     assert state["searchFilter"] == f"tags.`stage` = 'main' and tags.`evaluation` = '{'a' * 16}'"
@@ -175,12 +175,12 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
     assert second["metricKey"] == "distance/kl_mean"  # no chart of what no variant has, such as speed
     shown = tracker.client.search_runs([tracker.experiment_id], filter_string=str(state["searchFilter"]))
     assert [run.info.run_id for run in shown] == runs[:1]
-    assert "viewStateShareKey=leaderboard-aaaaaaaa" in how_to_open(tracker, runs[0])
-    assert f"runs/{runs[0]}?workflowType=machine_learning" in how_to_open(tracker, runs[0])
+    assert "viewStateShareKey=leaderboard-aaaaaaaa" in how_to_open(tracker.client, tracker.uri, runs[0])
+    assert f"runs/{runs[0]}?workflowType=machine_learning" in how_to_open(tracker.client, tracker.uri, runs[0])
     # The plain name is the newest evaluation's.
     assert saved_view(tracker, LEADERBOARD) == saved_view(tracker, "leaderboard-bbbbbbbb")
-    assert f"viewStateShareKey={LEADERBOARD}\n" in how_to_open(tracker)
-    assert how_to_open(tracker).endswith("viewStateShareKey=charts&compareRunsMode=CHART")
+    said = how_to_open(tracker.client, tracker.uri, tracker.client.create_run(tracker.experiment_id).info.run_id)
+    assert f"={LEADERBOARD}\n" in said and said.endswith("viewStateShareKey=charts&compareRunsMode=CHART")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
 )
 def test_a_page_that_is_passed_on_links_to_a_store_that_others_reach(tracker: Tracker, uri: str, root: str) -> None:
     tracker.uri = uri
-    address = shared_run_address(tracker, "1", "r")
+    address = shared_run_address(tracker.uri, "1", "r")
     assert address == (root and f"{root}experiments/1/runs/r?workflowType=machine_learning")
 
 
@@ -208,11 +208,11 @@ def test_no_two_variants_of_an_evaluation_have_one_colour(tracker: Tracker) -> N
         tracker.client.create_run(tracker.experiment_id, tags={"stage": "main", **tags, **own}).info.run_id
         for own in ({colour: "#123456"}, {colour: "#abcdef"}, {colour: "#abcdef"}, *({} for _ in range(21)))
     ]
-    save_leaderboard(tracker, mine)
+    save_leaderboard(tracker.client, mine)
     found = {run_id: tracker.client.get_run(run_id).data.tags[colour] for run_id in (mine, *others)}
     assert found[mine] == "#123456" and len(set(found.values())) == 24
     assert all(re.fullmatch("#[0-9a-f]{6}", one) for one in found.values())
-    save_leaderboard(tracker, others[5])
+    save_leaderboard(tracker.client, others[5])
     assert {run_id: tracker.client.get_run(run_id).data.tags[colour] for run_id in found} == found
 
 
@@ -228,8 +228,8 @@ def test_a_version_tells_the_newest_decision_in_words(tracker: Tracker) -> None:
 def test_a_run_without_an_evaluation_saves_no_leaderboard_and_links_to_none(tracker: Tracker) -> None:
     with tracker.run("x", "main", {}) as run:
         pass
-    save_leaderboard(tracker, run.run_id)
-    assert "Leaderboard" not in how_to_open(tracker, run.run_id)
+    save_leaderboard(tracker.client, run.run_id)
+    assert "Leaderboard" not in how_to_open(tracker.client, tracker.uri, run.run_id)
 
 
 def test_a_parameter_that_mlflow_has_logged_as_auto_shows_its_value_beside(tracker: Tracker) -> None:

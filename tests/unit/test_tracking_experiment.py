@@ -41,7 +41,7 @@ def log_something(tracker: Tracker) -> Path:
     with tracker.run("x", "main", {}) as run:
         run.log_text("text", "a.txt")
     [found] = Path.cwd().parent.rglob("a.txt")
-    said = how_to_open(tracker, run.run_id).splitlines()[0]
+    said = how_to_open(tracker.client, tracker.uri, run.run_id).splitlines()[0]
     assert said.startswith("Artifacts:") and said.removeprefix("Artifacts:").strip().endswith(str(found.parent))
     return found
 

@@ -206,7 +206,7 @@ def publish(stages: Stages) -> VariantRun:
     evaluated = tracker.look_up(stages.evaluate).metrics
     items = {run_names.ITEMS: evaluated[run_names.ITEMS]} if run_names.ITEMS in evaluated else {}
     run.log_values({**items, **stages.account.values()})
-    save_leaderboard(tracker, run.run_id)
+    save_leaderboard(tracker.client, run.run_id)
     return stages.found()
 
 

@@ -171,7 +171,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
                 name=name,
                 verdict=run.data.tags[run_names.VERDICT],
                 run_id=run.info.run_id,
-                address=shared_run_address(tracker, run.info.experiment_id, run.info.run_id),
+                address=shared_run_address(tracker.uri, run.info.experiment_id, run.info.run_id),
                 results=results_of(tracker, measured),
                 settings=settings[name],
                 changes=changes_of(baseline, records) if has_all else None,
