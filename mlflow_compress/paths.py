@@ -49,15 +49,11 @@ def _absolute(name: str, value: str, kind: str) -> str:
     # For a file parameter, a folder of that name is ignored: the value may be the name of a set. And the reverse.
     if (kind != "folder" and path.is_file()) or (kind not in ("file", "program") and path.is_dir()):
         return str(path.absolute() if kind == "program" else path.resolve())
-    if name in _ALWAYS or value.startswith((".", "~", "/")) or path.suffix in _SUFFIXES or _too_deep(value, kind):
+    too_deep = kind in ("folder", "either") and value.count("/") > 1  # a hub id has two parts
+    if name in _ALWAYS or value.startswith((".", "~", "/")) or path.suffix in _SUFFIXES or too_deep:
         what = {"file": "file", "folder": "folder", "program": "file"}.get(kind, "file or folder")
         raise ConfigError(f"Parameter '{name}' names no {what}", got=value, fix=_where(path))
     return value
-
-
-def _too_deep(value: str, kind: str) -> bool:
-    """Return whether a model's name has more than the two parts of a hub id."""
-    return kind in ("folder", "either") and value.count("/") > 1
 
 
 def started_in() -> str:

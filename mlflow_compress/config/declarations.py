@@ -32,15 +32,10 @@ def one_error(error: ValidationError, known: list[str]) -> ConfigError:
         fix = f"Did you mean {', '.join(near)}?" if near else None
         return ConfigError("Unknown parameters", allowed=known, got=", ".join(unknown), fix=fix)
     if unknown:
-        return unknown_parameter(unknown[0], known)
+        return ConfigError("Unknown parameter", allowed=known, got=unknown[0])
     name = names[-1] if names else str(first["loc"][-1])
     same = [detail for detail in details if name in detail["loc"]]
     return _wrong_value(name, first, same)
-
-
-def unknown_parameter(name: str, known: list[str]) -> ConfigError:
-    """Return the error for a name that no parameter has, with the nearest one that there is."""
-    return ConfigError("Unknown parameter", allowed=known, got=name)
 
 
 def _wrong_value(name: str, first: Details, same: Sequence[Details]) -> ConfigError:
@@ -267,7 +262,7 @@ def parse(cls: type[C], values: Mapping[str, Any]) -> C:
         given = {**read_file(Path(str(file))), **given}
     for name, value in given.items():
         if name not in known:
-            raise unknown_parameter(name, list(known))
+            raise ConfigError("Unknown parameter", allowed=known, got=name)
         if isinstance(value, str) and name not in _PROSE:
             check_text(name, value)
     return cls(**given)

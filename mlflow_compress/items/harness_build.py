@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from mlflow_compress import demo
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.item_families import shared_text
 from mlflow_compress.items.harness_tasks import load_harness_tasks
+from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.task import (
     Answering,
     GroupAverages,
@@ -21,6 +22,7 @@ from mlflow_compress.items.task import (
     Task,
     TaskSettings,
     group_of,
+    item_row,
     limited,
 )
 from mlflow_compress.records import Items, Request, RunRecords
@@ -248,7 +250,6 @@ def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]])
     return values_by_name
 
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 UNCONDITIONAL = ".unconditional"  # suffix of the task of options without context, whose scores some tasks subtract
 
 DEFAULT_TOKENS = 256  # longest answer if the task does not set it, as in the harness's Hugging Face backend
@@ -273,26 +274,24 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
     Raises `ConfigError` or `DataError`: a name is unknown, a data set is missing, or the harness cannot build a prompt.
     Raises `UnsupportedError`: the task samples its answers, needs images or sound, or runs generated code.
     """
-    loaded = load_harness_tasks(name, shots=shots, data_dir=settings.data_dir, folders=folders)
-    group = loaded.groups.get(name)
+    loaded, groups = load_harness_tasks(name, shots=shots, data_dir=settings.data_dir, folders=folders)
+    group = groups.get(name)
     is_one_task = (
         group is not None and group.has_aggregation and all(m.weight_by_size for m in group.aggregate_metric_list)
     )
-    leaves = [_leaf(leaf, task, settings, name if is_one_task else leaf) for leaf, task in loaded.tasks.items()]
+    leaves = [_leaf(leaf, task, settings, name if is_one_task else leaf) for leaf, task in loaded.items()]
     shapes = {(_family(leaf), _rule(leaf)) for leaf in leaves}
     if is_one_task and (len(shapes) > 1 or leaves[0].kind != "options"):
-        leaves = [Leaf(leaf.name, leaf.name, leaf.task, _renamed(leaf), leaf.kind) for leaf in leaves]
+        for place, leaf in enumerate(leaves):  # each is a task of its own, whose items need no prefix
+            alone = [replace(one, item_id=one.item_id.rsplit(":", 1)[1]) for one in leaf.documents]
+            leaves[place] = replace(leaf, records=leaf.name, documents=alone)
         is_one_task = False
     if is_one_task:
-        return Parts(tasks=tuple(_tasks(name, leaves, loaded.groups)))
+        return Parts(tasks=tuple(_tasks(name, leaves, groups)))
     tasks = tuple(task for leaf in leaves for task in _tasks(leaf.name, [leaf], {}))
-    averaged = any(group.has_aggregation for group in loaded.groups.values())
-    averages = (GroupAverages(name=name, average=partial(group_averages, loaded.groups)),) if averaged else ()
+    averaged = any(group.has_aggregation for group in groups.values())
+    averages = (GroupAverages(name=name, average=partial(group_averages, groups)),) if averaged else ()
     return Parts(tasks=tasks, averages=averages)
-
-
-def _renamed(leaf: Leaf) -> list[Document]:
-    return [Document(d.item_id.rsplit(":", 1)[1], d.doc, d.instances) for d in leaf.documents]
 
 
 def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
@@ -355,10 +354,10 @@ def _family(leaf: Leaf) -> str:
 
 def _rule(leaf: Leaf) -> str:
     """Return the prediction rule: length-normalised if the task reports acc_norm, as in the papers."""
-    family = _family(leaf)
-    if family in ("last_word", "exact"):
-        return {"last_word": "greedy", "exact": "exact_match"}[family]
-    return "loglik_per_char" if family == "cloze" and "acc_norm" in leaf.task.aggregation() else "loglik"
+    rules = {"last_word": "greedy", "exact": "exact_match"}
+    if "acc_norm" in leaf.task.aggregation():
+        rules["cloze"] = "loglik_per_char"
+    return rules.get(_family(leaf), "loglik")
 
 
 def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
@@ -395,19 +394,10 @@ def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list
 def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: Document) -> None:
     """Add the item and the requests of a document to `rows`."""
     contexts = list(dict.fromkeys(str(instance.args[0]) for instance in document.instances))
-    item: dict[str, Any] = {
-        "task": name,
-        "item_id": document.item_id,
-        "family": family,
-        "rule": rule,
-        "category": leaf.name if leaf.records != leaf.name else None,
-        "group_id": group_of(shared_text(document.doc)),
-        "question": text if isinstance(text := leaf.task.doc_to_text(document.doc), str) else contexts[0],
-        "prompt": "\n".join(contexts),
-        "options": None,
-        "gold": None,
-        "answers": None,
-    }
+    question, group = leaf.task.doc_to_text(document.doc), group_of(shared_text(document.doc))
+    question = question if isinstance(question, str) else contexts[0]
+    row = {"id": document.item_id, "category": leaf.name if leaf.records != leaf.name else None, "group_id": group}
+    item = item_row(name, family, rule, row, question=question, prompt="\n".join(contexts))
     if leaf.kind != "options":
         rows.items.append(item)
         return

@@ -8,7 +8,6 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,15 +79,6 @@ RANDOM_SEED = 0
 _SPLITS = ("training_split", "validation_split")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The leaf tasks and groups of one name, as the harness's own objects."""
-
-    name: str
-    tasks: dict[str, Any]
-    groups: dict[str, Any]
-
-
 @lru_cache(maxsize=4)
 def manager(folders: tuple[str, ...] = ()) -> Any:
     """Return the harness's index of tasks: of its complete collection (takes seconds), or of some folders (fast)."""
@@ -100,8 +90,10 @@ def manager(folders: tuple[str, ...] = ()) -> Any:
     return lm_eval.tasks.TaskManager(include_path=[collection() / f for f in folders], include_defaults=False)
 
 
-def load_harness_tasks(name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...] = ()) -> Loaded:
-    """Return a task, group or tag, loaded by the harness.
+def load_harness_tasks(
+    name: str, *, shots: int | None, data_dir: str, folders: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the leaf tasks and groups of a task, group or tag, as the harness's own objects by name.
 
     `shots` None takes the task's own number of examples. `folders` of the harness's collection contain the task;
     without them the complete collection is searched.
@@ -117,10 +109,9 @@ def load_harness_tasks(name: str, *, shots: int | None, data_dir: str, folders: 
         raise _unknown(name)
     with _local_data(index, name, shots, data_dir), _seeded(), quiet_bars():
         results = index.load([name])
-    loaded = Loaded(name, results["tasks"], results.get("groups", {}))
-    for leaf, task in loaded.tasks.items():
+    for leaf, task in results["tasks"].items():
         _prepare(leaf, task, shots)
-    return loaded
+    return results["tasks"], results.get("groups", {})
 
 
 def _unknown(name: str) -> ConfigError:

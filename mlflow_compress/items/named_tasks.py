@@ -66,15 +66,14 @@ def rows() -> list[tuple[str, ...]]:
     The last columns are the extra that has to be installed, and the beginning of the definition's SHA-256, which is
     empty where it is not installed.
     """
-    tasks = sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0]))
-    return [(n, t.source, t.licence, t.items, t.shots, t.rule, *_extra_and_hash(n, t)) for n, t in tasks]
-
-
-def _extra_and_hash(name: str, task: NamedTask) -> tuple[str, str]:
-    members = [TASKS.get(member.partition("@")[0]) for member in task.members]
-    extra = ", ".join(sorted({one.extra for one in (task, *members) if one.extra is not None}))
-    try:
-        task.require_packages(name)
-    except MissingDependencyError:
-        return extra, ""
-    return extra, task.definition_hash()[:12]
+    listed: list[tuple[str, ...]] = []
+    for name, task in sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0])):
+        members = [TASKS.get(member.partition("@")[0]) for member in task.members]
+        extra = ", ".join(sorted({one.extra for one in (task, *members) if one.extra is not None}))
+        try:
+            task.require_packages(name)
+            digest = task.definition_hash()[:12]
+        except MissingDependencyError:
+            digest = ""
+        listed.append((name, task.source, task.licence, task.items, task.shots, task.rule, extra, digest))
+    return listed

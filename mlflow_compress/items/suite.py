@@ -162,45 +162,35 @@ def task_parts(spec: str) -> list[str]:
     """Return the parts of `tasks`. What follows a name that takes an argument may have commas: long:4k,16k."""
     parts: list[str] = []
     for part in map(str.strip, spec.split(",")):
-        if parts and _argument_of(parts[-1]) is not None and "?" not in parts[-1] and part[:1].isdecimal():
+        last = _behind_name(parts[-1]) if parts else None
+        if last is not None and last[0].argument is not None and "?" not in last[1] and part[:1].isdecimal():
             parts[-1] += f",{part}"
         else:
             parts.append(part)
     return parts
 
 
-def _argument_of(part: str) -> tuple[NamedTask, str] | None:
-    """Return the task of a part of `tasks`, and what follows its name; None of others."""
-    name, colon, argument = part.partition(":")
-    if not colon or name not in TASKS.names() or TASKS.get(name).argument is None:
+def _behind_name(part: str) -> tuple[NamedTask, str] | None:
+    """Return the task of a part of `tasks`, and the file or argument behind its name; None where there is none."""
+    name, colon, behind = part.partition(":")
+    if not colon or name not in TASKS.names():
         return None
-    return TASKS.get(name), argument
-
-
-def _read_by_name(part: str) -> tuple[NamedTask, Path] | None:
-    """Return the task and the file of a part of `tasks` that is a name followed by a file; None of others."""
-    name, colon, file = part.partition(":")
-    if not colon or name not in TASKS.names() or TASKS.get(name).read is None:
-        return None
-    return TASKS.get(name), Path(file)
+    task = TASKS.get(name)
+    return None if task.read is None and task.argument is None else (task, behind)
 
 
 def is_task_file(part: str | Path) -> bool:
     """Return whether a part of `tasks` is a file, not a name, nor a name followed by a file."""
-    named = _read_by_name(str(part)) or _argument_of(str(part))
-    return Path(part).suffix in (".jsonl", ".txt") and named is None
+    return Path(part).suffix in (".jsonl", ".txt") and _behind_name(str(part)) is None
 
 
 def _load(part: str, settings: TaskSettings) -> Parts:
-    if (with_argument := _argument_of(part)) is not None:
-        task, argument = with_argument
-        assert task.argument is not None
-        return task.argument(argument)(settings)
-    read = _read_by_name(part)
-    if read is not None:
-        task, file = read
+    if (named := _behind_name(part)) is not None:
+        task, behind = named
+        if task.argument is not None:
+            return task.argument(behind)(settings)
         assert task.read is not None
-        return task.read(file, file_task_name(file), settings)
+        return task.read(Path(behind), file_task_name(Path(behind)), settings)
     return load_file(Path(part), settings) if is_task_file(part) else _named(part, settings)
 
 
@@ -211,11 +201,9 @@ def check_tasks_named(spec: str, *, model: str) -> None:
         try:
             if not part:
                 raise ConfigError("Parameter 'tasks' has an empty name", got=spec)
-            if (with_argument := _argument_of(part)) is not None:
-                task, argument = with_argument
-                assert task.argument is not None
-                task.argument(argument)
-            elif _read_by_name(part) is not None:
+            if (named := _behind_name(part)) is not None and named[0].argument is not None:
+                named[0].argument(named[1])
+            elif named is not None:
                 _load(part, TaskSettings())
             elif is_task_file(part):
                 check_file(Path(part))
@@ -233,7 +221,7 @@ def check_tasks_named(spec: str, *, model: str) -> None:
 def asks_with_tools(spec: str, *, model: str) -> bool:
     """Return whether a model has tools in one of the tasks that `spec` names."""
     parts = _parts(spec, model)
-    read = [_load(part, TaskSettings()) for part in parts if _read_by_name(part) is not None]
+    read = [_load(p, TaskSettings()) for p in parts if (named := _behind_name(p)) is not None and named[0].read]
     return TOOLS in parts or any(task.calls for loaded in read for task in loaded.tasks)
 
 

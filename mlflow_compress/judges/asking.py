@@ -1,13 +1,12 @@
 """Asks a judge model question by question until its reply can be read. Every paid reply is kept, and asked for once."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
-from mlflow_compress.judges.prompts import Prompt, grading_prompt, needs_reference
+from mlflow_compress.judges.prompts import REFERENCE_CATEGORIES, Prompt, grading_prompt
 from mlflow_compress.records import Generations, Instruction, Judgments
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -119,11 +118,13 @@ class AskingConfig:
 
 @dataclass(frozen=True)
 class Question:
-    """One judgment to obtain: a prompt about an item, and which repeat of it."""
+    """One judgment to obtain: a prompt about an item's answer, and which repeat of it."""
 
     item_id: str
     prompt: Prompt
     repeat: int
+    turn: int = 0
+    category: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,6 @@ class Judgment:
     text: str  # The last reply, or what went wrong
     judge: str  # The model that answered, and the name of the prompt
     sent: Mapping[str, Any] | None = None  # The settings of the request; None if there was no reply
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of the records that tell of it."""
-        return {"score": self.value, "reason": self.reason, "judgment": self.text, "judge": self.judge}
 
 
 class Asker:
@@ -241,11 +238,6 @@ class Asker:
         return judgment
 
 
-def unscored_by_reason(judgments: Sequence[Judgment]) -> Counter[str]:
-    """Return how many judgments have no value, by reason."""
-    return Counter(judgment.reason for judgment in judgments if judgment.reason is not None)
-
-
 def _row(reply: Reply, prompt: Prompt, config: AskingConfig) -> dict[str, Any]:
     return {
         "judgment": reply.text,
@@ -304,16 +296,7 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Ma
     )
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A question to the judge, and the answer that it is about."""
-
-    item: Instruction
-    turn: int
-    question: Question
-
-
-def gradings(instructions: Sequence[Instruction], answers: Generations, *, repeats: int = 1) -> list[Asked]:
+def gradings(instructions: Sequence[Instruction], answers: Generations, *, repeats: int = 1) -> list[Question]:
     """Return the gradings of sample 0 of every turn of every instruction.
 
     Each answer is graded `repeats` times, because judges are not deterministic even at temperature 0. Math, reasoning
@@ -321,7 +304,7 @@ def gradings(instructions: Sequence[Instruction], answers: Generations, *, repea
     """
     texts = answers.first_samples()
     return [
-        Asked(item, turn, Question(item.item_id, prompt, repeat))
+        Question(item.item_id, prompt, repeat, turn, item.category)
         for item in instructions
         for said in [answers_to(item, texts)]
         for turn in range(len(item.turns))
@@ -341,7 +324,7 @@ def answers_to(item: Instruction, texts: dict[tuple[str, int], str]) -> list[str
 def references(item: Instruction) -> Sequence[str]:
     """Return the reference answer of each turn, where the category needs them; missing ones are a `DataError`."""
     there = [text for text in item.reference if text.strip()]
-    if needs_reference(item.category) and len(there) < len(item.turns):
+    if item.category in REFERENCE_CATEGORIES and len(there) < len(item.turns):
         raise DataError(
             f"Instruction {item.item_id} has no reference answers, and MT-Bench needs them for {item.category}",
             fix="Add 'reference' (a text per turn) to the instruction file",
@@ -349,16 +332,19 @@ def references(item: Instruction) -> Sequence[str]:
     return item.reference
 
 
-def records(questions: Sequence[Asked], judgments: Sequence[Judgment], *, task: str) -> Judgments:
+def records(questions: Sequence[Question], judgments: Sequence[Judgment], *, task: str) -> Judgments:
     """Return the records of the judgments, one row per question."""
     rows: list[dict[str, Any]] = [
         {
             "task": task,
-            "item_id": one.item.item_id,
+            "item_id": one.item_id,
             "turn": one.turn,
-            "repeat": one.question.repeat,
-            "category": one.item.category,
-            **judgment.columns(),
+            "repeat": one.repeat,
+            "category": one.category,
+            "score": judgment.value,
+            "reason": judgment.reason,
+            "judgment": judgment.text,
+            "judge": judgment.judge,
         }
         for one, judgment in zip(questions, judgments, strict=True)
     ]

@@ -36,7 +36,7 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
         questions = {
             who: gradings(inputs.instructions, graded, repeats=repeats) for who, graded in inputs.graded.items()
         }
-        by_model = session.ask([one.question for part in questions.values() for one in part], read_rating, inputs)
+        by_model = session.ask([one for part in questions.values() for one in part], read_rating, inputs)
         judgments: dict[str, list[Judgments]] = {who: [] for who in questions}
         for model, replies in by_model.items():
             rest = iter(replies)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlflow_compress.config import JudgeModelConfig
-from mlflow_compress.judges.asking import Asked, Judgment, Question, answers_to, read_verdict, records, references
+from mlflow_compress.judges.asking import Judgment, Question, answers_to, read_verdict, records, references
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
@@ -14,7 +14,7 @@ TASK = "pairwise"
 IDENTICAL = Judgment(0.5, None, "Not asked: the answers are identical, which is a tie", "none")
 
 
-def _comparisons(inputs: JudgeInputs, prompts: str | None) -> list[tuple[Asked, bool]]:
+def _comparisons(inputs: JudgeInputs, prompts: str | None) -> list[tuple[Question, bool]]:
     """Return every pair of answers in both orders, and whether the two are identical, with all that is shown."""
     templates = OURS if prompts is None else read_pair_prompts(Path(prompts))
     texts = {who: inputs.graded[who].first_samples() for who in ("baseline", "variant")}
@@ -25,7 +25,7 @@ def _comparisons(inputs: JudgeInputs, prompts: str | None) -> list[tuple[Asked, 
             for order, (first, second) in enumerate(((base, variant), (variant, base))):
                 prompt = pair_prompt(templates, item.category, turn, item.turns, first, second, references(item))
                 same = base[: turn + 1] == variant[: turn + 1]
-                comparisons.append((Asked(item, turn, Question(item.item_id, prompt, order)), same))
+                comparisons.append((Question(item.item_id, prompt, order, turn, item.category), same))
     return comparisons
 
 
@@ -47,11 +47,11 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
 
     def judge(inputs: JudgeInputs) -> Judged:
         pairs = _comparisons(inputs, prompts)
-        by_model = session.ask([one.question for one, same in pairs if not same], read_verdict, inputs)
+        by_model = session.ask([one for one, same in pairs if not same], read_verdict, inputs)
         parts = []
         for model, replies in by_model.items():
             rest = iter(replies)
-            verdicts = [IDENTICAL if same else _for_the_variant(next(rest), one.question.repeat) for one, same in pairs]
+            verdicts = [IDENTICAL if same else _for_the_variant(next(rest), one.repeat) for one, same in pairs]
             task = TASK if len(by_model) == 1 else f"{TASK}/{model}"
             parts.append(records([one for one, _ in pairs], verdicts, task=task))
         return Judged(judgments={"variant": Judgments.concat(parts)}, **session.account())

@@ -118,11 +118,6 @@ class Prompt:
         return [{"role": "system", "content": self.system}, {"role": "user", "content": self.user}]
 
 
-def needs_reference(category: str) -> bool:
-    """Return whether answers of a category are graded with a reference answer."""
-    return category in REFERENCE_CATEGORIES
-
-
 def grading_prompt(
     category: str, turn: int, questions: Sequence[str], answers: Sequence[str], reference: Sequence[str] = ()
 ) -> Prompt:
@@ -131,7 +126,7 @@ def grading_prompt(
     Turn 0 shows the first question and answer; turn 1 shows both turns, and asks for a grade of the second answer.
     Answers are made `harmless`. `reference` is read only if the category needs it.
     """
-    guided = needs_reference(category)
+    guided = category in REFERENCE_CATEGORIES
     values = {f"question_{t + 1}": questions[t] for t in range(turn + 1)}
     values |= {f"answer_{t + 1}": harmless(answers[t]) for t in range(turn + 1)}
     if guided:
@@ -216,7 +211,7 @@ def pair_prompt(
 
     Turn 0 shows the first turn; turn 1 shows both, and asks about the second. Answers are made `harmless`.
     """
-    name = ("pair-math-v1" if needs_reference(category) else "pair-v2") + ("-multi-turn" if turn else "")
+    name = ("pair-math-v1" if category in REFERENCE_CATEGORIES else "pair-v2") + ("-multi-turn" if turn else "")
     template = templates[name]
     shown = [tuple(texts[: turn + 1]) for texts in (questions, first, second, reference)]
     parts = tuple(text for texts in shown for text in texts)

@@ -117,7 +117,7 @@ class Session:
 
     def account(self) -> dict[str, Any]:
         judgments = [one for part in self._judgments.values() for one in part]
-        reasons = asking.unscored_by_reason(judgments)
+        reasons = Counter(judgment.reason for judgment in judgments if judgment.reason is not None)
         n, unscored = len(judgments), reasons.total()
         counts = {f"judge/unscored/{reason}": float(number) for reason, number in sorted(reasons.items())}
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())

@@ -7,6 +7,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Trace
 from mlflow.exceptions import MlflowException
+from mlflow.utils import get_results_from_paginated_fn
 
 from mlflow_compress.errors import DataError, TrackingError
 from mlflow_compress.items.sources.conversations import Redaction, cleaned
@@ -28,27 +29,22 @@ def read_conversations(uri: str, where: str, redact: Redaction) -> list[dict[str
     """
     name, _, wanted = where.partition("?")
     client = MlflowClient(tracking_uri=uri)
-    rows, n_traces, token = [], 0, None
     try:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise DataError("MLflow has no experiment of this name", got=f"{name} at {uri}")
-        while True:
-            page = client.search_traces(
-                locations=[experiment.experiment_id], filter_string=wanted or None, max_results=_PAGE, page_token=token
-            )
-            n_traces += len(page)
-            rows += [row for trace in page if (row := _row(trace, redact)) is not None]
-            token = page.token
-            if not token:
-                break
+        found = {"locations": [experiment.experiment_id], "filter_string": wanted or None}
+        traces = get_results_from_paginated_fn(
+            lambda most, token: client.search_traces(**found, max_results=most, page_token=token), _PAGE
+        )
     except MlflowException as error:
         raise TrackingError(f"The traces cannot be read: {str(error).splitlines()[0]}", got=where) from error
+    rows = [row for trace in traces if (row := _row(trace, redact)) is not None]
     if not rows:
         raise DataError(
             "No trace is a conversation of texts",
             allowed="inputs with messages or one text, and an answer as text, as MLflow's integrations log them",
-            got=f"{n_traces} traces of {where}",
+            got=f"{len(traces)} traces of {where}",
         )
     return rows
 

@@ -112,12 +112,8 @@ def run_not_closed(uri: str, run_id: str) -> None:
 
 def runs_not_closed(uri: str) -> list[str]:
     """Return the runs of this process whose work has ended, and that are still open in the store."""
-    return [
-        run
-        for (process, store), mine in _mine.items()
-        if (process, store) == (os.getpid(), uri)
-        for run in mine.not_closed
-    ]
+    mine = _mine.get((os.getpid(), uri))
+    return [] if mine is None else list(mine.not_closed)
 
 
 def _scratch(presence: _Presence) -> Path:

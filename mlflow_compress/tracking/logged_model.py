@@ -130,19 +130,15 @@ class VariantEntry:
     served: Mapping[str, str] | None = None
 
     @property
-    def keeps_weights(self) -> bool:
-        """Whether the checkpoint's files are stored with the model."""
-        if self.checkpoint is None:
-            return False
-        if self.log_weights != "auto":
-            return self.log_weights == "true"
-        return sum(path.stat().st_size for path in self.checkpoint.rglob("*") if path.is_file()) <= AUTO_LIMIT
-
-    @property
     def storage(self) -> str:
+        """Where the weights are: "logged" with the model, in a folder that it refers to ("reference"), or "served"."""
         if self.checkpoint is None:
             return "served"
-        return "logged" if self.keeps_weights else "reference"
+        logged = self.log_weights == "true"
+        if self.log_weights == "auto":
+            files = (path for path in self.checkpoint.rglob("*") if path.is_file())
+            logged = sum(path.stat().st_size for path in files) <= AUTO_LIMIT
+        return "logged" if logged else "reference"
 
 
 def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str:

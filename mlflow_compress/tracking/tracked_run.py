@@ -40,28 +40,6 @@ _TRACES_PER_CALL = 100
 _PREVIEW = 1000  # characters of question and answer in the list of traces
 
 
-def log_judged_answers(uri: str, experiment_id: str, run_id: str, judged: Sequence[JudgedAnswer]) -> None:
-    """Write one trace per answer, linked to the run. If the store refuses a trace, those before it are written."""
-    client = TracingClient(uri)
-    written = 0
-    try:
-        for start in range(0, len(judged), _TRACES_PER_CALL):
-            spans = []
-            with signals_later():
-                for one in judged[start : start + _TRACES_PER_CALL]:
-                    trace_id, now = f"tr-{secrets.token_hex(16)}", time.time_ns()
-                    client.start_trace(_info(one, trace_id, experiment_id, run_id, now))
-                    spans.append(_span(one, trace_id, now))
-                client.log_spans(experiment_id, spans)
-            written += len(spans)
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        raise TrackingError(
-            f"The store refuses traces: {str(error).splitlines()[0]}",
-            got=f"{written} of {len(judged)} written",
-            fix="The records of the run hold every judgment; judge_traces=false writes no traces",
-        ) from error
-
-
 def _info(one: JudgedAnswer, trace_id: str, experiment_id: str, run_id: str, now: int) -> entities.TraceInfo:
     return entities.TraceInfo(
         trace_id=trace_id,
@@ -201,7 +179,25 @@ class TrackedRun(OpenRun):
         self.log_table({"figure": names, "image": images}, "figures.json")
 
     def log_judged_answers(self, judged: Sequence[JudgedAnswer]) -> None:
-        log_judged_answers(self._client.uri, str(self.info.experiment_id), self.run_id, judged)
+        """Write one trace per answer. If the store refuses a trace, those before it are written."""
+        experiment, client = str(self.info.experiment_id), TracingClient(self._client.uri)
+        written = 0
+        try:
+            for start in range(0, len(judged), _TRACES_PER_CALL):
+                spans = []
+                with signals_later():
+                    for one in judged[start : start + _TRACES_PER_CALL]:
+                        trace_id, now = f"tr-{secrets.token_hex(16)}", time.time_ns()
+                        client.start_trace(_info(one, trace_id, experiment, self.run_id, now))
+                        spans.append(_span(one, trace_id, now))
+                    client.log_spans(experiment, spans)
+                written += len(spans)
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            raise TrackingError(
+                f"The store refuses traces: {str(error).splitlines()[0]}",
+                got=f"{written} of {len(judged)} written",
+                fix="The records of the run hold every judgment; judge_traces=false writes no traces",
+            ) from error
 
     def set_note(self, markdown: str) -> None:
         self._client.set_tag(self.run_id, MLFLOW_RUN_NOTE, markdown[:NOTE_LIMIT])

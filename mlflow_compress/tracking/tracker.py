@@ -17,6 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
+from mlflow_compress.home import SQLITE
 from mlflow_compress.lifetime import KILLED_BY, processor_time
 from mlflow_compress.tracking import live_processes, run_names
 from mlflow_compress.tracking.artifacts import json_artifact, local_folder
@@ -48,21 +49,15 @@ _BESIDE = (*_OF_BASELINE, "promote", "approve", "rollback", "gate", "report")
 _SHARED = ("http", "https", "postgresql", "mysql", "mssql")  # stores that several machines may use
 
 
-def _absolute(uri: str) -> str:
-    """Return a SQLite URI with an absolute path, because stages run in other working folders."""
-    prefix = "sqlite:///"
-    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
-        return prefix + str(Path(uri.removeprefix(prefix)).resolve())
-    return uri
-
-
 def tracking_uri() -> str:
     """Return the URI of the store that MLflow is configured for.
 
     MLflow writes the store that it is told into the environment, too. So another one there was set later, and counts;
-    MLflow itself would go on with the first.
+    MLflow itself would go on with the first. A SQLite file's path is absolute: stages run in other working folders.
     """
-    return _absolute(os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri())
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
+    path = Path(uri.removeprefix(SQLITE))
+    return f"{SQLITE}{path.resolve()}" if uri.startswith(SQLITE) and not path.is_absolute() else uri
 
 
 def _stored(run: Run) -> StoredRun:
@@ -272,7 +267,10 @@ class Tracker:
         given, signpost = self._take_given() if own else (None, None)
         every = {run_names.STAGE: stage, **tags}
         try:
-            run_id = given or create_run(self.client, self.uri, self._experiment_of(stage), name, every)
+            place = self.experiment_id
+            if stage in _BESIDE:
+                place = experiment_beside(self.client, self.uri, place)
+            run_id = given or create_run(self.client, self.uri, place, name, every)
             tracked = TrackedRun(self.client, run_id)
         except (MlflowException, SQLAlchemyError, OSError) as error:
             raise TrackingError(
@@ -289,12 +287,6 @@ class Tracker:
                 tracked.log_values({run_names.PROCESSOR: round(processor_time() - before, 2)})
         for key in tags.keys() & {run_names.FINGERPRINT, run_names.VARIANT_KEY}:
             self.drop_killed(self.find_unfinished(stage, **{key: str(tags[key])}))
-
-    def _experiment_of(self, stage: str) -> str:
-        """Return the experiment id of a stage's new run."""
-        if stage not in _BESIDE:
-            return self.experiment_id
-        return experiment_beside(self.client, self.uri, self.experiment_id)
 
     @contextmanager
     def reopen(self, run_id: str) -> Iterator[TrackedRun]:

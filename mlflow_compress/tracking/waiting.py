@@ -87,11 +87,7 @@ class PatientClient:
     def __getattr__(self, name: str) -> Any:
         """Return the client's method of this name, made patient."""
         method = getattr(self.impatient, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self.wait_for(lambda: method(*args, **kwargs))
-
-        return call
+        return lambda *args, **kwargs: self.wait_for(lambda: method(*args, **kwargs))
 
     def hurry(self) -> None:
         """From now on, wait for nothing: this process was interrupted, and only closes its runs."""

@@ -409,7 +409,7 @@ def check_records(judged: Any, script: FaultyJudge) -> None:
     found = judged.judgments["variant"]
     keys = found.key_rows()
     assert len(keys) == len(set(keys)) == 160
-    asked = {(one.item.item_id, one.turn): one.question.prompt for one in gradings(ITEMS, answers(*ITEMS))}
+    asked = {(one.item_id, one.turn): one.prompt for one in gradings(ITEMS, answers(*ITEMS))}
     unscored: Counter[str] = Counter()
     for row in found.table.to_pylist():
         if row["score"] is None:

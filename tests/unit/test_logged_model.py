@@ -164,11 +164,11 @@ def test_a_model_by_reference_says_so_and_names_the_folder_when_it_is_gone(
 def test_auto_stores_small_checkpoints_and_refers_to_large_ones(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert entry(checkpoint).keeps_weights
+    assert entry(checkpoint).storage == "logged"
     size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     monkeypatch.setattr(logged_model, "AUTO_LIMIT", size - 1)
-    assert not entry(checkpoint).keeps_weights
-    assert entry(checkpoint, log_weights="true").keeps_weights
+    assert entry(checkpoint).storage == "reference"
+    assert entry(checkpoint, log_weights="true").storage == "logged"
 
 
 def test_logging_loads_no_checkpoint_and_ships_no_demo_data(

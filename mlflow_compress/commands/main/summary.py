@@ -102,7 +102,7 @@ def log_model(stages: Stages) -> None:
         },
         log_weights=stages.config.log_weights,
     )
-    run.log_params(_run_params(stages, keeps_weights=entry.keeps_weights))
+    run.log_params(_run_params(stages, keeps_weights=entry.storage == "logged"))
     model = logged_model.log_variant_model(tracker, run.run_id, entry)
     logged_model.log_model_input(
         tracker, [stages.children[s] for s in ("evaluate", "judge") if s in stages.children], model

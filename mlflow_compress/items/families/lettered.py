@@ -26,17 +26,6 @@ def drawn_order(row: task.Row, settings: task.TaskSettings, number: int) -> list
     return task.seeded(settings, row["id"], number).sample(order, len(order)) if number else order
 
 
-def every_order(row: task.Row) -> list[list[int]]:
-    """Return all k! orders in lexicographic order. The first one is the original order."""
-    return [list(order) for order in permutations(unchanged_order(row))]
-
-
-def reordered(row: task.Row, settings: task.TaskSettings, number: int) -> task.Row:
-    """Return a few-shot example with its answers in shuffle `number`."""
-    order = drawn_order(row, settings, number)
-    return {**row, "choices": [row["choices"][content] for content in order], "answer": order.index(row["answer"])}
-
-
 def sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Row]:
     """Return the rows to score in every order: a seeded sample of those with at most four options, in file order.
 
@@ -57,7 +46,6 @@ def sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) ->
 
 UNCERTAIN_OPTIONS = ("I don't know", "None of the above")  # E and F of the uncertainty benchmark
 OWN_OPTIONS = 4  # number of options of a question that is also asked with the options E and F
-SPLITS = ("dev", "test")
 
 
 def _check(row: task.Row) -> None:
@@ -68,8 +56,8 @@ def _check(row: task.Row) -> None:
         raise DataError("'choices' must be texts that are not empty", got=choices)
     if not 0 <= row["answer"] < len(choices):
         raise DataError("'answer' is not the index of a choice", allowed=f"0 to {len(choices) - 1}", got=row["answer"])
-    if row.get("split", "test") not in SPLITS:
-        raise DataError("'split' is unknown", allowed=SPLITS, got=row["split"])
+    if row.get("split", "test") not in ("dev", "test"):
+        raise DataError("'split' is unknown", allowed=("dev", "test"), got=row["split"])
     if kind_of(row) not in PASSAGES:
         raise DataError("'kind' is unknown", allowed=PASSAGES, got=row["kind"])
     added = row.get("uncertain", UNCERTAIN_OPTIONS)
@@ -96,30 +84,6 @@ class _Variation:
         return [*(row["choices"][content] for content in order), *added]
 
 
-def _headers(
-    examples: Mapping[str, Sequence[task.Row]], settings: task.TaskSettings, variation: _Variation
-) -> Callable[[str, str, int], str]:
-    """Return the function (category, kind, permutation) -> header: instructions and few-shot examples.
-
-    [ORDER] does not say whether the answers of the examples are shuffled. Here they are shuffled only if
-    `settings.shuffle_fewshot` is set, and never in the original order (permutation 0). All items of a category share
-    one header per permutation, so that scoring computes it once.
-    """
-
-    @cache
-    def header(category: str, kind: str, permutation: int) -> str:
-        shown = examples.get(category, [])[: settings.num_fewshot]
-        if settings.shuffle_fewshot and permutation:
-            shown = [reordered(row, settings, permutation) for row in shown]
-        texts = [
-            f"{variation.style.question(row, variation.options(row, unchanged_order(row)))} {LETTERS[row['answer']]}"
-            for row in shown
-        ]
-        return variation.style.header(category, kind, texts)
-
-    return header
-
-
 def _task(
     variation: _Variation,
     rows: Sequence[task.Row],
@@ -127,7 +91,21 @@ def _task(
     settings: task.TaskSettings,
 ) -> task.Task:
     """Return one task: its items, and one request per item, answer order and letter."""
-    header = _headers(examples, settings, variation)
+
+    @cache  # all items of a category share one header per permutation, so that scoring computes it once
+    def header(category: str, kind: str, permutation: int) -> str:
+        """Return instructions and few-shot examples.
+
+        [ORDER] does not say whether the answers of the examples are shuffled. Here they are shuffled only if
+        `settings.shuffle_fewshot` is set, and never in the original order (permutation 0).
+        """
+        texts = []
+        for row in examples.get(category, [])[: settings.num_fewshot]:
+            order = drawn_order(row, settings, permutation if settings.shuffle_fewshot else 0)
+            question = variation.style.question(row, variation.options(row, order))
+            texts.append(f"{question} {LETTERS[order.index(row['answer'])]}")
+        return variation.style.header(category, kind, texts)
+
     requests: list[Request] = []
     items = []
     for row in rows:
@@ -219,7 +197,10 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
         tasks.append(_task(six, four, examples, settings))
     if settings.all_orders:
         every = _Variation(
-            name=f"{names[first]}_orders", family="lettered_orders", style=styles[first], orders=every_order
+            name=f"{names[first]}_orders",
+            family="lettered_orders",
+            style=styles[first],
+            orders=lambda row: [list(order) for order in permutations(unchanged_order(row))],  # lexicographic
         )
         tasks.append(_task(every, sampled(name, tests, settings), examples, settings))
     return tasks

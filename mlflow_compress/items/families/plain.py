@@ -51,11 +51,6 @@ def _build_cloze(name: str, rows: Sequence[Row], settings: TaskSettings) -> list
     return [Task(name=name, family="cloze", items=Items.from_rows(items), requests=tuple(requests))]
 
 
-def _check_last_word(row: Row) -> None:
-    if not row["target"].strip():
-        raise DataError("'target' must not be empty")
-
-
 def _build_last_word(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
     sample = limited(name, rows, settings)
     items = [_item(name, "last_word", "greedy", row, "context", options=[row["target"]], gold=0) for row in sample]
@@ -97,7 +92,6 @@ register_family(
     "last_word",
     Family(
         fields={"context": str, "target": str},
-        check=_check_last_word,
         build=_build_last_word,
         items={"last_word": ItemFamily(graded=True)},
     ),

@@ -7,13 +7,12 @@ windows have 512 tokens, as in llama.cpp, so the perplexity differs. `pile_slice
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from mlflow_compress.errors import require_extra
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.data_dir import folder_of, load_split, read_data_file, register_corpus
-from mlflow_compress.items.task import TRACES, Parts, TaskSettings, TraceCorpus
+from mlflow_compress.items.task import TRACES, Parts, TraceCorpus
 
 WIKITEXT, CONFIG = "Salesforce/wikitext", "wikitext-2-raw-v1"
 C4, C4_FILE = "allenai/c4", "en/c4-validation.00000-of-00008.json.gz"
@@ -30,19 +29,9 @@ def read_pile(data_dir: str, task: str) -> Any:
     return load_split(PILE, None, "validation", data_dir=data_dir, task=task)
 
 
-def c4_slice(data_dir: str) -> Sequence[str]:
-    """Return the documents."""
-    return list(read_data_file(C4, C4_FILE, data_dir=data_dir, task="c4_slice")[:DOCUMENTS]["text"])
-
-
-def pile_slice(data_dir: str) -> Sequence[str]:
-    """Return the documents."""
-    return list(read_pile(data_dir, "pile_slice")[:DOCUMENTS]["text"])
-
-
 register_corpus(
     "c4_slice",
-    c4_slice,
+    lambda data_dir: list(read_data_file(C4, C4_FILE, data_dir=data_dir, task="c4_slice")[:DOCUMENTS]["text"]),
     source=f"{C4}, {C4_FILE}",
     licence="ODC-BY",
     items=f"first {DOCUMENTS:,} documents, {TOKENS:,} tokens",
@@ -52,7 +41,7 @@ register_corpus(
 )
 register_corpus(
     "pile_slice",
-    pile_slice,
+    lambda data_dir: list(read_pile(data_dir, "pile_slice")[:DOCUMENTS]["text"]),
     source=PILE,
     licence="not stated",
     items=f"first {DOCUMENTS:,} documents of validation, {TOKENS:,} tokens",
@@ -81,10 +70,6 @@ register_corpus(
 )
 
 
-def _traces(settings: TaskSettings, shots: int | None) -> Parts:
-    return Parts(corpora=(TraceCorpus(),))
-
-
 TASKS.register(TRACES)(
     NamedTask(
         source="written by the baseline",
@@ -93,6 +78,6 @@ TASKS.register(TRACES)(
         shots="",
         rule="perplexity and KL, one window per answer",
         definition="sampled answers to the first turn of instructions, every token behind the prompt".encode,
-        build=_traces,
+        build=lambda settings, shots: Parts(corpora=(TraceCorpus(),)),
     )
 )

@@ -75,11 +75,7 @@ def _asked(argument: str) -> Callable[[TaskSettings], Parts]:
     if twice := [one.name for one in set(lengths) if lengths.count(one) > 1]:
         raise ConfigError("A context length is named twice", got=twice)
     own = _units(read_text(Path(file))) if mark else None
-
-    def build(settings: TaskSettings) -> Parts:
-        return _build(lengths, own, settings)
-
-    return build
+    return lambda settings: _build(lengths, own, settings)
 
 
 def _units(text: str) -> list[str]:

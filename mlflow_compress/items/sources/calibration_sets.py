@@ -55,7 +55,6 @@ def _in_template(tokenizer: Any, conversation: Conversation) -> str:
 
 
 def _wikitext2(data_dir: str) -> CalibrationSet:
-    """Return the training text, one text per article."""
     articles = ARTICLE.split(read_wikitext2(data_dir, "train", "calibration=wikitext2"))
     return CalibrationSet(name="wikitext2", texts=tuple(text for text in articles if text.strip()))
 
