@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import numpy as np
@@ -27,7 +28,7 @@ from mlflow_compress.records import Generations, Judgments, OptionDistances, Opt
 from mlflow_compress.reporting.details import changed_answers
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.tracking.app_traces import read_conversations
-from mlflow_compress.tracking.tracked_run import log_judged_answers
+from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from tests.metric_records import generations_of
 
@@ -389,7 +390,8 @@ def test_answers_without_a_judgment_are_no_traces() -> None:
     ]
 
 
-def test_a_store_that_refuses_is_one_clear_error(tracker: Tracker, tmp_path: Path) -> None:
+def test_a_store_that_refuses_is_one_clear_error(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = judged_answers(instructions(1), {"variant": answers(1, "v")}, {"variant": judgments(1, 1, "mt_bench")})
+    monkeypatch.setattr(TrackedRun, "info", SimpleNamespace(experiment_id="123456"))
     with pytest.raises(TrackingError, match="0 of 2 written"):
-        log_judged_answers(tracker.uri, "123456", "0" * 32, judged)
+        TrackedRun(tracker.client, "0" * 32).log_judged_answers(judged)
