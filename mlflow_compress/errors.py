@@ -1,25 +1,4 @@
-"""The one exception tree.
-
-::
-
-    MlflowCompressError
-    ├── ConfigError            a parameter, name or file that the user gave is wrong
-    │   └── UnsupportedError   the request is well-formed, but this method, model or device cannot do it
-    ├── MissingDependencyError an optional package is not installed
-    ├── DataError              an item, task or corpus file is broken
-    ├── CheckpointError        a model folder is missing, broken, or not what its manifest says
-    │   └── ReloadMismatchError  a saved checkpoint does not compute what the in-memory model computed
-    ├── AlignmentError         two sets of records do not describe the same items, prompts or tokens
-    ├── StoreError             a baseline state store is broken or belongs to another model
-    ├── WorkerError            another process of this job failed
-    ├── JudgeError             the judge endpoint failed
-    ├── EndpointError          the server of a served model failed, or cannot give what scoring needs
-    ├── StageError             a stage of the main job failed
-    ├── SweepError             variants of a sweep failed
-    ├── MachineError           this machine has no disk space, memory or permission left
-    └── TrackingError          the tracking store cannot be used
-        └── StoreAwayError     the tracking server did not answer for a long time
-"""
+"""The one exception tree: whatever is the user's to read is a `MlflowCompressError`."""
 
 import difflib
 import errno

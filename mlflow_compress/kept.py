@@ -31,8 +31,8 @@ def keeps() -> bool:
 def kept(key: Hashable, make: Callable[[], T]) -> T:
     """Return the value of this key. It is made now, unless it was made before in a block of `keeping`.
 
-    The key has everything that the value depends on; its first part names what it is. Nobody may change a value that is
-    kept, except a budget, which is there to be shared, and the tokens of texts, to which further ones are added.
+    The key has all that the value depends on. Nobody may change a value that is kept, except a budget, which is there
+    to be shared, and the tokens of texts, to which further ones are added.
     """
     values = _values.get()
     if values is None:

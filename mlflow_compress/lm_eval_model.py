@@ -31,11 +31,6 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
     - `dtype`, `device`: As there. The harness's default "cuda:0" means the first GPU, or the CPU where there is none.
     - `trust_remote_code`: Allow code that comes with the checkpoint.
     - `batch_size`, `max_batch_size`: Accepted and ignored: the size of our batches does not depend on them.
-
-    Attributes
-    ----------
-    option_scores : OptionScores or None
-        Records of the last log-likelihood call, by task, document and option.
     """
 
     def __init__(

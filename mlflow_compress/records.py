@@ -101,11 +101,7 @@ class Records:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read what `write` wrote, or another program's table of the same columns.
-
-        Raises `DataError`: the file is missing, unreadable or changed; it has other columns, or values of another type;
-        or it has not the rows that were written.
-        """
+        """Read what `write` wrote, or another program's table of the same columns; a changed one is a `DataError`."""
         path = folder / f"{cls.NAME}.parquet"
         if not path.is_file():
             raise DataError(f"No {cls.NAME} records", got=str(path), fix="Run the evaluate stage again")
@@ -131,12 +127,9 @@ class Records:
 
 
 def align(baseline: Records, variant: Records) -> np.ndarray[Any, Any]:
-    """Return, for every row of `baseline`, the row of `variant` that has the same key.
+    """Return, for every row of `baseline`, the row of `variant` with the same key: what `variant.table.take` needs.
 
-    `variant.table.take(result)` has the order of `baseline`.
-
-    Raises `AlignmentError` when a key is repeated, or when the two sets of keys differ; the first missing ids are
-    named.
+    Repeated keys, and keys of one side alone, are an `AlignmentError`.
     """
     keys_b, keys_q = baseline.key_rows(), variant.key_rows()
     index = {key: row for row, key in enumerate(keys_q)}

@@ -76,10 +76,7 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that stores its argument under `name`.
-
-        Raises `ValueError`: a second use of a name; the message names both modules.
-        """
+        """Return a decorator that stores its argument under `name`, which nobody else may use."""
 
         def decorate(obj: T) -> T:
             frame: FrameType | None = sys._getframe(1)

@@ -57,10 +57,7 @@ def _call(value: Any) -> Call:
 
 
 def gold_calls(message: Mapping[str, Any]) -> list[Call]:
-    """Return the calls of a message of an assistant in OpenAI's format.
-
-    Raises `DataError`: they are not of that format, or their arguments are no JSON object.
-    """
+    """Return the calls of a message of an assistant in OpenAI's format."""
     try:
         calls = [_call(call.get("function", call)) for call in message.get("tool_calls") or []]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

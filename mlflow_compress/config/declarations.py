@@ -249,11 +249,9 @@ _PROSE = ("system_prompt", "reason")  # parameters that are neither names nor pa
 
 
 def parse(cls: type[C], values: Mapping[str, Any]) -> C:
-    """Return the configuration of a command, from text or Python values by name.
+    """Return the configuration of a command, from text or Python values by flat name.
 
-    - `cls`: A command.
-    - `values`: Parameters by flat name; those left out keep their defaults. "config" names a YAML file with more of
-      them, before which what is given here goes.
+    "config" names a YAML file with more of them, before which what is given here goes.
     """
     known = parameters(cls)
     given = dict(values)
@@ -269,10 +267,7 @@ def parse(cls: type[C], values: Mapping[str, Any]) -> C:
 
 
 def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
-    """Return the values of a YAML file, by name; one that cannot be read, or holds no names, is a `ConfigError`.
-
-    `parameter` is the one that names the file.
-    """
+    """Return the values of a YAML file, by name; `parameter` is the one that names the file."""
     content = read_yaml(path, parameter=parameter)
     if content is None:
         return {}
@@ -288,11 +283,7 @@ def as_text(config: Parameters) -> dict[str, str]:
 
 
 def check_text(name: str, text: str) -> None:
-    """Refuse what no file system and no hub has a name for, before something is looked up by it.
-
-    - `name`: The parameter.
-    - `text`: Its value: names, paths, or several of them separated by commas.
-    """
+    """Refuse a parameter's text (names, paths, or several) that no file system and no hub has a name for."""
     if "\0" in text:
         raise ConfigError(f"Parameter '{name}' holds a NUL character", got=text[:_NAME_BYTES])
     for most, separators in ((_NAME_BYTES, "[/,]"), (_PATH_BYTES, ",")):

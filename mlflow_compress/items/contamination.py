@@ -61,8 +61,6 @@ def check_contamination(
     """Refuse calibration text that contains evaluation items, or paragraphs of evaluated corpora and documents.
 
     The baseline's own answers are not looked at: no calibration text can hold what is written later.
-
-    Raises `DataError`: the text contains some; the message has their number and the first ones.
     """
     text = CalibrationText.of(calibration)
     for task in tasks:

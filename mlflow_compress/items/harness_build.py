@@ -125,10 +125,7 @@ def harness_metrics(
 
 
 def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) -> list[HarnessMetric]:
-    """Return the metrics of groups from those of their members, averaged over items or members by the harness's code.
-
-    Members without any scored item are left out.
-    """
+    """Return the metrics of groups from those of their scored members, averaged by the harness's code."""
     table: dict[str, dict[str, Any]] = {}
     unscored: dict[str, int] = {}
     for metric in members:
@@ -270,9 +267,6 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
 
     A group that the harness averages over its items (mmlu) becomes one task with a category per member. Of any other
     group or tag, every member becomes a task, and the group's averages are computed from theirs.
-
-    Raises `ConfigError` or `DataError`: a name is unknown, a data set is missing, or the harness cannot build a prompt.
-    Raises `UnsupportedError`: the task samples its answers, needs images or sound, or runs generated code.
     """
     loaded, groups = load_harness_tasks(name, shots=shots, data_dir=settings.data_dir, folders=folders)
     group = groups.get(name)
@@ -417,10 +411,7 @@ def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: D
 
 
 def generation_settings(arguments: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:
-    """Return the stop sequences and the longest answer in tokens, from the settings of a harness request.
-
-    Raises `UnsupportedError`: the task samples its answers.
-    """
+    """Return the stop sequences and the longest answer in tokens, from the settings of a harness request."""
     if arguments.get("do_sample") and float(arguments.get("temperature", 1.0) or 0.0) > 0:
         raise UnsupportedError(f"Task {task!r} samples its answers", allowed="greedy decoding")
     until = arguments.get("until") or ()

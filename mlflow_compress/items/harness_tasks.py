@@ -97,9 +97,6 @@ def load_harness_tasks(
 
     `shots` None takes the task's own number of examples. `folders` of the harness's collection contain the task;
     without them the complete collection is searched.
-
-    Raises `ConfigError`: the name is unknown (the message has similar ones), or the task does not allow this number of
-    examples. Raises `DataError`: a data set is missing; the message has the command that fetches it.
     """
     if not folders:
         check_is_mentioned(name)
@@ -144,8 +141,7 @@ def _prepare(name: str, task: Any, shots: int | None) -> None:
 def _local_data(index: Any, name: str, shots: int | None, data_dir: str) -> Iterator[None]:
     """Make the index read data from `data_dir` while a task is loaded.
 
-    The tasks of a group have different data sets, and the harness has no override per task of a group. So its factory
-    is replaced by one that changes each task's configuration.
+    The harness has no override per task of a group, so its factory is replaced by one that changes each configuration.
     """
     from lm_eval.tasks._factory import TaskFactory
 

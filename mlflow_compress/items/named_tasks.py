@@ -61,11 +61,7 @@ COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "extra",
 
 
 def rows() -> list[tuple[str, ...]]:
-    """Return one row per task, groups last.
-
-    The last columns are the extra that has to be installed, and the beginning of the definition's SHA-256, which is
-    empty where it is not installed.
-    """
+    """Return one row per task, groups last; its definition's SHA-256 is empty where its extra is not installed."""
     listed: list[tuple[str, ...]] = []
     for name, task in sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0])):
         members = [TASKS.get(member.partition("@")[0]) for member in task.members]

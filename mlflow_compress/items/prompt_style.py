@@ -144,10 +144,7 @@ PROMPTS = {
 
 
 def styles_of(text: str) -> dict[str, PromptStyle]:
-    """Return the styles that `-P prompt_style=` names, in order; "auto" is the default style.
-
-    Raises `ConfigError`: a name is unknown or given twice.
-    """
+    """Return the styles that `-P prompt_style=` names, in order; "auto" is the default style."""
     names = [DEFAULT] if text == "auto" else [name.strip() for name in text.split(",")]
     if len(set(names)) < len(names):
         raise ConfigError("Parameter 'prompt_style' names a style twice", got=text)

@@ -238,9 +238,6 @@ def load_suite(spec: str, *, model: str, settings: TaskSettings) -> Suite:
     'auto' is the demo's tasks, for the demo only. A name is one of `TASKS`, or a task, group or tag of
     lm-evaluation-harness; @SHOTS after it sets the number of few-shot examples. A *.jsonl file holds items (its fields
     decide the family), a *.txt file a corpus. NAME:FILE is a file that a named task reads.
-
-    Raises `ConfigError` or `DataError`: a name is unknown; a data set is missing (the message has the command that
-    fetches it); a file is broken (the message has file and line).
     """
     check_data_dir(settings.data_dir)
     styles_of(settings.prompt_style)  # refuses a wrong name, even if no task uses the style

@@ -132,10 +132,7 @@ def _check(judged: Judged) -> None:
 
 
 def chosen_judges(text: str) -> list[str]:
-    """Return the names of the requested judges, which are separated by commas. An unknown name is a `ConfigError`.
-
-    "all" is every installed judge that is not `Judge.on_request`.
-    """
+    """Return the names of the requested judges; "all" is every installed one that is not `Judge.on_request`."""
     names: list[str] = []
     for name in (part.strip() for part in text.split(",")):
         names += [n for n, judge in JUDGES.items() if not judge.on_request] if name == "all" else [name]

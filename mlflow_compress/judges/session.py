@@ -53,10 +53,7 @@ def prices_of(settings: JudgeModelConfig) -> dict[str, Price]:
 
 
 def spending_of(settings: JudgeModelConfig) -> Spending:
-    """Return the account of one run, with the prices and the budget that are asked for; see `prices_of`.
-
-    The runs of a sweep share one budget.
-    """
+    """Return the account of one run, with its prices and the budget, which the runs of a sweep share."""
     most = settings.judge_max_cost
     return Spending(prices_of(settings), kept(("judge budget", most), lambda: Budget(most)))
 

@@ -24,8 +24,6 @@ def read_conversations(uri: str, where: str, redact: Redaction) -> list[dict[str
 
     Of a trace that ended well, the root span is read, or the last span that asks a model where the root has no texts.
     Messages stand as in OpenAI's requests and replies, or the input and the output are one text each.
-
-    Raises `DataError`: there is no such experiment, or none of its traces is a conversation.
     """
     name, _, wanted = where.partition("?")
     client = MlflowClient(tracking_uri=uri)

@@ -72,10 +72,7 @@ def makes_of(run: Run, runs: Sequence[Run]) -> list[Run]:
 
 
 def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
-    """Return the newest run of every checkpoint, sorted by name; `runs` are newest first.
-
-    A replicate stands for nothing but the luck of its variant: the luckiest of several would be chosen for its luck.
-    """
+    """Return the newest run of every checkpoint but replicates, by name: the luckiest of several would be chosen."""
     newest: dict[tuple[str, str], Run] = {}
     for run in runs:
         if run_names.REPLICATE_OF not in run.data.tags:

@@ -46,12 +46,9 @@ GGUF = ("gguf", "llama-cpp-python")
 
 
 def requirements(checkpoint: Path | None) -> list[str]:
-    """Return `name==version` of every package that loads and scores a checkpoint, in the installed versions.
+    """Return `name==version` of every installed package that loads and scores a checkpoint, if there is one.
 
-    A served model (None) has no checkpoint, and so no packages of a format.
-
-    Versions have no local part ("2.13.0", not "2.13.0+cpu"), because package indexes do not have it. A package of the
-    checkpoint's format that is not installed is left out, because the checkpoint was evaluated without it.
+    Versions have no local part ("2.13.0", not "2.13.0+cpu"), because package indexes do not have it.
     """
     optional: list[str] = []
     if checkpoint is not None:
@@ -265,10 +262,7 @@ def log_model_input(tracker: Tracker, run_ids: Iterable[str], model_id: str) -> 
 def log_model_values(
     tracker: Tracker, run_id: str, model_id: str, values: Mapping[str, float], data_set: DataSet | None = None
 ) -> None:
-    """Log metrics to a run and a model, so that `mlflow.search_logged_models` can filter and rank by them.
-
-    Sizes and times have no data set.
-    """
+    """Log metrics to a run and a model, so that `mlflow.search_logged_models` can filter and rank by them."""
     now = int(time.time() * 1000)
     link = {"dataset_name": data_set.name, "dataset_digest": data_set.digest[:16]} if data_set else {}
     metrics = [entities.Metric(key, float(value), now, 0, model_id=model_id, **link) for key, value in values.items()]

@@ -26,10 +26,7 @@ class TaskSource(DatasetSource):  # type: ignore[misc]
         return SOURCE_TYPE
 
     def load(self) -> Any:
-        """Return the task's items as a DataFrame; of a corpus file, its text.
-
-        Raises `DataError` where the file is not the one that was evaluated; `ConfigError` where there is no such task.
-        """
+        """Return the task's items as a DataFrame; of a corpus file, its text. A file that has changed is refused."""
         import pandas as pd
 
         from mlflow_compress.config import EMBEDDED

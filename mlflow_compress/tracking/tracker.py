@@ -206,10 +206,7 @@ class Tracker:
         return chosen
 
     def reject(self, error: Exception) -> None:
-        """End the run that `mlflow run` has created for this process as FAILED, if no stage has opened it yet.
-
-        Without such a run nothing happens, so that parameters that are refused leave no run.
-        """
+        """End the run that `mlflow run` has created for this process as FAILED, if there is one and no stage has it."""
         if run_id := os.environ.pop(_RUN_ID_VARIABLE, None):
             TrackedRun(self.client, run_id).end("FAILED", str(error))
 

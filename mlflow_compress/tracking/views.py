@@ -111,10 +111,7 @@ def _colours() -> Iterator[str]:
 
 
 def _colour(client: PatientClient, variants: Sequence[Run]) -> None:
-    """Give each variant a colour that no other one has: MLflow takes one of few, by the run's id.
-
-    A colour that was given before stays.
-    """
+    """Give each variant without one a colour that no other has: MLflow takes one of few, by the run's id."""
     given = [run.data.tags.get(_RUN_COLOUR) for run in variants]
     free = (colour for colour in _colours() if colour not in given)
     taken = set()
@@ -129,9 +126,7 @@ def _colour(client: PatientClient, variants: Sequence[Run]) -> None:
 def save_leaderboard(client: PatientClient, run_id: str) -> None:
     """Store the views of a run's evaluation on the experiment, and give each of its variants a colour of its own.
 
-    The views are leaderboard, all columns, and charts. A saved view filters by fixed values, so each evaluation needs
-    its own; the plain names are the newest one's. MLflow lists them under "Views". A run without an evaluation id has
-    none.
+    A saved view filters by fixed values, so each evaluation needs its own; the plain names are the newest one's.
     """
     run = client.get_run(run_id)
     evaluation = run.data.tags.get(run_names.EVALUATION)

@@ -116,10 +116,7 @@ def refused(config: EndpointConfig, status: int, body: object, message: str, hea
 
 
 def given_up(config: EndpointConfig, failure: Failure, *, answered: bool) -> NoReply:
-    """Return why a call is not made again.
-
-    Where the endpoint has never `answered` as one, its address is wrong: that is raised.
-    """
+    """Return why a call is not made again; where the endpoint has never `answered` as one, its address is wrong."""
     tried = f"Tried {config.max_retries + 1} times"
     reason, detail = failure.no_reply.reason, f"{config.where} {failure.no_reply.detail}"
     if not answered and reason == CONNECTION:
@@ -262,8 +259,7 @@ class Transport(AbstractContextManager["Transport"]):
     def for_all(self, function: Callable[[T], Awaitable[R]], things: Iterable[T]) -> list[R]:
         """Return an asynchronous function's results for all things, at most `concurrency` at the same time.
 
-        After an error, or Ctrl-C, no call begins; those under way have `ENDING_SECONDS`. What calls have returned is
-        the function's to keep.
+        After an error, or Ctrl-C, no call begins; those under way have `ENDING_SECONDS`, and the function keeps them.
         """
 
         async def one(thing: T) -> R:

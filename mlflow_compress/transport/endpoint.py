@@ -156,8 +156,7 @@ def check_address(settings: JudgeSettings) -> None:
 def without_password(settings: JudgeSettings) -> Iterator[JudgeSettings]:
     """Give the parameters with addresses that may be recorded: without user, password and query.
 
-    Until the block ends, the environment holds the whole addresses, for the processes of the stages. See
-    `check_address`.
+    Until the block ends, the environment holds the whole addresses, for the processes of the stages.
     """
     check_address(settings)
     secret = _with_secrets(settings)

@@ -27,10 +27,7 @@ def drawn_order(row: task.Row, settings: task.TaskSettings, number: int) -> list
 
 
 def sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Row]:
-    """Return the rows to score in every order: a seeded sample of those with at most four options, in file order.
-
-    Raises `UnsupportedError`: every row has more options, and thus 120 or more orders.
-    """
+    """Return the rows to score in every order: a seeded sample of those with at most four options, in file order."""
     few = [row for row in rows if len(row["choices"]) <= MOST_OPTIONS]
     if rows and not few:
         first = rows[0]

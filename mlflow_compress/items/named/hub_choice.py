@@ -43,10 +43,7 @@ class Source:
     question: Callable[[Record], dict[str, Any]]
 
     def rows(self, task: str, data_dir: str) -> list[dict[str, Any]]:
-        """Return few-shot examples and questions as rows of a question file.
-
-        Raises `DataError`: the data set is missing, or a record cannot be used.
-        """
+        """Return few-shot examples and questions as rows of a question file."""
         load = partial(load_split, self.dataset, self.config, data_dir=data_dir, task=task, revision=self.revision)
         examples, questions = load(self.examples), load(self.test)
         examples = examples.select(range(min(MOST_EXAMPLES, len(examples))))
@@ -80,10 +77,7 @@ def head_of(split: str, category: str, prefix: str = "") -> Head:
 
 
 def labelled(record: Record, text: str = "question") -> dict[str, Any]:
-    """Return the question of a record in ARC's layout: "choices" with "text" and "label", and "answerKey".
-
-    Options get letters by position, whatever their labels are.
-    """
+    """Return the question of a record in ARC's layout. Options get letters by position, whatever their labels are."""
     labels = list(record["choices"]["label"])
     if record["answerKey"] not in labels:
         raise DataError("'answerKey' is not the label of a choice", allowed=labels, got=record["answerKey"])
@@ -244,8 +238,6 @@ def subject_rows(subject: str, data_dir: str, *, task: str) -> list[dict[str, An
     """Return a subject's questions as rows of a question file, "dev" rows first.
 
     `data_dir` has the data set in hub layout, or the original release's folder `data` (dev/anatomy_dev.csv ...).
-
-    Raises `DataError`: the data set is missing, or a row cannot be used.
     """
     rows: list[dict[str, Any]] = []
     for split in ("dev", "test"):

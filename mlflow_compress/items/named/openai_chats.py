@@ -12,10 +12,7 @@ from mlflow_compress.records import Items, Request
 
 
 def _read(file: Path, name: str, settings: TaskSettings) -> Parts:
-    """Return the tasks of a file of conversations: every logged answer is the one option of an item.
-
-    Lines with `tools` are a task of their own.
-    """
+    """Return the task of logged answers in a file, each the one option of an item, and that of lines with `tools`."""
     redact = conversations.Redaction.of(settings.redact)
     tasks = []
     if answers := conversations.smallest_digests(conversations.answers_of(file, redact), settings.limit):

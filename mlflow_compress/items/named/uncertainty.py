@@ -93,10 +93,7 @@ def _question(published: Published, record: Any) -> dict[str, Any]:
 
 
 def published_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
-    """Return the published file of task `name` as rows of a question file.
-
-    Raises `DataError`: the file is missing, or not as published. The message has its path and the question's number.
-    """
+    """Return the published file of task `name` as rows of a question file."""
     path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
     records = parse_json(read_text(path), source=path)
     if not isinstance(records, list) or len(records) <= max(NEVER_ASKED):
@@ -217,10 +214,7 @@ BUILDERS: dict[str, Callable[[str, str], list[Question]]] = {
 
 
 def built_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
-    """Return the task's questions as rows of a question file.
-
-    Raises `DataError`: a source is missing, a record cannot be used, or there are too few records.
-    """
+    """Return the task's questions as rows of a question file."""
     try:
         questions = BUILDERS[published.kind](name, data_dir)
     except (KeyError, TypeError, ValueError) as error:

@@ -32,11 +32,7 @@ class CalibrationSet:
         return [*self.texts, *(message["content"] for turns in self.conversations for message in turns)]
 
     def rendered(self, tokenizer: Any) -> list[str]:
-        """Return the texts, with conversations rendered in the chat template.
-
-        Raises `CheckpointError`: there are conversations, and the tokenizer has no chat template, or one that cannot
-        render them.
-        """
+        """Return the texts, with conversations rendered in the chat template."""
         texts = list(self.texts)
         if self.longest is not None:
             texts = [t for t in texts if len(tokenizer(t, verbose=False)["input_ids"]) <= self.longest]
@@ -93,9 +89,6 @@ def load_calibration(name_or_file: str, *, model: str, data_dir: str) -> Calibra
     """Return a named set, or that of a file: paragraphs of a .txt file, "text" or "messages" of a .jsonl file.
 
     `name_or_file` is a name of `SETS`, a file, or "auto": the demo's set for an embedded model.
-
-    Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a data set is missing (the message
-    has the command that fetches it), or a file is broken (it has the line).
     """
     name = EMBEDDED if name_or_file == "auto" and model in demo.MODELS else name_or_file
     if name == "auto":

@@ -40,10 +40,7 @@ class Redaction:
 
     @classmethod
     def of(cls, spec: str) -> "Redaction":
-        """Return the patterns of a comma-separated list of names of `PATTERNS`, and of files with one pattern a line.
-
-        Raises `ConfigError`: a part is neither, or a line is no regular expression.
-        """
+        """Return the patterns of a comma-separated list of names of `PATTERNS`, and of files with one on each line."""
         named: dict[str, re.Pattern[str]] = {}
         for part in filter(None, map(str.strip, spec.split(","))):
             if part in PATTERNS:
@@ -134,17 +131,12 @@ def answers_of(path: Path, redact: Redaction) -> list[LoggedAnswer]:
     A `category` or a text `id` beside them are read and redacted too. Left out, and counted in the log, are answers
     that are no text, or that come after a message which is none: images, and calls of tools where the line has no
     `tools`. Lines with `tools` are those of `tool_prompts_of`.
-
-    Raises `DataError`: a line has no messages, or none can be used. The message has file and line.
     """
     return list(_read(path, path.stat().st_mtime_ns if path.is_file() else 0, redact)[0])
 
 
 def tool_prompts_of(path: Path, redact: Redaction) -> list[ToolPrompt]:
-    """Return the prompts of the lines with `tools`: one before each answer, and one where a line ends without answer.
-
-    Raises `DataError`: tools or calls are not of OpenAI's format, a schema is not valid, or no message is a user's.
-    """
+    """Return the prompts of lines with `tools`: one before each answer, and one where a line ends without answer."""
     return list(_read(path, path.stat().st_mtime_ns if path.is_file() else 0, redact)[1])
 
 

@@ -65,26 +65,17 @@ def missing_data(
 def load_split(
     dataset: str, config: str | None, split: str, *, data_dir: str, task: str, revision: str | None = None
 ) -> Any:
-    """Return one split of a data set as a `datasets.Dataset`. `revision` applies to the hub's copy only.
-
-    Raises `DataError`: the data set, its configuration or the split is neither in `data_dir` nor on the hub.
-    """
+    """Return one split of a data set as a `datasets.Dataset`. `revision` applies to the hub's copy only."""
     return _load(dataset, data_dir, task, revision=revision, name=config, split=split)
 
 
 def read_data_file(dataset: str, file: str, *, data_dir: str, task: str) -> Any:
-    """Return one file of a data set as a `datasets.Dataset`, for data sets that are too large to fetch completely.
-
-    Raises `DataError`: the file is neither in `data_dir` nor on the hub.
-    """
+    """Return one file of a data set as a `datasets.Dataset`, for data sets that are too large to fetch completely."""
     return _load(dataset, data_dir, task, file=file, data_files={"file": file}, split="file")
 
 
 def file_of(dataset: str, file: str, *, data_dir: str, task: str) -> Path:
-    """Return the path of a data set's published file: in `data_dir` (or its sub-folder `data`), or from the hub.
-
-    Raises `DataError`: the file is in neither.
-    """
+    """Return the path of a data set's published file: in `data_dir` (or its sub-folder `data`), or from the hub."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -27,8 +27,6 @@ def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = 
     A line has MT-Bench's schema (`question_id`, `category`, one or two `turns`, `reference`) or Alpaca's
     (`instruction`, `input`, `output`; the line's number is its id). FastChat's reference answers are read if they are
     in the file's folder.
-
-    Raises `DataError`: a line cannot be used. The message has file and line.
     """
     rows = read_jsonl(path)
     answers = _reference_answers(path.parent / REFERENCES)
@@ -209,14 +207,9 @@ def _first_questions(file: Path, settings: TaskSettings) -> list[Instruction]:
 def find_instructions(
     name_or_file: str, *, model: str, settings: TaskSettings, parameter: str = "instructions"
 ) -> list[Instruction]:
-    """Return the instructions of a named set or a file. "auto" is the demo's set, for embedded models only.
+    """Return the instructions of a named set or a file, or ("openai:FILE") the first questions of logged conversations.
 
-    `parameter` is the one that names them, for the messages.
-
-    "openai:FILE" are the first questions of logged conversations.
-
-    Raises `ConfigError`: the text is neither a set nor a file. Raises `DataError`: a set is missing (the message says
-    where to get it), or a file is broken (the message has the line).
+    "auto" is the demo's set, for embedded models only. `parameter` is the one that names them, for the messages.
     """
     name = EMBEDDED if name_or_file == "auto" and model in demo.MODELS else name_or_file
     if is_logged(name):

@@ -149,11 +149,7 @@ def check_file(path: Path) -> None:
 
 
 def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
-    """Return the corpus of a .txt file, or the tasks of a .jsonl file, whose fields decide the family.
-
-    Raises `ConfigError`: the file's name cannot be the name of a task. Raises `DataError`: the file cannot be read or
-    used. The message has file and line.
-    """
+    """Return the corpus of a .txt file, or the tasks of a .jsonl file, whose fields decide the family."""
     name = name or file_task_name(path)
     if path.suffix == ".txt":
         return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
