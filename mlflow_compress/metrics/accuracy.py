@@ -1,7 +1,5 @@
 """Accuracy of the model and of its baseline on the same items, and the paired change with an exact test."""
 
-from collections.abc import Mapping
-
 from mlflow_compress.metrics.core.estimates import Estimates, PairedDifference, Proportion, by_subset
 from mlflow_compress.metrics.core.item_table import Predictions
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -48,11 +46,6 @@ def _share_right(inputs: MetricInputs, model: Predictions, key: MetricKey) -> li
     return by_subset(inputs, share, scored=model.scored[:, 0] if inputs.variant is None else inputs.scored_by_both)
 
 
-def largest_drop_pct(delta: MetricResult, pooled: Mapping[str, MetricResult]) -> float | None:
-    """Return the far end of the accuracy change as a loss in percent points; None without an interval."""
-    return None if delta.low is None else -100.0 * delta.low
-
-
 DELTA = MetricKey.share(
     "quality/accuracy_delta",
     "higher",
@@ -61,7 +54,12 @@ DELTA = MetricKey.share(
     label="Accuracy difference",
     leaderboard=True,
     by_task=True,
-    gate=GateValue("gate/accuracy_drop_pct_upper", largest_drop_pct, factor=-100.0),
+    # The far end of the change as a loss in percent points
+    gate=GateValue(
+        "gate/accuracy_drop_pct_upper",
+        lambda delta, pooled: None if delta.low is None else -100.0 * delta.low,
+        factor=-100.0,
+    ),
     gate_label="accuracy drop in points",
 )
 P_VALUE = MetricKey.probability(

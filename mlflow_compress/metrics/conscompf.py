@@ -142,16 +142,6 @@ def conscompf(inputs: MetricInputs) -> list[MetricResult]:
     return pooled(inputs, {key: Mean(of_instruction) for key, of_instruction in values.items()})
 
 
-def _rouge_differences(inputs: MetricInputs) -> dict[str, float]:
-    """Return ``1 - ROUGE-L`` of the models' first answers to each instruction, mean over samples, by item id."""
-    pairs, given = answer_pairs(inputs), inputs.embeddings
-    if pairs is None or given is None:
-        return {}
-    scores = rouge_l(pairs.references, pairs.texts)
-    first = (pairs.turn == 0) & (pairs.task == given.task)
-    return {str(i): 1.0 - float(scores[first & (pairs.item_id == i)].mean()) for i in np.unique(pairs.item_id[first])}
-
-
 _rouge_key = keys_of("judge", low=-1.0, high=1.0, unit="correlation")
 _ROUGE = {
     name.lower(): _rouge_key(
@@ -176,19 +166,20 @@ def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:
     variant the difference is ``1 - ROUGE-L`` of variant against baseline, which needs no reference. Pearson's interval
     is a bootstrap over instructions, Spearman's Bonett and Wright's.
     """
-    given, s = inputs.embeddings, inputs.settings
-    differences = _rouge_differences(inputs)
-    if given is None or given.variant is None:
+    pairs, given, s = answer_pairs(inputs), inputs.embeddings, inputs.settings
+    if pairs is None or given is None or given.variant is None:
         return []
+    scores, items = rouge_l(pairs.references, pairs.texts), pairs.item_id
+    first = (pairs.turn == 0) & (pairs.task == given.task)
+    # Of the models' first answers to each instruction, mean over samples
+    differences = {str(i): 1.0 - float(scores[first & (items == i)].mean()) for i in np.unique(items[first])}
     rows = np.array([row for row, i in enumerate(given.item_ids) if i in differences], dtype=np.int64)
     if not len(rows):
         return []
     x: Float = similarity(given.baseline, given.variant).per_instruction("equation4")[rows]
     y = np.array([differences[given.item_ids[row]] for row in rows])
-    left, found = (
-        len(given.item_ids) - len(rows),
-        correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method),
-    )
+    found = correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method)
+    left = len(given.item_ids) - len(rows)
     estimates = {
         _ROUGE[name]: Number(one.value, one.n, left, one.interval) for name, one in found.items() if one is not None
     }

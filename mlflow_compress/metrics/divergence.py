@@ -79,8 +79,8 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
     return by_subset(inputs, means, families=inputs.view.scored)
 
 
-def _bound(k: int, place: int) -> MetricKey:
-    return _nats(
+BOUNDS = {
+    k: _nats(
         f"kl_top{k}",
         "lower",
         f"KL(baseline || variant) that both lists of {k} most probable tokens prove: at most the exact KL.",
@@ -91,9 +91,8 @@ def _bound(k: int, place: int) -> MetricKey:
         by_task=True,
         on_request=True,
     )
-
-
-BOUNDS = {k: _bound(k, place) for place, k in enumerate(TOP_LADDER, start=31)}
+    for place, k in enumerate(TOP_LADDER, start=31)
+}
 KEPT = MetricKey.share(
     "distance/top_kept_mass",
     "neither",

@@ -74,8 +74,7 @@ def turn_scores(judgments: Judgments) -> TurnScores:
 def _columns(score: Float) -> Float:
     """Score and presence of each turn: (n, 4) columns score1, has1, score2, has2."""
     there = np.isfinite(score)
-    filled = np.where(there, score, 0.0)
-    return np.column_stack([filled[:, 0], there[:, 0], filled[:, 1], there[:, 1]]).astype(np.float64)
+    return np.stack([np.where(there, score, 0.0), there], axis=-1).reshape(len(score), 2 * TURNS)
 
 
 def _pooled(means: Float) -> Float:

@@ -18,7 +18,6 @@ from mlflow_compress.records import Generations, MetricResult
 from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
 
 _key = keys_of("tools", unit="percent", high=100.0, counted="answers", on_request=True)
-_ROW = {"on_main_run": False}
 _EQUAL = "the baseline's second sampling against its first, which is what an equal model has."
 CALLED = _key(
     "called_pct",
@@ -28,7 +27,7 @@ CALLED = _key(
     headline=145,
     difference="tools/called_delta_pct",
     floor="tools/called_floor_pct",
-    **_ROW,
+    on_main_run=False,
 )
 CALLED_BASELINE = _key("called_pct_baseline", "neither", "The baseline's share of drawn answers that call a tool.")
 CALLED_DELTA = _key(
@@ -54,7 +53,7 @@ F1 = _key(
     headline=146,
     unchanged=100.0,
     floor=F1_FLOOR.name,
-    **_ROW,
+    on_main_run=False,
 )
 SAME_FUNCTIONS = _key(
     "same_functions_pct", "higher", "Of answers with a call of both models, those that call the same functions."
@@ -77,7 +76,7 @@ SCHEMA = _key(
     headline=147,
     difference="tools/schema_delta_pct",
     floor="tools/schema_floor_pct",
-    **_ROW,
+    on_main_run=False,
 )
 SCHEMA_BASELINE = _key("schema_pct_baseline", "higher", "The same of the baseline.")
 SCHEMA_DELTA = _key(
@@ -92,7 +91,7 @@ RIGHT = _key(
     headline=148,
     difference="tools/right_delta_pct",
     floor="tools/right_floor_pct",
-    **_ROW,
+    on_main_run=False,
 )
 RIGHT_BASELINE = _key("right_pct_baseline", "higher", "The same of the baseline.")
 RIGHT_DELTA = _key(

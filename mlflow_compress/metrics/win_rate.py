@@ -74,7 +74,12 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
         first, second = (orders[order]["score"] if order in orders else None for order in (0, 1))
         adds = None
         if first is not None and second is not None:
-            adds = _outcome(first, second, asked=orders[0]["judge"] != "none")
+            # A verdict for the variant is 1: it is B in the first order, then A.
+            adds = won_and_lost(first if first == second else 0.5)
+            if orders[0]["judge"] != "none":
+                both = (first, second)
+                bias = {CONSISTENCY: first == second, FIRST: both == (0.0, 1.0), SECOND: both == (1.0, 0.0)}
+                adds |= {key.name.removeprefix(_PREFIX): float(value) for key, value in bias.items()}
         preferences.append(Preference(item, orders[min(orders)]["category"] or "", adds))
     results = preference_shares(preferences, inputs.settings, prefix=_PREFIX)
     if not any(is_biased(r) for r in results if r.category is None):
@@ -86,16 +91,3 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
 def is_biased(result: MetricResult) -> bool:
     """Return whether a judge took this place in every pair; chance alone does so in one of 1,024 sets of five."""
     return result.name in (FIRST.name, SECOND.name) and result.value == 1.0 and result.n >= _FEWEST_PAIRS
-
-
-def _outcome(first: float, second: float, *, asked: bool) -> dict[str, float]:
-    """Return what one pair adds to each share. A verdict for the variant is 1: it is B in the first order, then A."""
-    outcome = won_and_lost(first if first == second else 0.5)
-    if asked:
-        bias = {
-            CONSISTENCY: first == second,
-            FIRST: first == 0.0 and second == 1.0,
-            SECOND: first == 1.0 and second == 0.0,
-        }
-        outcome |= {key.name.removeprefix(_PREFIX): float(value) for key, value in bias.items()}
-    return outcome

@@ -14,9 +14,9 @@ from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.noise import noise_table
 from mlflow_compress.metrics.perplexity import statistics
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.conformal import SCORES, Score, conformal, coverage_by_class, repeated_splits, split
+from mlflow_compress.metrics.stats.conformal import SCORES, conformal, coverage_by_class, repeated_splits, split
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape, percentiles
-from mlflow_compress.metrics.stats.significance import Flips, adjusted_mcnemar, count_flips
+from mlflow_compress.metrics.stats.significance import Flips, count_flips, holm
 from mlflow_compress.records import MetricResult, RunRecords
 
 
@@ -191,57 +191,46 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
     """
     if inputs.missing(requirements.family("lettered_six"), requirements.OPTION_SCORES):
         return []
-    table = []
+    table, s = [], inputs.settings
+    tails = [(1 - s.level) / 2, (1 + s.level) / 2]
     for subset in inputs.view.subsets(("lettered_six",), categories=()):
         rows = uncertainty.scored_rows(inputs, subset)
         if len(rows) < 2:
             continue
-        gold, seed, groups = (
-            inputs.view.gold[rows],
-            uncertainty.split_seed(inputs, rows),
-            uncertainty.split_groups(inputs, rows),
-        )
+        gold, seed = inputs.view.gold[rows], uncertainty.split_seed(inputs, rows)
+        share, groups = s.calibration_share, uncertainty.split_groups(inputs, rows)
+        calibration, test = split(len(gold), seed=seed, calibration_share=share, groups=groups)
         for model in uncertainty.models_of(inputs):
             p = uncertainty.six_probabilities(inputs, model, rows)
+            answers = p[test].argmax(axis=1)
             for score in SCORES:
-                row = {"task": subset.task, "model": model, "score": score, "split_seed": seed}
-                table.append({**row, **_conformal_row(inputs, p, gold, score, n_splits, seed, groups)})
+                result = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=s.alpha)
+                runs = repeated_splits(
+                    p, gold, score, n_splits=n_splits, seed=seed, alpha=s.alpha, calibration_share=share, groups=groups
+                )
+                by_class = coverage_by_class(result, gold[test])
+                table.append(
+                    {
+                        "task": subset.task,
+                        "model": model,
+                        "score": score,
+                        "split_seed": seed,
+                        "n": len(test),
+                        "threshold": result.threshold if math.isfinite(result.threshold) else None,
+                        "accuracy": result.accuracy,
+                        "set_size": result.set_size,
+                        "coverage": result.coverage,
+                        "uacc": result.uacc,
+                        "coverage_by_class": {LETTERS[c]: covered for c, covered in by_class.items()},
+                        "dont_know_pct": 100.0 * float((answers == uncertainty.DONT_KNOW).mean()),
+                        "none_of_these_pct": 100.0 * float((answers == uncertainty.NONE_OF_THESE).mean()),
+                        "splits": {
+                            name: {"mean": float(x.mean()), "interval": np.quantile(x, tails).tolist()}
+                            for name, x in runs.items()
+                        },
+                    }
+                )
     return table
-
-
-def _conformal_row(
-    inputs: MetricInputs, p: Float, gold: Int, score: Score, n_splits: int, seed: int, groups: Int
-) -> dict[str, Any]:
-    s = inputs.settings
-    calibration, test = split(len(gold), seed=seed, calibration_share=s.calibration_share, groups=groups)
-    result = conformal(p, gold, calibration=calibration, test=test, score=score, alpha=s.alpha)
-    answers = p[test].argmax(axis=1)
-    runs = repeated_splits(
-        p,
-        gold,
-        score,
-        n_splits=n_splits,
-        seed=seed,
-        alpha=s.alpha,
-        calibration_share=s.calibration_share,
-        groups=groups,
-    )
-    tails = [(1 - s.level) / 2, (1 + s.level) / 2]
-    return {
-        "n": len(test),
-        "threshold": result.threshold if math.isfinite(result.threshold) else None,
-        "accuracy": result.accuracy,
-        "set_size": result.set_size,
-        "coverage": result.coverage,
-        "uacc": result.uacc,
-        "coverage_by_class": {LETTERS[c]: share for c, share in coverage_by_class(result, gold[test]).items()},
-        "dont_know_pct": 100.0 * float((answers == uncertainty.DONT_KNOW).mean()),
-        "none_of_these_pct": 100.0 * float((answers == uncertainty.NONE_OF_THESE).mean()),
-        "splits": {
-            name: {"mean": float(values.mean()), "interval": [float(x) for x in np.quantile(values, tails)]}
-            for name, values in runs.items()
-        },
-    }
 
 
 def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
@@ -298,10 +287,13 @@ def details(inputs: MetricInputs, results: Sequence[MetricResult]) -> dict[str, 
     `noise_floor`, `divergence`, `conformal` and `corpus` are the tables of this module and of `noise`;
     `mcnemar_p_holm` are the p-values of the accuracy change per task, with Holm's correction.
     """
+    raw = {
+        r.task: r.value for r in results if r.name == "quality/mcnemar_p" and r.task is not None and r.category is None
+    }
     return {
         "noise_floor": noise_table(inputs, results),
         "divergence": divergence_table(inputs),
         "conformal": conformal_table(inputs),
         "corpus": corpus_table(inputs),
-        "mcnemar_p_holm": {task: p for (_, task), p in adjusted_mcnemar({"": results}).items()},
+        "mcnemar_p_holm": dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {},
     }

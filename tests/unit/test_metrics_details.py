@@ -19,7 +19,6 @@ from mlflow_compress.metrics.bertscore import authors_layer, bert_score
 from mlflow_compress.metrics.core.requirements import BERTSCORE_MODEL
 from mlflow_compress.metrics.stats.bootstrap import resample_counts
 from mlflow_compress.metrics.stats.conformal import SCORES, conformal, split
-from mlflow_compress.metrics.stats.significance import adjusted_mcnemar
 from mlflow_compress.metrics.uncertainty import scored_rows, six_probabilities, split_seed
 from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.details import conformal_table, corpus_table, details, divergence_table
@@ -179,16 +178,11 @@ def _p(value: float, task: str | None, category: str | None = None) -> MetricRes
     return MetricResult(name="quality/mcnemar_p", value=value, task=task, category=category)
 
 
-def test_holm_over_tasks_and_variants():
+def test_holm_over_tasks():
     # Four tests: 0.01 x 4, 0.02 x 3, 0.03 x 2 and 0.4, each at least the one before; the pooled value is none of them.
-    found = adjusted_mcnemar({"a": [_p(0.01, "x"), _p(0.4, "y"), _p(0.001, None)], "b": [_p(0.03, "x"), _p(0.02, "y")]})
-    assert found == {
-        ("a", "x"): pytest.approx(0.04),
-        ("a", "y"): pytest.approx(0.4),
-        ("b", "x"): pytest.approx(0.06),
-        ("b", "y"): pytest.approx(0.06),
-    }
-    assert adjusted_mcnemar({"a": []}) == {}
+    four = [_p(0.01, "a"), _p(0.4, "b"), _p(0.001, None), _p(0.03, "c"), _p(0.02, "d")]
+    found = details(MetricInputs(RunRecords()), four)["mcnemar_p_holm"]
+    assert found == pytest.approx({"a": 0.04, "b": 0.4, "c": 0.06, "d": 0.06})
     results = compute_all(FULL)
     raw = {r.task: r.value for r in results if r.name == "quality/mcnemar_p" and r.task}
     expected = dict(zip(raw, multipletests(list(raw.values()), method="holm")[1], strict=True))

@@ -44,7 +44,8 @@ def whole_items(flips_pct: str, change_points: str, n: int) -> list[Flips]:
     return [
         counts
         for counts in found
-        if agrees(100 * counts.flips, flips_pct) and agrees(100 * counts.accuracy_delta, change_points)
+        if agrees(100 * (counts.c2w + counts.w2c) / n, flips_pct)
+        and agrees(100 * (counts.w2c - counts.c2w) / n, change_points)
     ]
 
 

@@ -4,7 +4,7 @@ Also what one end of an interval says at other levels.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -16,7 +16,6 @@ from scipy import special
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.intervals import Interval, group_sums, z_value
-from mlflow_compress.records import MetricResult
 
 
 def mcnemar_exact(c2w: int, w2c: int) -> float:
@@ -107,20 +106,6 @@ def holm(p_values: npt.ArrayLike) -> Float:
     return adjusted
 
 
-def adjusted_mcnemar(results: Mapping[str, Iterable[MetricResult]]) -> dict[tuple[str, str], float]:
-    """Return the McNemar p-value of every (variant, task) after Holm's correction over all of them together.
-
-    `results` has by variant what `compute_all` returned; the pooled p-values, which repeat the tasks', are left out.
-    """
-    raw = {
-        (variant, r.task): r.value
-        for variant, of_variant in results.items()
-        for r in of_variant
-        if r.name == "quality/mcnemar_p" and r.task is not None and r.category is None
-    }
-    return dict(zip(raw, map(float, holm(list(raw.values()))), strict=True)) if raw else {}
-
-
 def non_inferior(low: float, high: float, *, margin: float, direction: Literal["higher", "lower"]) -> bool:
     """Return whether a difference to the baseline, or a distance, is shown to be no worse than an accepted harm.
 
@@ -175,26 +160,6 @@ class Flips:
     w2c: int
     w2w: int | None  # Wrong to another wrong answer; None where answers are not chosen from options
 
-    @property
-    def flips(self) -> float:
-        """``(c2w + w2c)/n``, a share."""
-        return (self.c2w + self.w2c) / self.n
-
-    @property
-    def all_flips(self) -> float | None:
-        """``(c2w + w2c + w2w)/n``, a share; None where `w2w` is."""
-        return None if self.w2w is None else (self.c2w + self.w2c + self.w2w) / self.n
-
-    @property
-    def accuracy_delta(self) -> float:
-        """``(w2c - c2w)/n``, a share; never larger in size than `flips`."""
-        return (self.w2c - self.c2w) / self.n
-
-    @property
-    def mcnemar_p(self) -> float:
-        """McNemar's mid-p value of `c2w` against `w2c`."""
-        return mcnemar_mid_p(self.c2w, self.w2c)
-
 
 def count_flips(
     correct_baseline: npt.ArrayLike,
@@ -205,14 +170,14 @@ def count_flips(
     """Count the transitions between two models' answers to the same items.
 
     ``c2w = #(c_b & !c_q)``, ``w2c = #(!c_b & c_q)``, ``w2w = #(!c_b & !c_q & a_b != a_q)``; without answers a, `w2w`
-    and `all_flips` are None. Every array has shape (n,).
+    is None. Every array has shape (n,).
 
     Source: Dutta et al., "Accuracy is Not All You Need", section 2 and table 2.
 
     Examples
     --------
-    >>> count_flips([1, 1, 0, 0], [1, 0, 1, 0], list("AABC"), list("ABAD")).all_flips
-    0.75
+    >>> count_flips([1, 1, 0, 0], [1, 0, 1, 0], list("AABC"), list("ABAD"))
+    Flips(n=4, n_correct=2, c2w=1, w2c=1, w2w=1)
     """
     b, q = np.asarray(correct_baseline, dtype=bool), np.asarray(correct_variant, dtype=bool)
     n = same_length(correct_baseline=b, correct_variant=q)
