@@ -72,7 +72,7 @@ def items_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
     changed = changed_answers(inputs)
     kinds, kl = dict(zip(changed.rows.tolist(), changed.kinds, strict=True)), _kl(inputs)
-    written = {"baseline": _generated_texts(inputs.baseline), "variant": _generated_texts(inputs.subject)}
+    written = {"baseline": generated_texts(inputs.baseline), "variant": generated_texts(inputs.subject)}
     table = _chosen_options(inputs, np.arange(len(view)))
     for row, item in enumerate(table):
         accepted = item.pop("answers")
@@ -94,7 +94,7 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _generated_texts(records: RunRecords) -> dict[tuple[str, str], str | None]:
+def generated_texts(records: RunRecords) -> dict[tuple[str, str], str | None]:
     """Return the first generated answer to each item, by task and item."""
     if records.generations is None:
         return {}

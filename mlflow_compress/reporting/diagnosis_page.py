@@ -1,21 +1,13 @@
 """The page of a diagnosis: what moves most, the map of layers, the controls, and the text on which it moves."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
-from mlflow_compress.reporting.html import embedded, settings_table
-from mlflow_compress.reporting.numbers import NATS, PLAIN, interval_text
+from mlflow_compress.reporting.html import Figure, embedded, settings_table
+from mlflow_compress.reporting.numbers import NATS, PLAIN, Scale, interval_text
 from mlflow_compress.reporting.tables import TEMPLATES, Column, Table, Words
-
-if TYPE_CHECKING:
-    from mlflow_compress.reporting.figures import Figure
-
-
-def kl_text(result: MetricResult | None) -> str | None:
-    """Return a KL in nats with its interval; None where there is none."""
-    return None if result is None else interval_text(result, NATS, difference=False)
 
 
 def _sortable(result: MetricResult | None) -> str | None:
@@ -26,9 +18,8 @@ def _sortable(result: MetricResult | None) -> str | None:
     return f"{result.value:#.3g}{bounds}"
 
 
-def ratio_of(result: MetricResult | None) -> str | None:
-    """Return a ratio with its interval; None where there is none."""
-    return None if result is None else interval_text(result, PLAIN, difference=False)
+def _text(result: MetricResult | None, scale: Scale) -> str | None:
+    return None if result is None else interval_text(result, scale, difference=False)
 
 
 def group_row(group: GroupMove) -> dict[str, Any]:
@@ -69,7 +60,7 @@ def groups_table(results: GroupsFound) -> Table:
                 None if group.share is None else f"{100 * group.share:.1f} %",
                 f"{100 * group.top_changed:.2f} %",
                 _sortable(group.noise_kl),
-                ratio_of(group.against_noise),
+                _text(group.against_noise, PLAIN),
             )
             for group in sorted(results.groups, key=lambda group: -group.kl.value)
         ],
@@ -79,11 +70,12 @@ def groups_table(results: GroupsFound) -> Table:
 def diagnosis_sentence(name: str, results: GroupsFound) -> str:
     """Return what moves most, and how the parts add up."""
     largest = results.largest
-    text = f"{name}: KL {kl_text(results.whole)} nats per token. {largest.name} moves most, {kl_text(largest.kl)}"
+    text = f"{name}: KL {_text(results.whole, NATS)} nats per token. "
+    text += f"{largest.name} moves most, {_text(largest.kl, NATS)}"
     if largest.share is not None:
         text += f", {100 * largest.share:.0f} % of the sum of its {len(results.groups)} groups"
     if results.additivity is not None:
-        text += f". Together the groups move {ratio_of(results.additivity)} times as far as their sum says"
+        text += f". Together the groups move {_text(results.additivity, PLAIN)} times as far as their sum says"
     return f"{text}."
 
 
@@ -91,11 +83,11 @@ def control_rows(results: GroupsFound) -> list[tuple[str, str]]:
     """Return the controls of a diagnosis as pairs of a name and a value."""
     rows = [
         ("without any swap", "exactly 0" if results.no_swap == 0 else f"{results.no_swap:.3g}"),
-        ("whole variant (nats)", str(kl_text(results.whole))),
-        ("all groups swapped together (nats)", str(kl_text(results.together))),
+        ("whole variant (nats)", str(_text(results.whole, NATS))),
+        ("all groups swapped together (nats)", str(_text(results.together, NATS))),
         ("sum of the groups (nats)", f"{results.sum_of_parts:.4g}"),
-        ("together / sum: additivity", ratio_of(results.additivity) or "not defined: the sum is 0"),
-        ("groups / noise of the same size", ratio_of(results.noise_ratio) or "not measured"),
+        ("together / sum: additivity", _text(results.additivity, PLAIN) or "not defined: the sum is 0"),
+        ("groups / noise of the same size", _text(results.noise_ratio, PLAIN) or "not measured"),
     ]
     missing = [group for group in results.groups if group.no_noise is not None]
     if missing:
@@ -108,7 +100,7 @@ def render_diagnosis(
     title: str,
     sentence: str,
     results: GroupsFound,
-    figures: "Sequence[Figure]",
+    figures: Sequence[Figure],
     categories: Sequence[MetricResult],
     texts: Sequence[ShownText],
     setup: Mapping[str, Any],

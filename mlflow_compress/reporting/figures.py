@@ -1,7 +1,6 @@
 """Draws all figures of a report as PNG files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mlflow_compress.metrics.long_context import LONG_KL, SLOPE
 from mlflow_compress.metrics.perplexity import KL as CORPUS_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import details
+from mlflow_compress.reporting.html import Figure
 from mlflow_compress.reporting.plots import distances
 from mlflow_compress.reporting.plots.style import RC, Drawing, state
 from mlflow_compress.reporting.plots.variants import (
@@ -34,15 +34,6 @@ from mlflow_compress.reporting.plots.variants import (
 )
 
 _A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawn figure: its PNG file, a title with the finding, and a caption that explains how to read it."""
-
-    path: Path
-    title: str
-    caption: str
 
 
 def _predictions(inputs: MetricInputs) -> bool:

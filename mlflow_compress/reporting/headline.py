@@ -251,19 +251,15 @@ def footnotes(pooled: Pooled) -> list[str]:
     return notes + _distances(pooled, "served", _OF_SERVER, "The server's own noise (the same prompts asked twice)")
 
 
-def _measured_by(stage: str) -> str:
-    """Return the labels of the metrics that only this stage computes, and computes unasked."""
-    keys = [key for key in all_keys().values() if key.name.startswith(f"{stage}/") and not key.on_request]
-    labels = [key.label for key in keys if key.label]
-    return ", ".join(labels) or "what it measures"
-
-
 def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
     """Return one sentence per failed stage: its error message and the missing metrics."""
-    return [
-        f"Stage {stage} failed: {message.rstrip('.')}. Missing: {_measured_by(stage)}."
-        for stage, message in (failed_stages or {}).items()
-    ]
+    told = []
+    for stage, message in (failed_stages or {}).items():
+        # What only this stage computes, and computes unasked
+        keys = [key for key in all_keys().values() if key.name.startswith(f"{stage}/") and not key.on_request]
+        missing = ", ".join(key.label for key in keys if key.label) or "what it measures"
+        told.append(f"Stage {stage} failed: {message.rstrip('.')}. Missing: {missing}.")
+    return told
 
 
 _PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them

@@ -2,6 +2,8 @@
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.metrics.core.account import Account
@@ -20,9 +22,8 @@ from mlflow_compress.reporting.numbers import scale_of, value_text
 from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Table, Words, cell_text, result_text
 from mlflow_compress.reporting.verdict import slice_findings
 
-if TYPE_CHECKING:  # avoids the import of matplotlib
+if TYPE_CHECKING:
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-    from mlflow_compress.reporting.figures import Figure
 
 FLIPS_SHOWN = 50
 _CHANGES = {
@@ -115,7 +116,16 @@ def value_table(pooled: Pooled) -> Table:
     )
 
 
-def embedded(figure: "Figure") -> dict[str, str]:
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure: its PNG file, a title with the finding, and a caption that explains how to read it."""
+
+    path: Path
+    title: str
+    caption: str
+
+
+def embedded(figure: Figure) -> dict[str, str]:
     """Return a figure's title and caption, and its PNG file as base64."""
     image = base64.b64encode(figure.path.read_bytes()).decode("ascii")
     return {"base64": image, "title": figure.title, "caption": figure.caption}
@@ -151,7 +161,7 @@ def render_report(
     title: str,
     verdict: str,
     results: Sequence[MetricResult],
-    figures: "Sequence[Figure]" = (),
+    figures: Sequence[Figure] = (),
     flips: Sequence[Mapping[str, Any]] = (),
     setup: Mapping[str, Any] | None = None,
     not_computed: Mapping[str, str] | None = None,

@@ -101,12 +101,6 @@ def _size(label: str, ratio: float | None, sparsity: float | None, cache_ratio: 
     return "not compressed" if label == UNCOMPRESSED and words == numbers.size_text(1.0) else words
 
 
-def _servers(served_by: Sequence[str] | None) -> str:
-    if served_by is None:
-        return ""
-    return f"; read by {', '.join(served_by)}" if served_by else "; no server reads its format"
-
-
 def _flips(flips: MetricResult | None) -> str:
     if flips is None:
         return "flips not measured"
@@ -169,7 +163,9 @@ def verdict(
     there is no verdict where more items than the default policy accepts have no score, how many have none where they
     are fewer, what was read of the prompts where more of them were cut, and the seed where one was given.
     """
-    size = _size(label, size_ratio, sparsity, cache_ratio) + _servers(served_by)
+    size = _size(label, size_ratio, sparsity, cache_ratio)
+    if served_by is not None:
+        size += f"; read by {', '.join(served_by)}" if served_by else "; no server reads its format"
     seed = "" if account is None or "seed" not in account.setting else f"; seed {account.setting['seed']}"
     if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
         return f"{label}: no verdict, because {account.lacking}; {size}{seed}"

@@ -12,9 +12,8 @@ import pytest
 import mlflow_compress.reporting
 from mlflow_compress.metrics import compute_all, headline, unmet
 from mlflow_compress.reporting.details import flips_table
-from mlflow_compress.reporting.figures import Figure
 from mlflow_compress.reporting.headline import headline_rows, headline_table, note_markdown
-from mlflow_compress.reporting.html import render_report
+from mlflow_compress.reporting.html import Figure, render_report
 from mlflow_compress.tracking.tracked_run import NOTE_LIMIT
 from tests import metric_records
 from tests.report_results import SIZES, Page, result, rows_of

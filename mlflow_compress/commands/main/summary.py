@@ -21,9 +21,9 @@ from mlflow_compress.items.suite import is_task_file, task_parts
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.details import flips_table
-from mlflow_compress.reporting.figures import Figure, draw_all
+from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline import note_markdown
-from mlflow_compress.reporting.html import render_report
+from mlflow_compress.reporting.html import Figure, render_report
 from mlflow_compress.scoring.child_process import in_forks
 from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of

@@ -15,12 +15,11 @@ from mlflow_compress.decide.gates import DELTA
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.metrics.conscompf import ModelSimilarity
-from mlflow_compress.metrics.core.item_table import WRITTEN_RULES, ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import AnswerKey, mean_grades
-from mlflow_compress.reporting.details import ChangedAnswers, changed_answers
+from mlflow_compress.reporting.details import ChangedAnswers, changed_answers, generated_texts
 from mlflow_compress.reporting.numbers import scale_of
 
 
@@ -121,17 +120,11 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
             if inputs.view.chooses[row]:
                 answers[place]["choice"] = int(predictions.content[row, 0])
     if records is not None and records.generations is not None:
-        texts = _texts(records.generations, inputs.view)
+        view, texts = inputs.view, generated_texts(records)
         for place, row in enumerate(rows):
-            if inputs.view.n_options[row] == 0:
-                answers[place]["text"] = texts.get(int(row))
+            if view.n_options[row] == 0:
+                answers[place]["text"] = texts.get((view.task[row], view.item_id[row]))
     return answers
-
-
-def _texts(generations: Generations, view: ItemTable) -> dict[int, str | None]:
-    """Return the first answer to each generated item, by the item's row."""
-    first = generations.where(turn=0, sample=0, task=set(view.task[np.isin(view.rule, WRITTEN_RULES)]))
-    return dict(zip(view.locate(first).tolist(), first.table.column("text").to_pylist(), strict=True))
 
 
 def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most: int | None = None) -> dict[str, Any]:

@@ -124,6 +124,17 @@ def _draw_parts(
     axes.tick_params(length=0)
 
 
+def _canvas_of_parts(
+    whole: MetricResult, parts: Mapping[str, MetricResult], *, muted: Sequence[str] = (), **legend: Any
+) -> Any:
+    canvas = new_canvas(1.7 + 0.27 * len(parts))
+    axes = canvas.subplots()
+    _draw_parts(axes, whole, parts, muted=muted)
+    axes.legend(loc="lower right", **legend, frameon=False, fontsize=9)
+    axes.set(xlim=(0, None), xlabel="KL, nats; figures on the right: tokens")
+    return canvas
+
+
 def _order(name: str) -> int:
     """Return the first token of a place, by its name: 4 of "tokens 4-7"."""
     return int(name.split()[-1].split("-")[0])
@@ -133,11 +144,7 @@ def draw_positions(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Dr
     """Return the mean KL of each place in the answer with intervals, and of reasoning and answer where told apart."""
     places = sorted((name for name in parts if name not in (REASONING, ANSWER)), key=_order)
     names = [*places, *(name for name in (REASONING, ANSWER) if name in parts)]
-    canvas = new_canvas(1.7 + 0.27 * len(names))
-    axes = canvas.subplots()
-    _draw_parts(axes, whole, {name: parts[name] for name in names}, muted=(REASONING, ANSWER))
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
-    axes.set(xlim=(0, None), xlabel="KL, nats; figures on the right: tokens")
+    canvas = _canvas_of_parts(whole, {name: parts[name] for name in names}, muted=(REASONING, ANSWER))
     title = f"KL on text that the baseline wrote: {whole.value:.2g} nats per token"
     if len(places) > 1:
         first, last = (parts[place].value for place in (places[0], places[-1]))
@@ -151,11 +158,7 @@ def draw_positions(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Dr
 
 def draw_contexts(whole: MetricResult, parts: Mapping[str, MetricResult]) -> Drawing:
     """Return the mean KL of a corpus by the number of tokens before, with intervals."""
-    canvas = new_canvas(1.7 + 0.27 * len(parts))
-    axes = canvas.subplots()
-    _draw_parts(axes, whole, parts)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), frameon=False, fontsize=9)  # above all lines
-    axes.set(xlim=(0, None), xlabel="KL, nats; figures on the right: tokens")
+    canvas = _canvas_of_parts(whole, parts, bbox_to_anchor=(1.0, 0.99))  # the legend is above all lines
     (begin, first), (end, last) = (list(parts.items())[at] for at in (0, -1))
     title = f"KL as the context grows: {first.value:.2g} nats at {begin}"
     if len(parts) > 1:

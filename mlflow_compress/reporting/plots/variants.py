@@ -106,11 +106,6 @@ def _finding(points: Sequence[_Point], current: str, axis: CostAxis) -> str:
     return f"{start}; {f'{better[0]} is' if len(better) == 1 else f'{len(better)} variants are'} {words}"
 
 
-def _front(points: Sequence[_Point], front: Sequence[str], axis: CostAxis) -> str:
-    verb = "is" if len(front) == 1 else "are"
-    return f"{len(front)} of {len(points)} variants {verb} on the Pareto front of {axis.what} and KL"
-
-
 def draw_variants(
     variants: Sequence[Mapping[str, Any]],
     current: str | None,
@@ -148,7 +143,11 @@ def draw_variants(
             off_the_line = len(points_on) - len(steps)
             # Behind a step lies what the front beats.
             upper.step(*zip(*steps, strict=True), where="post", color=style.VARIANT, linewidth=1, alpha=0.5, zorder=1)
-    title = _front(points, front, axis) if current is None else _finding(points, current, axis)
+    if current is not None:
+        title = _finding(points, current, axis)
+    else:
+        are = "is" if len(front) == 1 else "are"
+        title = f"{len(front)} of {len(points)} variants {are} on the Pareto front of {axis.what} and KL"
     style.state(canvas, title)
     for axes, members in panels:
         bold = next((i for i, p in enumerate(members) if p.name == current), None)
