@@ -51,6 +51,21 @@ def test_design_effect_by_hand() -> None:
     assert intervals.design_effect([1, 0, 1, 0], [0, 0, 1, 1]).effect == 1.0  # alike by chance adds no items
 
 
+def test_design_effect_of_drawn_items_is_that_of_all_items() -> None:
+    # m = 1/2, e = 2, -2; sum(e²) = 8 less 4 · 2 · 1/4; over sum(w (x - m)²) = 2; times 2/(2 - 1)
+    assert intervals.design_effect([1, 1, 0, 0], [0, 0, 1, 1], np.full(4, 2.0)).effect == 6.0
+    assert intervals.design_effect([0, 0, 0], [0, 0, 1], np.full(3, 2.0)).effect == (16 + 4 - 6) / 6  # nothing varies
+    rng = np.random.default_rng(0)
+    x, groups = np.repeat(rng.random(400) < 0.2, 5), np.repeat(np.arange(400), 5)
+    share = np.where(np.arange(2000) % 2, 0.3, 0.1)
+    drawn = [rng.random(2000) < share for _ in range(200)]
+    found = [intervals.design_effect(x[some], groups[some], 1 / share[some]).effect for some in drawn]
+    unweighted = [intervals.design_effect(x[some], groups[some]).effect for some in drawn]
+    assert intervals.design_effect(x, groups).effect == pytest.approx(5, rel=0.01)
+    assert np.mean(found) == pytest.approx(5, abs=4 * np.std(found) / len(found) ** 0.5)
+    assert np.mean(unweighted) < 2.5  # of groups of five, few of whose items were drawn
+
+
 def test_design_effect_is_the_cluster_robust_variance_over_the_plain_one() -> None:
     model = sm.OLS(HITS.astype(float), np.ones(len(HITS)))
     robust = model.fit(cov_type="cluster", cov_kwds={"groups": GROUPS, "use_correction": False}).bse[0] ** 2

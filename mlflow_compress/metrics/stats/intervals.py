@@ -38,13 +38,17 @@ def are_grouped(groups: Int | None) -> bool:
     return groups is not None and len(np.unique(groups)) < len(groups)
 
 
-def design_effect(values: npt.ArrayLike, groups: npt.ArrayLike) -> DesignEffect:
+def design_effect(values: npt.ArrayLike, groups: npt.ArrayLike, weights: Float | None = None) -> DesignEffect:
     """Return the design effect of a mean of n values in G groups, both arrays of shape (n,).
 
     With the mean m, group sums s_g and sizes n_g, ``e_g = s_g - m n_g`` and ``v = G/(G - 1) sum(e_g^2)/n^2`` is the
     variance of the mean between groups; the effect is ``v / (sum((x - m)^2)/n^2)``. Below 1 it is 1: groups that happen
     to be more alike than chance makes them do not add items. Values that are all equal show no correlation; the groups
     count in their place, ``sum(n_g^2)/n``, which is n/G for groups of one size.
+
+    Of items that were drawn, `weights` (n,) has how many each stands for, and the effect is that of all items: sums,
+    sizes and mean are weighted, and ``sum(w (w - 1) (x - m)^2)`` is taken from ``sum(e_g^2)``, so that an item stands
+    for w that are no more alike than others, and two items of a group for the pairs there (Horvitz and Thompson).
 
     The variance of v is that of a sum dominated by its largest terms where few groups have events, so that t(G - 1) is
     too narrow (a share of 2 % in groups of 1 to 40 was covered in 81 % of the draws). The degrees of freedom are
@@ -60,15 +64,19 @@ def design_effect(values: npt.ArrayLike, groups: npt.ArrayLike) -> DesignEffect:
     4.0
     """
     x = finite("values", values)
-    sums, sizes = group_sums(x, groups)
-    n, count, mean = len(x), len(sums), float(x.mean())
-    square = float(((x - mean) ** 2).sum())
+    w = np.ones(len(x)) if weights is None else finite("weights", weights)
+    same_length(values=x, weights=w)
+    (sums, _), (sizes, _) = group_sums(w * x, groups), group_sums(w, groups)
+    count, mean = len(sums), float(x.mean() if weights is None else w @ x / w.sum())
+    alone = w * (w - 1)
+    square = float((w * (x - mean) ** 2).sum())
     e = sums - mean * sizes
     between = float((e**2).sum())
     if square == 0.0 or between == 0.0 or count < 2:
-        of_size = float((sizes**2).sum()) / n if square == 0.0 else 1.0
+        of_size = float((sizes**2).sum() - alone.sum()) / float(w.sum()) if square == 0.0 else 1.0
         return DesignEffect(of_size, max(count - 1.0, 1.0), count)
     df = max(1.0, min(count - 1.0, 1.5 * between**2 / float((e**4).sum())))
+    between -= float((alone * (x - mean) ** 2).sum())
     return DesignEffect(max(1.0, count / (count - 1.0) * between / square), df, count)
 
 

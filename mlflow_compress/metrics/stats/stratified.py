@@ -43,6 +43,14 @@ At 8 bits and a tenth of the items, intervals of the benchmark's own flips then 
 for no variant in fewer than 91 %; with 0 in 94 and 71 % (19 variants of three models, 150 draws each).
 """
 
+LEAST_FLIPS = 0.03
+"""No stratum is expected to have a smaller share of flips than this part of all items' share.
+
+Models of flips by lead know nothing of what makes items with a large lead flip. Of a fifth of the items of 82 variants,
+intervals of the benchmark's own flips hold the truth in at least 93 % of the draws for 87 % of the variants; for 76 %
+without it. They are 3 to 10 % wider at 4 bits.
+"""
+
 
 def lead_strata(leads: npt.ArrayLike, count: int = N_STRATA) -> Int:
     """Return the stratum of each item: from the smallest lead upwards, and last the items without one (NaN).
@@ -203,11 +211,12 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
     - the variance for the benchmark is ``sum_h (1 - n_h/N_h) n_h/(n_h - 1) (sum(z²) - sum(z)²/n_h)``, which is
       ``sum W_h² s_h²/n_h (1 - n_h/N_h)`` for whole strata;
     - that for the population has ``deff s²/N`` added, the variance of the benchmark's own mean: s² is the weighted
-      variance of the values, N = sum(w), and `deff` the design effect of `groups` (`design_effect`), 1 without. The
-      benchmark is a sample itself, and which items of it were drawn is the second phase.
+      variance of the values, N = sum(w), and `deff` the design effect that `groups` have among all items, 1 without.
+      The benchmark is a sample itself, and which items of it were drawn is the second phase.
 
     A stratum without an event seems to have no variance. So where values are events (-1, 0 or 1) and the design says
-    how probable a flip is in a stratum, that counts as much as `PRIOR_ITEMS` items, if it makes the variance larger.
+    how probable a flip is in a stratum, that, or `LEAST_FLIPS` of the share of events where it is less, counts as much
+    as `PRIOR_ITEMS` items, if it makes the variance larger.
 
     Source: Cochran, "Sampling techniques", 1977, 5A.14 (domains) and 12.2 (double sampling); Hajek, 1971.
 
@@ -229,7 +238,7 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
     squares, sums = np.bincount(codes, weights=z * z), np.bincount(codes, weights=z)
     within = np.maximum(squares - sums**2 / drawn, 0.0) / np.maximum(drawn - 1, 1)
     if design.flips is not None and np.isin(x, (-1, 0, 1)).all():
-        q, here = design.flips[first], np.bincount(codes) / drawn
+        q, here = np.maximum(design.flips[first], LEAST_FLIPS * float(w @ x**2) / total), np.bincount(codes) / drawn
         expected = (size / drawn / total) ** 2 * q * (1 - q) * here
         shrunk = ((drawn - 1) * within + PRIOR_ITEMS * expected) / (drawn - 1 + PRIOR_ITEMS)
         within = np.maximum(within, shrunk)
@@ -237,7 +246,7 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
     benchmark = float(parts.sum())
     effect, df = 1.0, float(len(x) - 1)
     if groups is not None and are_grouped(groups):
-        found = design_effect(x, groups)
+        found = design_effect(x, groups, w)
         effect, df = found.effect, found.df
     own = effect * spread / total
     # Satterthwaite's approximation: the strata's variances are known from few items each.
