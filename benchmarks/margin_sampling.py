@@ -17,8 +17,8 @@ Then certificates (answers that changed although the KL is smaller than any chan
 forecasts of each task's flips from the other tasks of the same model. Last, gates that stop early: do they need fewer
 items where those with a high lead are partly passed over?
 
-With --sweep only: sweeps of eight variants of the demo with items=auto against one with all items, and what two real
-sweeps take.
+With --sweep only: sweeps of eight variants of the demo with items=auto against one with all items; how often sweeps
+tell apart what is equal, and a policy passes or fails what meets it exactly; and what two real sweeps take.
 
 Example
 -------
@@ -316,7 +316,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="their items per category and task (default: all)")
     given = parser.parse_args()
     if given.sweep:
-        same_as_all(list(stored(given.stored)), given.draws)
+        measured = list(stored(given.stored))
+        same_as_all(measured, given.draws)
+        errors_of_sweeps(measured, given.draws)
+        errors_of_auto([one for one in measured if one.held_out and one.bits != "8"], given.draws)
         seconds_of_sweeps(given.methods, given.tasks, given.data_dir, given.limit)
         return
     if given.measure:
@@ -394,6 +397,23 @@ def board_of(eight: list[Variant], sizes: list[SampleSize], seed: int) -> tuple[
     return scoreboard(scored, baseline="demo", evaluation="one"), tuple(passed), taken
 
 
+def in_rounds(eight: list[Variant], seed: int) -> tuple[Scoreboard, tuple[str, ...], int]:
+    """Return the same of a sweep with items=auto, which adds items to variants that cannot be told apart."""
+    n = len(eight[0].lead)
+    sizes = [SampleSize(policy=Policy())] * len(eight)
+    for more in range(4):
+        found = board_of(eight, sizes, seed)
+        wanted = more_items(found[0], Policy()) if more < 3 else {}
+        if not wanted:
+            break
+        counts = {name: count if more < 2 else n for name, (count, _) in wanted.items()}
+        sizes = [
+            replace(size, more=(*size.more, counts[one.name])) if one.name in counts else size
+            for one, size in zip(eight, sizes, strict=True)
+        ]
+    return found
+
+
 def same_as_all(variants: list[Variant], draws: int) -> None:
     """Print in how many sweeps of drawn items the groups of ties, and who passes, are those of all items."""
     eight = [one for one in variants if one.model == "demo" and one.name in EIGHT]
@@ -404,17 +424,7 @@ def same_as_all(variants: list[Variant], draws: int) -> None:
     known = [(frozenset((s.first, s.second)), s.kl) for s in every.separations if s.kl is not None]
     matter = {pair for pair, kl in known if max(-kl.low, kl.high) >= least}
     for seed in range(draws):
-        sizes = [SampleSize(policy=Policy())] * len(eight)
-        for more in range(4):
-            board, passed, taken = board_of(eight, sizes, seed)
-            wanted = more_items(board, Policy()) if more < 3 else {}
-            if not wanted:
-                break
-            counts = {name: count if more < 2 else n for name, (count, _) in wanted.items()}
-            sizes = [
-                replace(size, more=(*size.more, counts[one.name])) if one.name in counts else size
-                for one, size in zip(eight, sizes, strict=True)
-            ]
+        board, passed, taken = in_rounds(eight, seed)
         shares.append(taken / n / len(eight))
         same += [*(board.groups[x] == every.groups[x] for x in (KL, DELTA)), passed == passes]
         pairs += [told_apart(board, kl, matter) == told_apart(every, kl, matter) for kl in (True, False)]
@@ -424,6 +434,65 @@ def same_as_all(variants: list[Variant], draws: int) -> None:
         f"{ties[2]:.1f} %; told apart by KL, of {len(matter)} pairs whose difference may matter, {apart[0]:.1f} %, by "
         f"accuracy {apart[1]:.1f} %; all groups of ties by KL {ties[0]:.1f} %, by accuracy {ties[1]:.1f} %"
     )
+
+
+def errors_of_sweeps(variants: list[Variant], draws: int) -> None:
+    """Print how often sweeps tell apart any two variants that are equal in truth; 5 % of the sweeps may.
+
+    Eight variants are four pairs. The two of a pair swap half of their answers by chance, so that both are drawn from
+    the same; the items are drawn with replacement from those of the demo, for each sweep anew.
+    """
+    eight = sorted((one for one in variants if one.model == "demo" and one.name in EIGHT), key=lambda one: one.bits)
+    n, rng = len(eight[0].lead), np.random.default_rng(0)
+    equal = {frozenset((a.name, b.name)) for a, b in zip(eight[::2], eight[1::2], strict=True)}
+    wrong = np.zeros((2, 2))
+    for seed in range(draws):
+        rows, swapped = rng.integers(0, n, n), []
+        for pair in zip(eight[::2], eight[1::2], strict=True):
+            coin = rng.random(n) < 0.5
+            for one, other in (pair, pair[::-1]):
+                assert one.kl is not None and other.kl is not None
+                after, kl = np.where(coin, one.after, other.after)[rows], np.where(coin, one.kl, other.kl)[rows]
+                swapped.append(replace(one, lead=one.lead[rows], before=one.before[rows], after=after, kl=kl))
+        boards = board_of(swapped, [SampleSize(count=n)] * len(eight), seed)[0], in_rounds(swapped, seed)[0]
+        wrong += [[bool(told_apart(board, kl, equal)) for kl in (True, False)] for board in boards]
+    every, drawn = 100 * wrong / draws
+    print(
+        f"{draws} sweeps of four pairs of equal variants: any of them told apart by KL in {drawn[0]:.1f} % with "
+        f"items=auto, {every[0]:.1f} % with all items; by accuracy in {drawn[1]:.1f} and {every[1]:.1f} % (may: 5 %)"
+    )
+
+
+def errors_of_auto(variants: list[Variant], draws: int) -> None:
+    """Print how often a policy that a variant meets exactly passes or fails it surely.
+
+    One gate, on flips or on the accuracy change, has what the variant truly has as its limit. The items are drawn with
+    replacement for each evaluation anew. With all items 2.5 % may pass and 2.5 % fail, with items=auto 4.5 %.
+    """
+    rates: dict[str, list[Float]] = {"flips": [], "accuracy change": []}
+    rng = np.random.default_rng(0)
+    for one in variants:
+        n, flips, change = len(one.lead), float((one.before != one.after).mean()), one.after.mean() - one.before.mean()
+        gates_of = {"flips": Policy(kl=None, margins=()).overridden(max_flips_pct=100 * flips)}
+        if change < 0:
+            gates_of["accuracy change"] = Policy(kl=None, gates=()).overridden(max_accuracy_drop_pct=-100 * change)
+        for name, policy in gates_of.items():
+            counts = np.zeros(5)
+            for draw in range(draws):
+                rows = rng.integers(0, n, n)
+                for place, size in ((0, SampleSize(policy=policy)), (2, SampleSize(count=n))):
+                    some, now = drawn_rows(one, rows, size, (draw, 2))
+                    ((passes, needed),) = standings(policy, now, level=0.95)
+                    counts[place + (not passes)] += needed <= 1
+                    counts[4] += len(some) / n if place == 0 else 0
+            rates[name].append(100 * counts / draws)
+    for name, found in rates.items():
+        mean, most = np.mean(found, axis=0), np.max(found, axis=0)
+        print(
+            f"limit on {name} exactly met, {len(found)} variants, {draws} draws each: items=auto passes "
+            f"{mean[0]:.1f} % (at most {most[0]:.1f}) and fails {mean[1]:.1f} % ({most[1]:.1f}), with {mean[4]:.0f} % "
+            f"of the items; all items pass {mean[2]:.1f} % ({most[2]:.1f}) and fail {mean[3]:.1f} % ({most[3]:.1f})"
+        )
 
 
 def told_apart(board: Scoreboard, by_kl: bool, pairs: set[frozenset[str]]) -> set[frozenset[str]]:
