@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
+import numpy as np
 from pydantic import model_validator
 
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
 from mlflow_compress.errors import ConfigError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models import gguf_file, stored_weights
-from mlflow_compress.models.architectures import GGUF_NATIVE, GGUF_NATIVE_CACHE
+from mlflow_compress.models.checkpoint_config import GGUF_NATIVE, GGUF_NATIVE_CACHE
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-
 
 _SHARED = (
     "vocab_size",
@@ -165,7 +164,7 @@ class ForTensors(Method[G]):
     def file_type(self, config: G) -> str:
         """Return llama.cpp's name of a file with these settings: "MOSTLY_Q4_K_M"."""
 
-    def importance(self, job: CompressionJob[Any], model: Any) -> "dict[str, np.ndarray[Any, Any]] | None":
+    def importance(self, job: CompressionJob[Any], model: Any) -> dict[str, np.ndarray[Any, Any]] | None:
         """Return the importance of each input channel of each tensor, by GGUF name; None where all are equal."""
         return None
 
@@ -235,7 +234,7 @@ def plain_kind(dtype: str) -> Callable[[Any], Any]:
     return lambda parameter: stored if parameter.ndim > 1 else kinds.F32
 
 
-def interleave_heads(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[Any, Any]":
+def interleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Return a Llama query or key weight in GGUF's row order.
 
     In GGUF, rotary positions rotate neighbouring rows; in transformers, the two halves of a head.
@@ -247,7 +246,7 @@ def interleave_heads(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[
     return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def deinterleave_heads(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[Any, Any]":
+def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Return the weight in transformers' row order: the inverse of `interleave_heads`."""
     rows = weight.shape[0]
     return weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
@@ -287,7 +286,6 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
     Parameters are read as float32. `kind_of` gives the `gguf.GGMLQuantizationType` of a parameter's name and value.
     """
     import gguf
-    import numpy as np
     import torch
 
     tensors: dict[str, tuple[Any, Any]] = {}

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.models.source_model import SourceModel
 
 S = TypeVar("S", bound=MethodConfig)
 
@@ -29,7 +28,7 @@ class ForLayers(Method[S]):
         )
 
     def modifiers(
-        self, config: S, source: "SourceModel", schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: S, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         """Return the modifiers of a recipe, by default the one that rounds to nearest; llm-compressor is imported.
 

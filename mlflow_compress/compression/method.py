@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
+from mlflow_compress.compression.calibration_tokens import Calibration
+from mlflow_compress.compression.probe import Probe
 from mlflow_compress.config.declarations import AUTO, one_error
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, require_extra
+from mlflow_compress.models.placement import Offload
+from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
-    from mlflow_compress.compression.calibration_tokens import Calibration
-    from mlflow_compress.compression.probe import Probe
     from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
-    from mlflow_compress.models.placement import Offload
-    from mlflow_compress.models.source_model import SourceModel
 
 Setting = int | float | bool | str
 """What a setting of a method can be; text is read as the type that the method declares."""
@@ -71,15 +71,14 @@ JobSettings = TypeVar("JobSettings", bound=MethodConfig, covariant=True)
 class CompressionJob(Generic[JobSettings]):
     """Everything that `Method.compress` needs."""
 
-    source: "SourceModel"  # The model to compress, resolved to a local folder
+    source: SourceModel  # The model to compress, resolved to a local folder
     config: JobSettings  # The method's own settings, already checked
-    calibration: "Calibration | None"  # Token ids, if the method needs them
-    probe: "Probe"  # Input on which the logits of the compressed model in memory are computed
+    calibration: Calibration | None  # Token ids, if the method needs them
+    probe: Probe  # Input on which the logits of the compressed model in memory are computed
     device: str  # "cpu" or "cuda"
     folder: Path  # Existing empty folder to write the checkpoint and its tokenizer into
-    offload: "Offload | None" = (
-        None  # Where weights wait that do not fit into memory; None: the whole model is in memory
-    )
+    # Where weights wait that do not fit into memory; None: the whole model is in memory
+    offload: Offload | None = None
     # Filled by the method: experts to which the router sent no calibration token
     experts_without_tokens: list[str] = field(default_factory=list)
     caches: "Mapping[int, QuantizedCache]" = field(default_factory=dict)  # By layer, how keys and values are rounded
@@ -208,7 +207,7 @@ class Method(ABC, Generic[S]):
     def check_folder(self, folder: Path) -> None:
         """Raise an error, before torch is imported, if the model's files alone show that the method cannot help."""
 
-    def check(self, config: S, source: "SourceModel") -> None:
+    def check(self, config: S, source: SourceModel) -> None:
         """Raise an error, before any work, if the method does not support the model.
 
         By default that is a `group_size` that does not divide a layer.

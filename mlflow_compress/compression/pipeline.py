@@ -20,22 +20,20 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mlflow_compress import files as atomic
-from mlflow_compress.compression import calibration_tokens as calibration_module
 from mlflow_compress.compression import probe as probe_module
+from mlflow_compress.compression.calibration_tokens import Calibration, prepare_calibration
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, variant_label
 from mlflow_compress.compression.servers import served_by
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.lifetime import processor_time
-from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models import checkpoint_config, stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload, placement
 from mlflow_compress.models.source_model import SourceModel, resolve
 from mlflow_compress.warm_python import WarmPython
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.compression.calibration_tokens import Calibration
 
 
 @contextlib.contextmanager
@@ -310,7 +308,7 @@ def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> "torc
 
     with METHODS.blaming(method.name):
         logits: object = method.compress(job)
-        if not architectures.weight_files(job.folder):
+        if not checkpoint_config.weight_files(job.folder):
             raise ValueError("compress() wrote no weights into job.folder")
         if not isinstance(logits, torch.Tensor) or logits.shape[:-1] != (job.probe.n_positions,):
             shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
@@ -402,7 +400,7 @@ def _lines(file: IO[bytes]) -> list[str]:
     return file.read().decode(errors="replace").strip().splitlines()
 
 
-def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts: Sequence[str]) -> "Calibration | None":
+def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts: Sequence[str]) -> Calibration | None:
     if not method.needs_calibration:
         return None
     if settings.calibration_length > source.max_length:
@@ -411,7 +409,7 @@ def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts:
             allowed=f"at most {source.max_length}",
             got=settings.calibration_length,
         )
-    return calibration_module.prepare_calibration(
+    return prepare_calibration(
         source.tokenizer(),
         texts,
         samples=settings.calibration_samples,

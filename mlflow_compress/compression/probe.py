@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlflow_compress.errors import CheckpointError, ReloadMismatchError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.models.source_model import SourceModel
 
 SEQUENCES, LENGTH, STRIDE = 4, 48, 6
 PROBE_FILE = Path("probe") / "logits.safetensors"
@@ -43,7 +42,7 @@ class Probe:
     ids: np.ndarray[Any, np.dtype[np.int64]]  # int64, shape (sequences, length)
 
     @classmethod
-    def for_model(cls, source: "SourceModel") -> "Probe":
+    def for_model(cls, source: SourceModel) -> "Probe":
         """Return the probe of a model: token ids drawn uniformly from its vocabulary, with a fixed seed."""
         length = min(LENGTH, source.max_length)
         return cls(np.random.default_rng(0).integers(0, source.vocabulary, size=(SEQUENCES, length), dtype=np.int64))

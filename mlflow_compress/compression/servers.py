@@ -15,7 +15,7 @@ from typing import Any, get_args
 from mlflow_compress.compression.method import METHODS, Method, MethodConfig
 from mlflow_compress.config.declarations import Target
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.architectures import QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 
 FP8_CACHE = "compressed-tensors (dense, kv_cache_scheme)"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from mlflow_compress.errors import AlignmentError, CheckpointError
 from mlflow_compress.files import read_json_object
-from mlflow_compress.models import architectures
+from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.stored_weights import sha256_file
 
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
@@ -135,7 +135,7 @@ def weights_hash(path: Path | str) -> str:
     Hashed are every weight file with its name, in order, and `config.json` without the fields that name versions.
     """
     folder = Path(path)
-    files = architectures.weight_files(folder)
+    files = checkpoint_config.weight_files(folder)
     if not files:
         raise CheckpointError("No safetensors weights", got=str(folder))
     total = hashlib.sha256()

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mlflow_compress.errors import CheckpointError, MissingDependencyError
-from mlflow_compress.models import architectures
+from mlflow_compress.models import architectures, checkpoint_config
 from mlflow_compress.models.loading import LoadConfig, OpenedModel, model_folder, open_tokenizer
 from mlflow_compress.models.placement import placement
 
@@ -58,7 +58,7 @@ def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:
     if named is not None:
         named_dtype: torch.dtype = named if isinstance(named, torch.dtype) else getattr(torch, str(named))
         return named_dtype
-    for file in architectures.weight_files(folder):
+    for file in checkpoint_config.weight_files(folder):
         if file.suffix == ".gguf":
             return torch.get_default_dtype()  # its weights are expanded to floats
         with safe_open(file, framework="pt") as tensors:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
-from mlflow_compress.models import architectures, offloading
+from mlflow_compress.models import architectures, checkpoint_config, offloading
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.identity import max_length, stored_config, vocab_size, weights_hash
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
@@ -111,7 +111,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
 
     folder = model_folder(config.path)
     common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-    placed, kernel = placement(config.device, config.max_memory), architectures.attention(folder)
+    placed, kernel = placement(config.device, config.max_memory), checkpoint_config.attention(folder)
     kept_on_disk = offloading.offload_folder(config.offload_dir) if config.device == BALANCED else None
     if kept_on_disk is not None:
         placed["offload_folder"] = kept_on_disk.name
@@ -136,7 +136,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
     if kept_on_disk is not None and not offloading.is_offloaded(model):
         kept_on_disk = None  # everything fits: the folder is removed
     if kept_on_disk is not None:
-        if (method := architectures.quant_method(folder)) not in offloading.FORMATS:
+        if (method := checkpoint_config.quant_method(folder)) not in offloading.FORMATS:
             raise UnsupportedError(
                 "A checkpoint of this format must fit into memory",
                 allowed="plain and compressed-tensors weights",
@@ -173,7 +173,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
 def model_folder(path: str) -> Path:
     """Return the local folder of a checkpoint that holds a configuration and weights (see `resolve_folder`)."""
     folder = resolve_folder(path)
-    if not (folder / "config.json").is_file() or not architectures.weight_files(folder):
+    if not (folder / "config.json").is_file() or not checkpoint_config.weight_files(folder):
         raise CheckpointError(
             "Not a model folder",
             allowed="config.json and safetensors or GGUF weights",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.models import architectures, gguf_file
+from mlflow_compress.models import checkpoint_config, gguf_file
 from mlflow_compress.models.gguf_file import StoredTensor
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the weight files of a checkpoint (safetensors or GGUF), sorted; `CheckpointError` if there are none."""
-    files = architectures.weight_files(folder)
+    files = checkpoint_config.weight_files(folder)
     if not files:
         raise CheckpointError(
             "The checkpoint has no safetensors weights", got=str(folder), fix="Convert the weights to safetensors first"

@@ -5,7 +5,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mlflow_compress.models import architectures
+from mlflow_compress.models import checkpoint_config
 
 SCORING_VERSION = 2
 """Version of everything that decides a record: which tokens a model reads, what is computed, what is written down.
@@ -35,9 +35,9 @@ def engine_identity(folder: Path) -> dict[str, str]:
     transformers chooses, and ``model code`` the SHA-256 of the Python files in the folder, if there are any.
     """
     folder = Path(folder)
-    identity = {**code_identity(), "attention": architectures.attention(folder) or "auto"}
-    packages = {FORMAT_PACKAGES.get(architectures.quant_method(folder) or "")}
-    if architectures.is_native_gguf(folder):
+    identity = {**code_identity(), "attention": checkpoint_config.attention(folder) or "auto"}
+    packages = {FORMAT_PACKAGES.get(checkpoint_config.quant_method(folder) or "")}
+    if checkpoint_config.is_native_gguf(folder):
         packages.add("llama-cpp-python")
     identity |= {package: _version(package) for package in sorted(filter(None, packages))}
     code = sorted(folder.glob("*.py"))

@@ -23,7 +23,7 @@ from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
 from mlflow_compress.lifetime import keep_freed_memory
-from mlflow_compress.models.architectures import CACHE_IGNORED, QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import CACHE_IGNORED, QUANTIZED_CACHE
 from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel, local_model_folder

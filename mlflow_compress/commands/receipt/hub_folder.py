@@ -23,7 +23,7 @@ from mlflow_compress.compression.mixed_recipe import MIXED
 from mlflow_compress.compression.pipeline import staging_folder
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.errors import ConfigError, MlflowCompressError, TrackingError
-from mlflow_compress.models.architectures import CACHE_IGNORED, QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import CACHE_IGNORED, QUANTIZED_CACHE
 from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.reporting.tables import Table, escape_markdown

@@ -28,7 +28,7 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
-from mlflow_compress.models.architectures import QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
 

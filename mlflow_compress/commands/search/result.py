@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mlflow_compress.commands.promote.result import NOTHING_PASSES
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.config import EMBEDDED
-from mlflow_compress.models.architectures import CACHE_IGNORED
+from mlflow_compress.models.checkpoint_config import CACHE_IGNORED
 from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.reporting.search_tables import search_finding, search_notes, search_table
 from mlflow_compress.reporting.tables import Column, Table, escape_markdown

@@ -42,7 +42,7 @@ from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.judges.prompts import read_pair_prompts
 from mlflow_compress.judges.session import prices_of
 from mlflow_compress.kept import kept
-from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models import checkpoint_config, stored_weights
 from mlflow_compress.models.placement import certainly_on_cpu, certainly_without_gpu, no_gpu
 from mlflow_compress.models.source_model import local_model_folder, resolve_folder
 from mlflow_compress.paths import started_in
@@ -68,7 +68,7 @@ def is_small(source: SourceConfig) -> bool:
         folder = local_model_folder(model_path(source.model))
     except MlflowCompressError:  # whatever opens it says so
         return False
-    return sum(file.stat().st_size for file in architectures.weight_files(folder)) <= _SMALL
+    return sum(file.stat().st_size for file in checkpoint_config.weight_files(folder)) <= _SMALL
 
 
 def model_label(model: str) -> str:

@@ -37,7 +37,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.metrics.speed import serving_speed
-from mlflow_compress.models import architectures
+from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.light_model import open_light
 from mlflow_compress.models.loading import LoadConfig
@@ -182,7 +182,7 @@ def measure(
             source = resolve(base, trust_remote_code=config.source.trust_remote_code)
             write_plain(source, scratch / "baseline.gguf")
             of_baseline = replace(of_variant, folder=str(scratch / "baseline.gguf"))
-            of_variant = replace(of_variant, folder=str(architectures.weight_files(folder)[0]))
+            of_variant = replace(of_variant, folder=str(checkpoint_config.weight_files(folder)[0]))
         return timing.timed_in_turn({"baseline": of_baseline, "variant": of_variant}, plan)
 
 

@@ -15,11 +15,10 @@ from mlflow_compress.compression.method import CalibratedConfig, CompressionJob,
 from mlflow_compress.compression.schemes import SCHEMES
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.architectures import packed_layers
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.models.source_model import SourceModel
 
 NAME = "gptqmodel"
 EXTRA, PACKAGES = packed_layers.EXTRA, packed_layers.PACKAGES
@@ -106,7 +105,7 @@ class TwoBackendMethod(ForLayers[B]):
     def takes_experts(self, config: B) -> bool:
         return config.backend != NAME
 
-    def check(self, config: B, source: "SourceModel") -> None:
+    def check(self, config: B, source: SourceModel) -> None:
         """Raise an error for a group size that does not divide a layer, and for what the backend does not support."""
         super().check(config, source)
         if config.backend == NAME:
@@ -124,7 +123,7 @@ class TwoBackendMethod(ForLayers[B]):
         grouped = not isinstance(config.group_size, str)
         return {"bits": config.bits, "group_size": config.group_size if grouped else -1}
 
-    def check_llmcompressor(self, source: "SourceModel") -> None:
+    def check_llmcompressor(self, source: SourceModel) -> None:
         """Raise an error for what llm-compressor does not support with this model; the default accepts everything."""
 
 
@@ -137,7 +136,7 @@ def load_for_gptqmodel() -> None:
     import gptqmodel  # noqa: F401
 
 
-def check_supported(source: "SourceModel", method: str, settings: dict[str, Any]) -> None:
+def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
     """Raise `UnsupportedError` for architectures, group sizes and layers that gptqmodel does not support."""
     load_for_gptqmodel()
     from gptqmodel.models.auto import SUPPORTED_MODELS

@@ -9,16 +9,15 @@ from unittest.mock import patch
 
 from mlflow_compress import files as atomic
 from mlflow_compress.compression import probe
+from mlflow_compress.compression.method import CompressionJob, MethodConfig
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.files import read_json_object
-from mlflow_compress.models.architectures import QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.placement import BALANCED, placement
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.compression.method import CompressionJob, MethodConfig
-    from mlflow_compress.models.source_model import SourceModel
 
 
 def token_counter(unused: list[str]) -> Any:
@@ -91,14 +90,14 @@ def activation_scheme(kind: Literal["int", "float"], targets: Sequence[str]) -> 
     return {"targets": list(targets), "weights": weights, "input_activations": activations}
 
 
-def require_known(source: "SourceModel", known: Iterable[str], *, unknown: str, instead: str) -> None:
+def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, instead: str) -> None:
     """Raise `UnsupportedError` for an architecture without mappings: the method would silently do nothing."""
     if source.architecture not in (names := sorted(set(known))):
         raise UnsupportedError(unknown, allowed=names, got=source.architecture, fix=f"Use {instead}")
 
 
 def run_oneshot(
-    job: "CompressionJob[MethodConfig]", recipe: Callable[[], Sequence[Any]], *, rescales: bool = False
+    job: CompressionJob[MethodConfig], recipe: Callable[[], Sequence[Any]], *, rescales: bool = False
 ) -> "torch.Tensor":
     """Apply modifiers to the source model, save it, and return its logits on the probe.
 
@@ -124,7 +123,7 @@ def run_oneshot(
 
 
 def _run(
-    job: "CompressionJob[MethodConfig]",
+    job: CompressionJob[MethodConfig],
     recipe: Callable[[], Sequence[Any]],
     until_saved: contextlib.ExitStack,
     *,
@@ -194,7 +193,7 @@ def _run(
     return logits
 
 
-def _require_same_function(job: "CompressionJob[MethodConfig]", model: Any, before: "torch.Tensor", step: str) -> None:
+def _require_same_function(job: CompressionJob[MethodConfig], model: Any, before: "torch.Tensor", step: str) -> None:
     """Raise `UnsupportedError` where the model, which rounds nothing now, computes other logits than before a step."""
     report = probe.compare_logits(before, job.probe.logits(model))
     if not report.agrees:
@@ -217,7 +216,7 @@ def _round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
             tensor.data = tensor.data.to(dtype).to(tensor.dtype)
 
 
-def _load(job: "CompressionJob[MethodConfig]", until_saved: contextlib.ExitStack) -> Any:
+def _load(job: CompressionJob[MethodConfig], until_saved: contextlib.ExitStack) -> Any:
     """Return the model in float32; with `job.offload`, most weights are read from the disk when a layer runs."""
     if job.offload is None:
         return job.source.load(job.device)
@@ -296,7 +295,7 @@ def _cast_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
                     tensors[name] = torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast
 
 
-def _save(model: Any, tokenizer: Any, job: "CompressionJob[MethodConfig]") -> None:
+def _save(model: Any, tokenizer: Any, job: CompressionJob[MethodConfig]) -> None:
     from compressed_tensors import ModelCompressor
 
     # Pack while the weights are float32, then cast: packing in bfloat16 would round weight / scale to 8 bits of

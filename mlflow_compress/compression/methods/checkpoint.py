@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mlflow_compress.compression import gguf_model, reload_check
 from mlflow_compress.compression.method import CompressionJob, Method, register
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
-from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models import architectures, checkpoint_config, stored_weights
 from mlflow_compress.models import source_model as source_module
 from mlflow_compress.models.source_model import SourceModel
 
@@ -109,7 +109,7 @@ class Checkpoint(Method[CheckpointConfig]):
         folder = job.config.path
         if folder.suffix == GGUF:
             return gguf_model.adopt(job, folder)
-        patterns = [*source_module.FILES, architectures.GGUF]
+        patterns = [*source_module.FILES, checkpoint_config.GGUF]
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
             if path.name != "compression.json" and (job.source.trust_remote_code or not path.match(CODE)):
                 shutil.copyfile(path, job.folder / path.name)

@@ -7,7 +7,7 @@ from pydantic import Field
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.architectures import NOISY_LOGITS
+from mlflow_compress.models.checkpoint_config import NOISY_LOGITS
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import model_validator
 
 from mlflow_compress.compression import gguf_model
+from mlflow_compress.compression.calibration_tokens import Calibration
 from mlflow_compress.compression.gguf_model import ForTensors
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Setting, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
@@ -18,8 +19,6 @@ from mlflow_compress.models import gguf_file
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.compression.calibration_tokens import Calibration
 
 MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
 PURE = "pure"
@@ -114,7 +113,7 @@ class GgufImatrix(KQuantMethod[GgufImatrixConfig]):
 
 
 def mean_squares(
-    model: Any, layers: list[str], calibration: "Calibration"
+    model: Any, layers: list[str], calibration: Calibration
 ) -> "tuple[dict[str, torch.Tensor], list[str]]":
     """Return the mean over the calibration tokens of each input channel's square, by layer, and experts without tokens.
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from mlflow_compress.compression.layers import cast_stored
 from mlflow_compress.compression.method import CompressionJob, GroupSize, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.architectures import HQQ_PACKED
+from mlflow_compress.models.checkpoint_config import HQQ_PACKED
 
 if TYPE_CHECKING:
     import torch

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
+from mlflow_compress.compression.calibration_tokens import Calibration
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, MethodConfig, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
@@ -12,8 +13,6 @@ from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.compression.calibration_tokens import Calibration
 
 
 class LayerRemovalConfig(MethodConfig):
@@ -132,7 +131,7 @@ def block_distances(states: "torch.Tensor", length: int) -> "torch.Tensor":
     return (cosine.clamp(-1, 1).arccos() / torch.pi).mean(dim=1)
 
 
-def last_token_states(model: Any, layers: "torch.nn.ModuleList", calibration: "Calibration") -> "torch.Tensor":
+def last_token_states(model: Any, layers: "torch.nn.ModuleList", calibration: Calibration) -> "torch.Tensor":
     """Return the residual stream at the last token of each sequence; shape as `block_distances` takes it."""
     import torch
 

@@ -33,7 +33,7 @@ from mlflow_compress.compression.mixed_recipe import KEPT, LayerFormat, MixedRec
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.models import gguf_file, stored_weights
-from mlflow_compress.models.architectures import QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.paths import started_in
 

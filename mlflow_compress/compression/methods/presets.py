@@ -8,11 +8,10 @@ from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, MethodConfig, register
 from mlflow_compress.compression.schemes import SCHEMES
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
-
-    from mlflow_compress.models.source_model import SourceModel
 
 S = TypeVar("S", bound=MethodConfig)
 
@@ -70,7 +69,7 @@ class PresetMethod(ForLayers[S]):
     ) -> list[tuple[int, int | str, Mapping[str, tuple[int, int]]]]:
         return [(config.bits, SCHEMES[self.name].group_size, layers)]
 
-    def check(self, config: Any, source: "SourceModel") -> None:
+    def check(self, config: Any, source: SourceModel) -> None:
         size = SCHEMES[self.name].group_size
         for layer, (_, inputs) in source.matrices.items():
             if inputs % size:

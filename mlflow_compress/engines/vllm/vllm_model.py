@@ -18,7 +18,7 @@ from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.local import LocalModel
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import UnsupportedError, WorkerError
-from mlflow_compress.models import architectures
+from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.identity import stored_config
 from mlflow_compress.models.light_model import LightModel
 from mlflow_compress.models.loading import LoadedModel, load_model
@@ -55,7 +55,7 @@ def _stored(model: LightModel, config: Mapping[str, Any]) -> dict[str, torch.Ten
     names = [by_module[shell.get_output_embeddings()]]
     if model.model_config.get_text_config(decoder=True).tie_word_embeddings:
         names.append(by_module[shell.get_input_embeddings()])
-    files = [file for file in architectures.weight_files(model.path) if file.suffix == ".safetensors"]
+    files = [file for file in checkpoint_config.weight_files(model.path) if file.suffix == ".safetensors"]
     for name in names:
         weights = {}
         for file in files:
@@ -340,7 +340,7 @@ class InVllmEngine:
         assert self._vllm is not None, "engine=vllm is used outside of a block of `started`"
         on_cpu = self._vllm.described["device"] == "cpu"  # torch may see no GPU in this process
         opened = open_request(request, computes_on="cpu" if on_cpu else "cuda")
-        if architectures.has_quantized_cache(opened.path):
+        if checkpoint_config.has_quantized_cache(opened.path):
             raise UnsupportedError(
                 "vLLM does not round the cache of this checkpoint", got=str(opened.path), fix="Use engine=local"
             )

@@ -19,8 +19,8 @@ from transformers.quantizers.quantizer_compressed_tensors import CompressedTenso
 from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.models.architectures import COMPRESSED_TENSORS
 from mlflow_compress.models.architectures.packed_layers import decompress
+from mlflow_compress.models.checkpoint_config import COMPRESSED_TENSORS
 
 QUANT_METHOD = "compressed_tensors_linear_experts"
 """Name of the loader here in transformers' table of formats; files keep their own."""

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.modeling_outputs import CausalLMOutput
 
 from mlflow_compress.errors import CheckpointError, require_extra
-from mlflow_compress.models.architectures import GGUF_NATIVE, GGUF_NATIVE_CACHE
+from mlflow_compress.models.checkpoint_config import GGUF_NATIVE, GGUF_NATIVE_CACHE
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 

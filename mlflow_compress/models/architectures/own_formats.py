@@ -15,7 +15,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from mlflow_compress.models.architectures import HQQ_PACKED, NOISY_LOGITS
+from mlflow_compress.models.checkpoint_config import HQQ_PACKED, NOISY_LOGITS
 
 PARTS = ("weight_packed", "weight_scale", "weight_zero")
 KEY_ENTRIES = 8

@@ -12,10 +12,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.architectures import CACHE_ATTENTION, GGUF_NATIVE, GGUF_NATIVE_CACHE, QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import GGUF_NATIVE, GGUF_NATIVE_CACHE, QUANTIZED_CACHE
 
 Tensor = torch.Tensor
 FP8_MAX = 448.0  # largest number of float8 e4m3
+CACHE_ATTENTION = "sdpa_quantized_cache"  # transformers' name of the attention below
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.models.architectures import GGUF_NATIVE_CACHE
+from mlflow_compress.models.checkpoint_config import GGUF_NATIVE_CACHE
 
 
 class InLlamaCpp:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from mlflow_compress.errors import WorkerError
 from mlflow_compress.lifetime import as_the_user_set
-from mlflow_compress.models import architectures
+from mlflow_compress.models import checkpoint_config
 from mlflow_compress.records import Timings
 from mlflow_compress.scoring.child_process import exit_reason
 
@@ -38,11 +38,11 @@ class RuntimeChoice:
 
 def runtime_of(folder: Path, device: str) -> RuntimeChoice:
     """Return the runtime whose kernels compute with what the checkpoint stores."""
-    simulated = architectures.has_quantized_cache(folder)
-    kind = architectures.QUANTIZED_CACHE if simulated else architectures.quant_method(folder)
-    if simulated or kind in architectures.OWN_FORMATS:
+    simulated = checkpoint_config.has_quantized_cache(folder)
+    kind = checkpoint_config.QUANTIZED_CACHE if simulated else checkpoint_config.quant_method(folder)
+    if simulated or kind in checkpoint_config.OWN_FORMATS:
         return RuntimeChoice(None, f"the format {kind} is only simulated: no kernel computes with it")
-    files = architectures.weight_files(folder)
+    files = checkpoint_config.weight_files(folder)
     if files and files[0].suffix == ".gguf":
         if importlib.util.find_spec("llama_cpp") is None:
             return RuntimeChoice(None, "llama.cpp is not installed here (extra llama-cpp)")
