@@ -1,9 +1,8 @@
-"""Processes that scoring starts: forks that share work, and what is known of a process that has ended."""
+"""Forks of this process that share its work."""
 
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import traceback
 import warnings
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import IO, Any
+from typing import Any
 
 from mlflow_compress.errors import WorkerError
 from mlflow_compress.lifetime import killed_by
@@ -105,11 +104,3 @@ def _work(connection: Connection, queue: Any, work: Callable[[Any], Iterable[Any
         except Exception as error:  # noqa: BLE001 - the parent raises it
             error.add_note(traceback.format_exc())
             connection.send(("error", error))
-
-
-def exit_reason(process: subprocess.Popen[Any], errors: IO[bytes]) -> str:
-    """Return the exit code of an ended process, and the last line that it wrote to its file of errors."""
-    code = process.wait()
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return f"its process ended with code {code}: {lines[-1] if lines else 'no reason given'}"

@@ -1,1 +1,4 @@
-"""The one way in which this package asks an endpoint: asynchronous calls, with retries, rate limits and a budget."""
+"""The one way in which this package asks an endpoint: asynchronous calls, with retries, rate limits and a budget.
+
+`json_process` talks with a process on this machine.
+"""

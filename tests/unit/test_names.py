@@ -59,7 +59,6 @@ FUNCTIONS = {
     "compute_row_stats": "the same sums, by compiled loops and by torch",
     "expand": "what each packed format does to its layers",
     "loading_options": "what each packed format gives to transformers",
-    "import_libraries": "one of the three runtimes that are timed",
     "health": "the metric of both models, and the scorer of one answer, under the name of the metric",
     "header": "a prompt style's header",
     "question": "a row as a question of its prompt style, or of its task",

@@ -197,7 +197,7 @@ def test_what_llama_cpp_cannot_open_is_one_clear_error(folder: Path, tmp_path: P
     with pytest.raises(CheckpointError, match=r"llama\.cpp cannot load the file"):
         load_model(LoadConfig(path=str(broken)))
     ended = load_model(LoadConfig(path=str(folder))).model
-    ended.engine._process.kill()
+    ended.engine.process.kill()
     for reason in (r"llama\.cpp ended with code -9", "interrupted while it answered"):
         with pytest.raises(CheckpointError, match=reason):
             ended(input_ids=torch.zeros((1, 3), dtype=torch.int64))

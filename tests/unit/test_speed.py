@@ -213,7 +213,7 @@ def test_a_runtime_that_cannot_load_says_why(tmp_path: Path) -> None:
 
 def test_a_process_that_ends_is_one_error() -> None:
     with timing.MeasuredModel(call_of("vllm", MODEL_DIR)) as model:
-        model._process.kill()
+        model.process.kill()
         with pytest.raises(WorkerError, match="ended with code -9"):
             model.open()
 

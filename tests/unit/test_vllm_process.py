@@ -141,7 +141,7 @@ def test_a_busy_process_can_be_ended_and_leaves_nothing(process: VllmProcess) ->
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.2)
-    process.end()
+    process.kill()
     waiting.join(10)
     assert len(errors) == 1 and not waiting.is_alive()
     assert not [
@@ -223,7 +223,7 @@ def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path, python: Fork
         "import os, signal, sys\nfrom pathlib import Path\nfrom mlflow_compress.engines.vllm import vllm_process\n"
         f"vllm_process.WORKER = Path({str(fake_worker(tmp_path))!r})\n"
         "process = vllm_process.VllmProcess(sys.executable, {'model': 'any'})\n"
-        "print(process._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n",
+        "print(process.process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n",
     )
     assert done.returncode == -signal.SIGKILL
     worker = int(done.stdout)

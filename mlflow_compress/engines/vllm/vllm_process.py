@@ -4,9 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,33 +20,23 @@ from mlflow_compress.engines.vllm_environment import described_environment, find
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.baseline_store import from_bytes
-from mlflow_compress.scoring.child_process import exit_reason
+from mlflow_compress.transport.json_process import JsonProcess
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 _LONGEST = 600  # characters of vLLM's reason in an error
-_SECONDS_TO_END = 20.0
 _NO_TORCHVISION = "operator torchvision::nms does not exist"
 
 
-class VllmProcess:
+class VllmProcess(JsonProcess):
     """A model in vLLM, in a process of its own. Nothing of vLLM's is left when it ends.
 
     A model that vLLM does not load is an `UnsupportedError` with vLLM's reason.
     """
 
     def __init__(self, python: str, arguments: Mapping[str, Any]) -> None:
-        self._model, self._lock = str(arguments["model"]), Lock()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [python, str(WORKER)],
-            stdin=pipe,
-            stdout=pipe,
-            stderr=self._errors,
-            env=for_worker(torch.get_num_threads()),
-            start_new_session=True,  # Ctrl-C in a terminal is for this process, which then ends that one
-        )
-        weakref.finalize(self, _end, self._process)
+        # Ctrl-C in a terminal is for this process, which then ends that one.
+        super().__init__([python, str(WORKER)], env=for_worker(torch.get_num_threads()), start_new_session=True)
+        self._lock = Lock()
         try:
             self._ask(arguments)
         except WorkerError as error:
@@ -60,7 +47,9 @@ class VllmProcess:
                     fix=f"Its torchvision is built for CUDA, and its torch for CPUs. Run: {python} -m pip uninstall -y "
                     "torchvision torchaudio torchcodec",
                 ) from None
-            raise UnsupportedError(f"vLLM does not load this checkpoint: {error.args[0]}", got=self._model) from None
+            raise UnsupportedError(
+                f"vLLM does not load this checkpoint: {error.args[0]}", got=str(arguments["model"])
+            ) from None
 
     def states(self, sequences: Sequence[npt.NDArray[Any]], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the inputs of the head at the rows of each sequence, in order, shape (k, hidden_size)."""
@@ -91,26 +80,15 @@ class VllmProcess:
     def forget(self) -> None:
         self._ask({"do": "forget"})
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """End the process, whatever it is doing, and those that vLLM has started for tensor parallelism."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own, see `start_new_session`
-        _end(self._process)
+            os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own, see `start_new_session`
+        self.end()
 
     def _ask(self, question: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        assert self._process.stdin is not None and self._process.stdout is not None
         with self._lock:
-            with contextlib.suppress(BrokenPipeError, ValueError):  # the answer gives the reason
-                self._process.stdin.write(json.dumps(question).encode() + b"\n")
-                self._process.stdin.flush()
-            try:
-                line = self._process.stdout.readline()
-                said: dict[str, Any] = json.loads(line) if line else {"error": exit_reason(self._process, self._errors)}
-                raw = self._process.stdout.read(said.get("n_bytes", 0))
-            except ValueError:  # the process was ended while it answered
-                said, raw = {"error": exit_reason(self._process, self._errors)}, b""
-        if len(raw) != said.get("n_bytes", 0):
-            said = {"error": exit_reason(self._process, self._errors)}
+            said, raw = self.ask(question)
         if "error" in said:
             raise WorkerError(shorten(said["error"], _LONGEST, placeholder=" ..."), fix=_cure(said["error"]))
         return said, raw
@@ -125,19 +103,6 @@ def _cure(reason: str) -> str | None:
         "vLLM's build has no such kernel for this machine: on a CPU those of 4-bit weights need AVX-512, and this is "
         f"{here['processor']} with {here['instructions']}. Use another machine, or engine=local"
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process by closing its input; one that does not end is killed."""
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-    try:
-        process.wait(_SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 OURS = (
@@ -192,7 +157,7 @@ class VllmEngine:
 
     def release(self) -> None:
         if self._process is not None:
-            self._process.end()
+            self._process.kill()
         self._process = None
 
 

@@ -6,8 +6,8 @@ It is a separate process because llama.cpp and torch have two OpenMP runtimes, a
 on unexpected errors. Nothing of this package is imported here.
 
 Protocol: the first line of output is ``{"vocabulary": n}``. A request is one line of JSON on standard input, with
-`sequences` (token ids), `wanted` (ascending positions in each) and `reuse`. The answer is a line ``{"rows": k}``,
-followed by k * n float32 logits, or a line ``{"error": "..."}``.
+`sequences` (token ids), `wanted` (ascending positions in each) and `reuse`. The answer is a line ``{"rows": k,
+"n_bytes": ...}``, followed by k * n float32 logits, or a line ``{"error": "..."}``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main() -> int:
         say(vocabulary=engine.vocabulary)
         for line in sys.stdin.buffer:
             logits = engine.logits(**json.loads(line))
-            say(rows=len(logits))
+            say(rows=len(logits), n_bytes=logits.nbytes)
             out.write(logits.tobytes())
             out.flush()
     except LlamaCppError as error:

@@ -1,11 +1,6 @@
 """A GGUF checkpoint whose logits llama.cpp computes, with the interface of a transformers model."""
 
-import contextlib
-import json
-import subprocess
 import sys
-import tempfile
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from mlflow_compress.errors import CheckpointError, require_extra
 from mlflow_compress.models.checkpoint_config import GGUF_NATIVE, GGUF_NATIVE_CACHE
+from mlflow_compress.transport.json_process import JsonProcess
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 
@@ -111,56 +107,30 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
             self._grows = False
 
 
-class _Engine:
+class _Engine(JsonProcess):
     """Client of the worker process `llama_cpp_worker`."""
 
     def __init__(self, file: Path, cache_types: Sequence[str]) -> None:
+        super().__init__([sys.executable, "-P", str(WORKER), str(file), str(torch.get_num_threads()), *cache_types])
         self._file, self._busy = str(file), False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [sys.executable, "-P", str(WORKER), self._file, str(torch.get_num_threads()), *cache_types]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors)
-        weakref.finalize(self, _end, self._process)
-        self.vocabulary = int(self._answer()["vocabulary"])
+        self.vocabulary = int(self._answer(None)[0]["vocabulary"])
 
     def logits(self, sequences: Sequence[Any], wanted: Sequence[Any], *, reuse: bool) -> torch.Tensor:
         """Return the logits at the wanted positions of each sequence, float32, shape (k, vocabulary)."""
-        question = {"sequences": [s.tolist() for s in sequences], "wanted": [w.tolist() for w in wanted]}
-        assert self._process.stdin is not None and self._process.stdout is not None
         if self._busy:  # the next output would be the answer to an earlier request
             raise CheckpointError("llama.cpp was interrupted while it answered", fix="Load the checkpoint again")
         self._busy = True
-        with contextlib.suppress(BrokenPipeError):  # the answer gives the reason
-            self._process.stdin.write(json.dumps({**question, "reuse": reuse}).encode() + b"\n")
-            self._process.stdin.flush()
-        out = torch.empty((self._answer()["rows"], self.vocabulary))
-        if self._process.stdout.readinto(out.numpy().reshape(-1).data) != out.nbytes:  # type: ignore[attr-defined]
-            raise CheckpointError(f"llama.cpp {self._exit_reason()}", got=self._file)
+        question = {"sequences": [s.tolist() for s in sequences], "wanted": [w.tolist() for w in wanted]}
+        _, raw = self._answer({**question, "reuse": reuse})
         self._busy = False
-        return out
+        return torch.from_numpy(np.frombuffer(raw, np.float32).reshape(-1, self.vocabulary).copy())
 
-    def _answer(self) -> dict[str, Any]:
-        """Return the next line of the process; an error, or its end, is a `CheckpointError`."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._exit_reason()}
+    def _answer(self, question: dict[str, Any] | None) -> tuple[dict[str, Any], bytes]:
+        """Return what the process answers; an error, or its end, is a `CheckpointError`."""
+        answer, raw = self.ask(question)
         if "error" in answer:
-            raise CheckpointError(f"llama.cpp {answer['error']}", got=self._file)
-        return answer
-
-    def _exit_reason(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"ended with code {code}: {lines[-1] if lines else 'no reason given'}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-    process.wait()
+            raise CheckpointError(f"llama.cpp {answer['error'].removeprefix('its process ')}", got=self._file)
+        return answer, raw
 
 
 def loading_options(folder: Path) -> dict[str, Any]:

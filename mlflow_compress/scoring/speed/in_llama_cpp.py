@@ -77,8 +77,4 @@ class InLlamaCpp:
 
 
 open_model = InLlamaCpp
-
-
-def import_libraries() -> None:
-    """Import what every model needs."""
-    import llama_cpp  # noqa: F401
+LIBRARIES = ("llama_cpp",)

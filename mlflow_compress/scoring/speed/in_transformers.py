@@ -43,10 +43,4 @@ class InTransformers:
 
 
 open_model = InTransformers
-
-
-def import_libraries() -> None:
-    """Import what every model needs."""
-    import transformers.models.auto.modeling_auto  # noqa: F401
-
-    import mlflow_compress.models.loading  # noqa: F401
+LIBRARIES = ("transformers.models.auto.modeling_auto", "mlflow_compress.models.loading")

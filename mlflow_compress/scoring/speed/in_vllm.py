@@ -66,8 +66,4 @@ class InVllm:
 
 
 open_model = InVllm
-
-
-def import_libraries() -> None:
-    """Import what every model needs."""
-    import vllm  # noqa: F401
+LIBRARIES = ("vllm",)

@@ -1,16 +1,17 @@
 """The loop of a process that holds one model and times it: one JSON command a line in, one JSON reply a line out.
 
 It is started as ``python model_process.py RUNTIME_FILE``. It needs nothing but the standard library, because some
-runtimes live in an environment of their own, where this package is not installed. A runtime's file has two functions:
-`import_libraries()`, and `open_model(command)`, which returns a `TimedModel`.
+runtimes live in an environment of their own, where this package is not installed. A runtime's file has
+`open_model(command)`, which returns a `TimedModel`, and `LIBRARIES`, the modules that every model needs.
 """
 
+import importlib
 import json
 import os
 import runpy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ class TimedModel(Protocol):
         """Return the bytes taken on an accelerator, now and at most; zeros where there is none."""
 
 
-def serve(open_model: Callable[[dict[str, Any]], TimedModel], import_libraries: Callable[[], None]) -> None:
+def serve(open_model: Callable[[dict[str, Any]], TimedModel], library_names: Sequence[str]) -> None:
     """Answer commands until the input ends.
 
     Libraries write to the standard output as they like. So it is turned to the standard error output, and the replies
@@ -41,7 +42,8 @@ def serve(open_model: Callable[[dict[str, Any]], TimedModel], import_libraries: 
         command = json.loads(line)
         try:
             if command["do"] == "open":
-                import_libraries()
+                for name in library_names:
+                    importlib.import_module(name)
                 libraries = memory_bytes("VmRSS:")
                 begin = time.perf_counter()
                 model = open_model(command)
@@ -72,4 +74,4 @@ def memory_bytes(field: str) -> int:
 
 if __name__ == "__main__":
     runtime = runpy.run_path(sys.argv[1])
-    serve(runtime["open_model"], runtime["import_libraries"])
+    serve(runtime["open_model"], runtime["LIBRARIES"])

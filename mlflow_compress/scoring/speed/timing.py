@@ -1,10 +1,7 @@
 """Times models in the runtimes that they are meant for: one process per model, baseline and variant in turn."""
 
 import importlib.util
-import json
 import os
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,7 +13,7 @@ from mlflow_compress.errors import WorkerError
 from mlflow_compress.lifetime import as_the_user_set
 from mlflow_compress.models import checkpoint_config
 from mlflow_compress.records import Timings
-from mlflow_compress.scoring.child_process import exit_reason
+from mlflow_compress.transport.json_process import JsonProcess
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
 
@@ -80,7 +77,7 @@ class Memory:
     peak: int
 
 
-class MeasuredModel:
+class MeasuredModel(JsonProcess):
     """A loaded model in its runtime. Use it as a context manager: the process ends with the block.
 
     `load_seconds` runs from the imported libraries to the model that can be used. `described` is the runtime with
@@ -89,7 +86,6 @@ class MeasuredModel:
 
     def __init__(self, call: RuntimeCall) -> None:
         self._call = call
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         script = _PROCESS.with_name(f"in_{call.runtime.replace('.', '_')}.py")
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment = {**as_the_user_set(os.environ), **quiet, "OMP_NUM_THREADS": str(call.n_threads)}
@@ -98,14 +94,7 @@ class MeasuredModel:
             environment["PYTHONPATH"] = os.pathsep.join(part for part in known if part)
         else:
             environment.pop("PYTHONPATH", None)  # other environments have other libraries
-        self._process = subprocess.Popen(
-            [call.python, "-P", str(_PROCESS), str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=environment,
-        )
+        super().__init__([call.python, "-P", str(_PROCESS), str(script)], env=environment)
 
     def open(self) -> None:
         reply = self._ask(do="open", **asdict(self._call))
@@ -123,14 +112,7 @@ class MeasuredModel:
         return Memory(int(reply["resident_bytes"]), int(reply["peak_bytes"]))
 
     def _ask(self, **command: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        answer: dict[str, Any] = json.loads(line) if line else {"error": exit_reason(self._process, self._errors)}
+        answer, _ = self.ask(command)
         if "error" in answer:
             raise WorkerError(f"{self._call.runtime} failed with {self._call.folder}: {answer['error']}")
         return answer
@@ -139,9 +121,8 @@ class MeasuredModel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
+        self.process.kill()
+        self.end()
 
 
 @dataclass(frozen=True, kw_only=True)
