@@ -62,8 +62,19 @@ class NoReply:
     detail: str
 
 
-def read_reply(body: str, what: str, read: Callable[[Any], T | NoReply]) -> T | NoReply:
-    """Return what `read` finds in the JSON of a response's body; a `NoReply` where it is not `what` was asked for."""
+class WrongReplyError(Exception):
+    """A reply with a fault: its kind, and what is wrong in words."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.no_reply = NoReply(reason, detail)
+
+
+def read_reply(body: str, what: str, read: Callable[[Any], T]) -> T | NoReply:
+    """Return what `read` finds in the JSON of a response's body; a `NoReply` where it is not `what` was asked for.
+
+    `read` raises a `WrongReplyError` for any other fault.
+    """
     try:
         row = parse_json(body, source="the reply")
     except DataError:
@@ -73,6 +84,8 @@ def read_reply(body: str, what: str, read: Callable[[Any], T | NoReply]) -> T | 
         return NoReply(ERROR_INSIDE, f"answered HTTP 200 with an error inside: {message or error}")
     try:
         return read(row)
+    except WrongReplyError as fault:
+        return fault.no_reply
     except (KeyError, IndexError, TypeError, ValueError, OverflowError):  # the last: an integer too large for a float
         return NoReply(NOT_A_COMPLETION, f"answered something else than {what}: {body[:80]!r}")
 

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids, sequence_key
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, read_reply, read_usage
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, WrongReplyError, read_reply, read_usage
 
 COMPLETIONS, LLAMA_CPP = "OpenAI's completions", "llama.cpp's own /completion"
+LOGPROBS = "log-probabilities"  # what a reply is expected to have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +179,6 @@ CUT_ANSWER, NOT_WHOLE = "cut_answer", "not_whole"
 ABOVE_ONE, CONTRADICTION = "above_one", "contradiction"
 
 
-class WrongReplyError(Exception):
-    """A reply with a fault: its kind, and what is wrong in words."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.no_reply = NoReply(reason, detail)
-
-
 def log_probability(value: object) -> float | None:
     """Return a log-probability; None where the server says that the probability is 0."""
     if value is None:
@@ -297,17 +290,14 @@ class CompletionsRoute:
         return "/completions", body
 
     def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
-        completions = read_completions(body, model=self.model, root=self.can.root, n=len(questions))
-        if isinstance(completions, NoReply):
-            return completions
-        usage, n_sent = completions[0].usage, sum(len(question.tokens) for question in questions)
-        if usage is not None and usage.prompt != n_sent:
-            return NoReply(OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {n_sent} were sent")
-        try:
-            answers = [self._answer(*pair) for pair in zip(completions, questions, strict=True)]
-        except WrongReplyError as fault:
-            return fault.no_reply
-        return Positions(answers, usage)
+        def read(reply: Any) -> Positions:
+            completions = completions_of(reply, model=self.model, root=self.can.root, n=len(questions))
+            usage, n_sent = completions[0].usage, sum(len(question.tokens) for question in questions)
+            if usage is not None and usage.prompt != n_sent:
+                raise WrongReplyError(OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {n_sent} were sent")
+            return Positions([self._answer(*pair) for pair in zip(completions, questions, strict=True)], usage)
+
+        return read_reply(body, LOGPROBS, read)
 
     def _n_top(self, question: TokenQuestion) -> int:
         return self.can.n_top if question.top is None else min(question.top, self.can.n_top)
@@ -358,36 +348,30 @@ class EchoedTokens:
     usage: Usage | None  # Of all completions of the response
 
 
-def read_completions(body: str, *, model: str, root: str | None, n: int) -> list[EchoedTokens] | NoReply:
-    """Return the tokens of the `n` completions in a response's body, by their index.
+def completions_of(reply: Any, *, model: str, root: str | None, n: int) -> list[EchoedTokens]:
+    """Return the tokens of the `n` completions in a response, by their index.
 
-    A `NoReply` where there are others, or of another model (see `require_model`).
+    A `WrongReplyError` where there are others, or of another model (see `require_model`).
     """
+    require_model(reply, model, root)
+    choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
+    if n > 1 and [choice.get("index") for choice in choices] != [*range(len(choices))]:
+        raise WrongReplyError(NOT_A_COMPLETION, f"does not say which of {n} prompts each completion is of")
+    completions = [_tokens_of(choice, read_usage(reply)) for choice in choices]
+    if len(completions) != n:
+        raise WrongReplyError(NOT_A_COMPLETION, f"gave {len(completions)} completions of {n} prompts")
+    return completions
 
-    def read(reply: Any) -> list[EchoedTokens] | NoReply:
-        require_model(reply, model, root)
-        choices = sorted(reply["choices"], key=lambda choice: choice.get("index", 0))
-        if n > 1 and [choice.get("index") for choice in choices] != [*range(len(choices))]:
-            return NoReply(NOT_A_COMPLETION, f"does not say which of {n} prompts each completion is of")
-        completions = [tokens_of(choice, read_usage(reply)) for choice in choices]
-        if len(completions) != n:
-            return NoReply(NOT_A_COMPLETION, f"gave {len(completions)} completions of {n} prompts")
-        return completions
 
-    def tokens_of(choice: Mapping[str, Any], usage: Usage | None) -> EchoedTokens:
-        told = choice["logprobs"]
-        if told is None:
-            told = _by_position(choice["prompt_token_ids"], choice["prompt_logprobs"])
-        names, values = list(map(str, told["tokens"])), list(told["token_logprobs"])
-        tops = [top if isinstance(top, dict) else {} for top in told.get("top_logprobs") or [{}] * len(names)]
-        if not len(names) == len(values) == len(tops):
-            raise WrongReplyError(SHORT_LIST, "gave another number of tokens than of log-probabilities")
-        return EchoedTokens(names, values, tops, choice.get("finish_reason"), usage)
-
-    try:
-        return read_reply(body, "log-probabilities", read)
-    except WrongReplyError as fault:
-        return fault.no_reply
+def _tokens_of(choice: Mapping[str, Any], usage: Usage | None) -> EchoedTokens:
+    told = choice["logprobs"]
+    if told is None:
+        told = _by_position(choice["prompt_token_ids"], choice["prompt_logprobs"])
+    names, values = list(map(str, told["tokens"])), list(told["token_logprobs"])
+    tops = [top if isinstance(top, dict) else {} for top in told.get("top_logprobs") or [{}] * len(names)]
+    if not len(names) == len(values) == len(tops):
+        raise WrongReplyError(SHORT_LIST, "gave another number of tokens than of log-probabilities")
+    return EchoedTokens(names, values, tops, choice.get("finish_reason"), usage)
 
 
 def _by_position(ids: Sequence[int], shown: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
@@ -445,10 +429,7 @@ class LlamaCppRoute:
             said = question.forced == int(written["id"])
             return Positions([[Position(logprob if said else None, top_list(known, self.can.n_top))]])
 
-        try:
-            return read_reply(body, "log-probabilities", read)
-        except WrongReplyError as fault:
-            return fault.no_reply
+        return read_reply(body, LOGPROBS, read)
 
 
 def route_of(can: Capabilities, *, model: str, root: str, vocabulary: Vocabulary) -> Route:

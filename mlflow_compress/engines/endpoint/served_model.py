@@ -23,7 +23,7 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, read_reply, read_usage
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, WrongReplyError, read_reply, read_usage
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,24 @@ class AnswerReader:
         return self._read(body, lambda choice: choice["message"]["content"] or "")
 
     def _read(self, body: str, text_of: Callable[[Mapping[str, Any]], Any]) -> ChatAnswer | NoReply:
-        def read(reply: Any) -> ChatAnswer | NoReply:
+        def read(reply: Any) -> ChatAnswer:
             choice = reply["choices"][0]
             text, finish, usage = text_of(choice), choice.get("finish_reason"), read_usage(reply)
             if not isinstance(text, str):
-                return NoReply(NOT_A_COMPLETION, "answered no text")
+                raise WrongReplyError(NOT_A_COMPLETION, "answered no text")
             routes.require_model(reply, self.model, self.root)
             if finish in _NOT_WHOLE:
-                return NoReply(routes.NOT_WHOLE, f"ended an answer with {finish!r}")
+                raise WrongReplyError(routes.NOT_WHOLE, f"ended an answer with {finish!r}")
             if usage is not None and finish == "length" and usage.completion < self.most:
                 said = f"cut an answer at {usage.completion} tokens, where {self.most} were asked for"
-                return NoReply(routes.CUT_ANSWER, said)
+                raise WrongReplyError(routes.CUT_ANSWER, said)
             if usage is not None and self.n_sent is not None and usage.prompt < self.n_sent:
-                return NoReply(
+                raise WrongReplyError(
                     routes.OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {self.n_sent} were sent"
                 )
             return ChatAnswer(text, usage)
 
-        try:
-            return read_reply(body, "a completion", read)
-        except routes.WrongReplyError as fault:
-            return fault.no_reply
+        return read_reply(body, "a completion", read)
 
 
 _NOT_WHOLE = ("abort", "content_filter", "error", "tool_calls", "function_call")

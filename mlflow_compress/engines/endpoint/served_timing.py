@@ -10,11 +10,12 @@ from typing import Any, Self
 
 import httpx
 
-from mlflow_compress.engines.endpoint.routes import LLAMA_CPP, WrongReplyError, require_model
+from mlflow_compress.engines.endpoint.routes import LLAMA_CPP, require_model
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.scoring.speed.timing import BATCHES, ModelTimes, TimingPlan, timings_in_turn
+from mlflow_compress.transport.replies import WrongReplyError
 
 _NEVER = -100
 _DATA, _END = "data: ", "[DONE]"

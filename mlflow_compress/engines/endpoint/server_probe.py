@@ -16,7 +16,7 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.client import Transport, may_pass
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply
+from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, read_reply
 
 _SECONDS = 10.0
 
@@ -157,8 +157,11 @@ class ServerProbe:
             return NoReply("", "no text is these tokens")
 
         def read(text: str) -> routes.EchoedTokens | NoReply:
-            completions = routes.read_completions(text, model=self.model, root=can.root, n=1)
-            return completions if isinstance(completions, NoReply) else completions[0]
+            return read_reply(
+                text,
+                routes.LOGPROBS,
+                lambda reply: routes.completions_of(reply, model=self.model, root=can.root, n=1)[0],
+            )
 
         async def once(_: None) -> routes.EchoedTokens | NoReply:
             return await transport.post(*request, read, model=self.model, n_bytes=len(served_model.TEXT))
