@@ -31,8 +31,7 @@ from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model
 from mlflow_compress.errors import EndpointError
-from mlflow_compress.models.light_model import LightModel, open_light
-from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.models.loading import LightModel, LoadConfig, open_light
 from mlflow_compress.transport.endpoint import EndpointConfig
 
 SUBJECTS = ("high_school_computer_science", "international_law")

@@ -27,8 +27,7 @@ from setting import machine, make_model, make_variant, parser
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.engines.ray.remote_model import RemoteModel
 from mlflow_compress.engines.ray.workers import started_workers
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model, open_light
 from mlflow_compress.records import OptionDistances, OptionScores, Request
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig

@@ -28,8 +28,7 @@ from mlflow_compress.engines.vllm.vllm_model import VllmModel
 from mlflow_compress.engines.vllm.vllm_process import started_engine
 from mlflow_compress.errors import MissingDependencyError, MlflowCompressError
 from mlflow_compress.items.task import Corpus
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model, open_light
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.records import TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter

@@ -11,8 +11,7 @@ from mlflow_compress.engines.interface import Abilities, ModelRequest
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.models.identity import tokenizer_hash
-from mlflow_compress.models.light_model import LightModel, open_light
-from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.models.loading import LightModel, LoadConfig, open_light
 from mlflow_compress.records import ItemKey
 from mlflow_compress.scoring.baseline_store import MANIFEST, StateStore, StateWriter
 from mlflow_compress.scoring.child_process import processes_per_pass

@@ -13,8 +13,8 @@ from mlflow_compress.models.stored_weights import sha256_file
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
 
 
-class TokenizedModel(Protocol):
-    """Interface of a model with a tokenizer and a vocabulary size."""
+class IdentifiedModel(Protocol):
+    """Interface of a model whose identity is known: a `LoadedModel`, or a `LightModel` without weights."""
 
     @property
     def tokenizer(self) -> Any:
@@ -23,10 +23,6 @@ class TokenizedModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
-
-
-class IdentifiedModel(TokenizedModel, Protocol):
-    """Interface of a model whose identity is known: a `LoadedModel`, or a `light_model.LightModel` without weights."""
 
     @property
     def path(self) -> Path:
@@ -153,7 +149,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(_behaviour(tokenizer), sort_keys=True).encode()).hexdigest()
 
 
-def check_same_tokenizer(baseline: TokenizedModel, variant: TokenizedModel) -> None:
+def check_same_tokenizer(baseline: IdentifiedModel, variant: IdentifiedModel) -> None:
     """Raise an error where two models have different tokenizers or vocabulary sizes."""
     fix = "Compare with the baseline that this variant was made from"
     if baseline.vocab_size != variant.vocab_size:

@@ -27,8 +27,7 @@ from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model
 from mlflow_compress.errors import AlignmentError, EndpointError
 from mlflow_compress.models.architectures.native_gguf import WORKER
-from mlflow_compress.models.light_model import LightModel, open_light
-from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LightModel, LoadConfig, load_model, open_light
 from mlflow_compress.records import OptionScores, Request
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.encoding import Encoder

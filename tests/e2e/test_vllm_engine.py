@@ -23,8 +23,7 @@ from mlflow_compress.config.groups import VLLM_PYTHON
 from mlflow_compress.engines.vllm.vllm_model import VllmModel
 from mlflow_compress.engines.vllm.vllm_process import started_engine
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model, open_light
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig

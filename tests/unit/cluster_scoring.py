@@ -22,8 +22,7 @@ from mlflow_compress.engines.ray.cluster_worker import ClusterWorker, ModelRef, 
 from mlflow_compress.engines.ray.remote_model import RemoteModel
 from mlflow_compress.engines.ray.workers import HeadWatch, Workers, connected, started_workers
 from mlflow_compress.errors import MlflowCompressError
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model, open_light
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig

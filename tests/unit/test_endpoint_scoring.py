@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, ListWriter, ShownLists, top_k_bound
+from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer, ShownLists, top_k_bound
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
@@ -97,11 +97,11 @@ def test_lists_are_asked_for_listed_items_alone_and_compared_where_both_sides_ha
         cheap |= {("long", "l0"), ("long", "l1"), ("bare", "b")}
     with served_demo(loaded, kind=kind) as server:
         served = open_demo(server, loaded)
-        whole, _ = EndpointScorer(served).score(requests, capture=ListWriter(tmp_path / "all"))
+        whole, _ = EndpointScorer(served).score(requests, capture=tmp_path / "all")
         begin = len(server.bodies)
         listed = {("long", "l0"), ("letters", "q1")}
         scorer = EndpointScorer(served, listed=listed)
-        scores, _ = scorer.score(requests, capture=ListWriter(tmp_path / "listed"))
+        scores, _ = scorer.score(requests, capture=tmp_path / "listed")
         echoes = [body for body in server.bodies[begin:] if body.get("echo") and len(body["prompt"]) > 1]
         of = {name: ShownLists(tmp_path / name) for name in ("all", "listed")}
         other = {("long", "l1"), ("long", "l0")}

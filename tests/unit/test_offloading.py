@@ -173,7 +173,6 @@ import json, sys
 from pathlib import Path
 from benchmarks.anonymous_memory import anonymous_peak
 from tests.unit.test_offloading import LITTLE, scored
-from mlflow_compress.models.loading import LoadConfig, load_model
 folder, out, other = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 scored(load_model(LoadConfig(path=other, device="cpu")), out / "first")  # imports, kernels: any model needs them
 with anonymous_peak() as peak:

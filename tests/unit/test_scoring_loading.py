@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from mlflow_compress import demo
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, StoreError
 from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash, weights_hash
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model, open_light
 from mlflow_compress.scoring import engine_identity as module
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig

@@ -16,8 +16,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.engines.local import LocalModel
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, load_model
+from mlflow_compress.models.loading import LoadConfig, load_model, open_light
 from mlflow_compress.models.memory_alignment import ALIGNMENT, align_weights, aligned, rounding_identity
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, _find_sequence
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig

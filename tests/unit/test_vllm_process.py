@@ -27,8 +27,7 @@ from mlflow_compress.engines.vllm import vllm_process
 from mlflow_compress.engines.vllm.vllm_model import VllmBody, read_head, requests_of
 from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, started_engine
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, WorkerError
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig, LoadedModel
+from mlflow_compress.models.loading import LoadConfig, LoadedModel, open_light
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.forward.body import Body
 from mlflow_compress.scoring.forward.head import Head

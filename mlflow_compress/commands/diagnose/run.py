@@ -40,8 +40,7 @@ from mlflow_compress.metrics.diagnosis import (
     summarize_groups,
 )
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.models.light_model import LightModel
-from mlflow_compress.models.loading import LoadedModel, load_model
+from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
 from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source

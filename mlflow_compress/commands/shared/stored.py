@@ -15,7 +15,7 @@ from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.models.identity import TokenizedModel, tokenizer_hash
+from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.store import Store
@@ -57,7 +57,7 @@ PROMPT_SETTINGS = ("prompt_style", "apply_chat_template", "fewshot_as_multiturn"
 EvalMetadata = dict[str, object]
 
 
-def eval_metadata(model: TokenizedModel, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
+def eval_metadata(model: IdentifiedModel, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
     """Return what two evaluations must share to be comparable, in addition to their items."""
     return {
         "tokenizer": tokenizer_hash(model.tokenizer),

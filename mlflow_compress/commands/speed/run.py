@@ -39,8 +39,7 @@ from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.metrics.speed import serving_speed
 from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.identity import IdentifiedModel
-from mlflow_compress.models.light_model import open_light
-from mlflow_compress.models.loading import LoadConfig
+from mlflow_compress.models.loading import LoadConfig, open_light
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.records import MetricResult, RunRecords, ServingMemory, Timings
 from mlflow_compress.scoring.speed import timing

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,27 +104,15 @@ class ShownLists:
         ]
 
 
-class ListWriter:
-    """Stores the lists that a server shows in one pass over requests; a context manager, as `StateWriter` is."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: `write` has written all."""
-
-    def write(self, lists: Mapping[bytes, routes.TopList]) -> None:
-        """Write the lists of the pass, by the key of their position."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        columns = {
-            "key": pa.array(lists, pa.binary(16)),
-            "ids": pa.array([ids.tolist() for ids, _ in lists.values()], pa.list_(pa.int64())),
-            "logprobs": pa.array([values.tolist() for _, values in lists.values()], pa.list_(pa.float64())),
-        }
-        pq.write_table(pa.table(columns), self._folder / FILE)
+def write_lists(folder: Path, lists: Mapping[bytes, routes.TopList]) -> None:
+    """Store the lists that a server has shown in one pass over requests, by the key of their position."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = {
+        "key": pa.array(lists, pa.binary(16)),
+        "ids": pa.array([ids.tolist() for ids, _ in lists.values()], pa.list_(pa.int64())),
+        "logprobs": pa.array([values.tolist() for _, values in lists.values()], pa.list_(pa.float64())),
+    }
+    pq.write_table(pa.table(columns), folder / FILE)
 
 
 logger = logging.getLogger(__name__)
@@ -321,7 +309,7 @@ class EndpointScorer:
         self,
         requests: Sequence[Request],
         *,
-        capture: ListWriter | None = None,
+        capture: Path | None = None,
         baseline: TopLists | None = None,
         resume: Path | None = None,
     ) -> tuple[OptionScores, OptionBounds | None]:
@@ -345,7 +333,7 @@ class EndpointScorer:
         found = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows, tops), label="options")
         scores = option_scores(requests, encoded, targets, place, _arrays(targets, found))
         if capture is not None:
-            capture.write({plan.keys[row].tobytes(): found.top.get(row, NO_LIST) for row in sorted(found.best)})
+            write_lists(capture, {plan.keys[row].tobytes(): found.top.get(row, NO_LIST) for row in sorted(found.best)})
         n_unscored = sum(value is None for value in scores.column("loglik").tolist())
         self._record_report("options", answers, began, requests, encoded, n_unscored)
         if baseline is None:
@@ -382,7 +370,7 @@ class EndpointScorer:
         stride: int | None = None,
         max_tokens: int | None = None,
         starts: Sequence[int] = (),
-        capture: ListWriter | None = None,
+        capture: Path | None = None,
         baseline: TopLists | None = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, None]:

@@ -4,8 +4,10 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,13 +116,6 @@ SERVED = "served"
 
 
 @dataclass(frozen=True)
-class ServedDevice:
-    """Where a served model runs, as far as we know."""
-
-    type: str = "endpoint"
-
-
-@dataclass(frozen=True)
 class ServedModel:
     """A model that a server computes."""
 
@@ -136,30 +131,16 @@ class ServedModel:
     abilities: ClassVar[Abilities] = Abilities(
         whole_distributions=False, served=True, places_itself=True, own_kernels=False, repeats=False
     )
+    dtype: ClassVar[str] = SERVED
+    device: ClassVar[SimpleNamespace] = SimpleNamespace(type="endpoint")
+    rounding: ClassVar[dict[str, str]] = {}
+    engine: ClassVar[dict[str, str]] = {}  # the server is part of `identity`
 
     @property
     def weights(self) -> str:
         """Digest of what is known of the weights: the name, what the server has loaded under it, and its version."""
         known = json.dumps([self.name, self.can.root, self.can.server])
         return hashlib.sha256(known.encode()).hexdigest()
-
-    @property
-    def dtype(self) -> str:
-        """The server has chosen it."""
-        return SERVED
-
-    @property
-    def device(self) -> ServedDevice:
-        return ServedDevice()
-
-    @property
-    def rounding(self) -> dict[str, str]:
-        return {}
-
-    @property
-    def engine(self) -> dict[str, str]:
-        """Nothing: the server is part of `identity`."""
-        return {}
 
     @property
     def identity(self) -> dict[str, object]:
@@ -191,8 +172,9 @@ class ServedModel:
     ) -> endpoint_scorer.EndpointScorer:
         return endpoint_scorer.EndpointScorer(loaded, repeat=0 if after is None else 1, listed=self.listed)
 
-    def capture(self, folder: Path, loaded: "ServedModel") -> endpoint_scorer.ListWriter:
-        return endpoint_scorer.ListWriter(folder)
+    def capture(self, folder: Path, loaded: "ServedModel") -> AbstractContextManager[Path]:
+        """Return a block without effect: the scorer writes the pass into the folder at once."""
+        return nullcontext(folder)
 
     def stored(self, folder: Path) -> endpoint_scorer.ShownLists:
         return endpoint_scorer.ShownLists(folder)

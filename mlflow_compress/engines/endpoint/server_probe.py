@@ -48,10 +48,6 @@ class ServerPages:
         return "a server that does not tell its name"
 
     @property
-    def is_llama_cpp(self) -> bool:
-        return "props" in self.pages
-
-    @property
     def root(self) -> str | None:
         """What the server says it has loaded under the model's name."""
         told = self.card.get("root") or self.pages.get("props", {}).get("model_path")
@@ -128,7 +124,7 @@ class ServerProbe:
             echo_alone=server.startswith("vLLM"),
             max_length=pages.max_length,
         )
-        if pages.is_llama_cpp:
+        if "props" in pages.pages:  # llama.cpp
             can = replace(can, route=routes.LLAMA_CPP, n_top=TOPS[0])
             self._compare(pages.tokens_of(served_model.TEXT), self.tokens.tolist())
         else:

@@ -16,8 +16,7 @@ from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.ray import cluster_worker
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers, started_workers
 from mlflow_compress.errors import UnsupportedError
-from mlflow_compress.models.light_model import LightModel
-from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.models.loading import LightModel, LoadedModel
 from mlflow_compress.scoring.baseline_store import SentHead, as_bytes
 from mlflow_compress.scoring.engine import Baseline, PassWork
 from mlflow_compress.scoring.generation.decoding import GenerationJob

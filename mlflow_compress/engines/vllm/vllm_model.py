@@ -20,8 +20,7 @@ from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, s
 from mlflow_compress.errors import UnsupportedError, WorkerError
 from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.identity import stored_config
-from mlflow_compress.models.light_model import LightModel
-from mlflow_compress.models.loading import LoadedModel, load_model
+from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.engine import Baseline, PassWork, run_pass
 from mlflow_compress.scoring.forward.head import Head, empty_model, rebuild_head

@@ -51,21 +51,28 @@ def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
     if method == packed_layers.BITSANDBYTES:
         require_extra(packed_layers.BITSANDBYTES, "bitsandbytes", by=f"The bitsandbytes checkpoint {folder}")
         packed_layers.import_offline()
-    files = weight_files(folder)
-    if method == COMPRESSED_TENSORS and _has_quantized_experts(files):
-        from mlflow_compress.models.architectures import linear_experts  # imports torch
+    from transformers import AutoConfig
 
-        _register_formats()
-        return {"use_safetensors": True, **linear_experts.loading_options(folder, trust_remote_code=trust_remote_code)}
+    files = weight_files(folder)
     if not files or files[0].suffix != ".gguf":
-        packed = packed_layers.gptq_awq_options(folder, method, trust_remote_code=trust_remote_code)
-        return {"use_safetensors": True, **packed}
+        changed = {}
+        if method == COMPRESSED_TENSORS and _has_quantized_experts(files):
+            from mlflow_compress.models.architectures import linear_experts  # imports torch
+
+            _register_formats()
+            changed = {"quant_method": linear_experts.QUANT_METHOD}
+        elif method in packed_layers.KERNELS:
+            require_extra(packed_layers.EXTRA, *packed_layers.PACKAGES, by=f"The GPTQ or AWQ checkpoint {folder}")
+            changed = {"backend": packed_layers.KERNELS[method]}
+        if not changed:
+            return {"use_safetensors": True}
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        config.quantization_config |= changed
+        return {"use_safetensors": True, "config": config}
     if is_native_gguf(folder):
         from mlflow_compress.models.architectures import native_gguf
 
         return native_gguf.loading_options(folder)
-    from transformers import AutoConfig
-
     if settings.get("model_type") == "mixtral":
         from mlflow_compress.models.architectures.mixtral_gguf import register_mixtral
 

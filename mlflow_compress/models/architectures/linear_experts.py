@@ -8,7 +8,6 @@ treats like all others. The files stay as they are: named and packed as other en
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -183,12 +182,3 @@ class LinearExpertsQuantizer(CompressedTensorsHfQuantizer):  # type: ignore[misc
 
 def _unpack(model: Any, _: Any) -> None:
     decompress(model)
-
-
-def loading_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that choose the loader here."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    config.quantization_config["quant_method"] = QUANT_METHOD
-    return {"config": config}

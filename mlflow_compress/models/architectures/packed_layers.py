@@ -14,11 +14,8 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
-
-from mlflow_compress.errors import require_extra
 
 if TYPE_CHECKING:
     import torch
@@ -95,18 +92,6 @@ def expand(model: Any) -> None:
         if bias is not None:
             plain.bias = nn.Parameter(bias.detach().to(model.dtype), requires_grad=False)
         model.set_submodule(name, plain.train(packed.training))
-
-
-def gptq_awq_options(folder: Path, quant_method: str | None, *, trust_remote_code: bool) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that choose the plain kernel; empty for other formats."""
-    if quant_method not in KERNELS:
-        return {}
-    require_extra(EXTRA, *PACKAGES, by=f"The GPTQ or AWQ checkpoint {folder}")
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    config.quantization_config["backend"] = KERNELS[quant_method]
-    return {"config": config}
 
 
 def gptq_awq_weight(packed: Any) -> "torch.Tensor":
