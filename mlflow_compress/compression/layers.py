@@ -18,6 +18,9 @@ S = TypeVar("S", bound=MethodConfig)
 class ForLayers(Method[S]):
     """A method that quantizes all linear layers by itself, or some of them for `mixed`."""
 
+    by_class = True
+    experts = True
+    requires = ("llmcompressor",)
     rescales: ClassVar[bool] = False
     """Whether it moves scales between neighbouring layers. Such a method cannot share a checkpoint with another one."""
 

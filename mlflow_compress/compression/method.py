@@ -105,44 +105,36 @@ class CompressionJob(Generic[JobSettings]):
 class Method(ABC, Generic[S]):
     """One compression method. A new method is a subclass with the `register` decorator."""
 
-    name: ClassVar[str]
-    """Name in the registry and on the command line."""
-    description: ClassVar[str]
-    """One line for `mlflow-compress methods`."""
-    reference: ClassVar[str]
-    """Paper, or documentation of the library."""
-    format: ClassVar[str]
-    """Format of the checkpoint."""
-    Config: type[S]
-    """The settings."""
+    name: ClassVar[str]  # Name in the registry and on the command line
+    description: ClassVar[str]  # One line for `mlflow-compress methods`
+    reference: ClassVar[str]  # Paper, or documentation of the library
+    format: ClassVar[str]  # Format of the checkpoint
+    Config: type[S]  # The settings
+    # Allowed values of the setting `bits` (per weight), from high to low; empty where the method has none
     supported_bits: ClassVar[tuple[int, ...]] = ()
-    """Allowed values of the setting `bits` (per weight), from high to low; empty where the method has none."""
-    needs_calibration: ClassVar[bool] = False
-    """Whether calibration text is required."""
-    requires: ClassVar[tuple[str, ...]] = ()
-    """Import names of optional packages."""
-    linear_only: ClassVar[bool] = True
-    """Whether the method changes linear layers only; other weights stay as they are."""
+    needs_calibration: ClassVar[bool] = False  # Whether calibration text is required
+    requires: ClassVar[tuple[str, ...]] = ()  # Import names of optional packages
+    linear_only: ClassVar[bool] = True  # Whether the method changes linear layers only; other weights stay as they are
+    # Whether the method also compresses the experts of mixtures, each as linear layers of its own
     experts: ClassVar[bool] = False
-    """Whether the method also compresses the experts of mixtures, each as linear layers of its own."""
+    # Whether the method's library finds linear layers by their exact class, and skips subclasses
     by_class: ClassVar[bool] = False
-    """Whether the method's library finds linear layers by their exact class, and skips subclasses."""
+    # Whether the reload check has a wider tolerance, for rounded activations: `probe.MAX_MEAN_KL_ROUNDED`
     rounds_activations: ClassVar[bool] = False
-    """Whether the reload check has a wider tolerance, for rounded activations: `probe.MAX_MEAN_KL_ROUNDED`."""
+    # Whether the method can compress a model layer by layer from the disk (device=balanced)
     from_disk: ClassVar[bool] = False
-    """Whether the method can compress a model layer by layer from the disk (device=balanced)."""
+    # False for a control, which does not change the weights and can never be promoted
     compresses: ClassVar[bool] = True
-    """False for a control, which does not change the weights and can never be promoted."""
+    # Whether keys and values are rounded: a variant that does not move at all is then refused as not applied
     rounds_cache: ClassVar[bool] = False
-    """Whether keys and values are rounded: a variant that does not move at all is then refused as not applied."""
+    # Extra of this package that installs `requires`, where the plain installation does not
     extra: ClassVar[str | None] = None
-    """Extra of this package that installs `requires`, where the plain installation does not."""
+    # Settings with which all layers are stored alike, where the method's own choice is several formats
     for_single_layers: ClassVar[Mapping[str, Setting]] = {}
-    """Settings with which all layers are stored alike, where the method's own choice is several formats."""
     runs_in: ClassVar[tuple[str, ...]] = ()
     """Serving engines that document the checkpoint's format: "vLLM"; "llama.cpp" after its own conversion to GGUF."""
+    # Whether only this package reads the checkpoint: transformers alone does not know its format
     own_format: ClassVar[bool] = False
-    """Whether only this package reads the checkpoint: transformers alone does not know its format."""
 
     def label(self, config: S) -> str:
         """Return a short name of a variant, most distinctive part first: ``awq-4bit-g128``."""

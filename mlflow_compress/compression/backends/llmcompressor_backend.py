@@ -186,7 +186,7 @@ def _run(
         _require_same_function(job, model, before, "scaling")
         model.apply(enable_quantization)
     job.round_cache(model)
-    (_round_floats if job.offload is None else _round_offloaded)(model, job.source.torch_dtype)
+    _round_floats(model, job.source.torch_dtype)
     with _fetched_once(model):
         logits = job.probe.logits(model)
     _save(model, tokenizer, job)
@@ -203,17 +203,6 @@ def _require_same_function(job: CompressionJob[MethodConfig], model: Any, before
             got=f"{job.source.architecture}, KL up to {report.kl_max:.3g} nats",
             fix="Use another method",
         )
-
-
-def _round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
-    """Round everything that will be stored as a float to `dtype`; tensors stay float32.
-
-    The weights of quantized layers are not rounded: only their integers are stored.
-    """
-    quantized = {id(m.weight) for m in model.modules() if hasattr(m, "quantization_scheme") and hasattr(m, "weight")}
-    for name, tensor in model.named_parameters():
-        if tensor.is_floating_point() and id(tensor) not in quantized and not name.endswith(IN_FLOAT32):
-            tensor.data = tensor.data.to(dtype).to(tensor.dtype)
 
 
 def _load(job: CompressionJob[MethodConfig], until_saved: contextlib.ExitStack) -> Any:
@@ -260,17 +249,21 @@ def _fetched_once(model: "torch.nn.Module") -> Iterator[None]:
             layer.forward = forward
 
 
-def _round_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
-    """Do what `_round_floats` does, module by module: an offloaded tensor is a new one whenever it is read."""
+def _round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
+    """Round everything that will be stored as a float to `dtype`; tensors stay float32.
+
+    The weights of quantized layers are not rounded: only their integers are stored. It is done module by module,
+    because an offloaded tensor is a new one whenever it is read.
+    """
     from compressed_tensors.offload import update_offload_parameter
 
     for module in model.modules():
         is_quantized = hasattr(module, "quantization_scheme")
         for name in list(module._parameters):
             tensor = module._parameters[name]
-            if tensor is None or not tensor.is_floating_point() or (is_quantized and name == "weight"):
+            if tensor is None or not tensor.is_floating_point() or name.endswith(IN_FLOAT32):
                 continue
-            if name.endswith(IN_FLOAT32):
+            if is_quantized and name == "weight":
                 continue
             rounded = tensor.data.to(dtype).to(tensor.dtype)
             if not rounded.equal(tensor.data):

@@ -21,10 +21,7 @@ class EightBitMethod(ForLayers[EightBitConfig]):
     grid: ClassVar[Literal["int", "float"]]
     runs_in = ("vLLM",)
     supported_bits = (8,)
-    by_class = True
-    experts = True
     rounds_activations = True
-    requires = ("llmcompressor",)
 
     def scheme(self, config: Any, targets: Sequence[str]) -> dict[str, Any]:
         return backend.activation_scheme(self.grid, targets)

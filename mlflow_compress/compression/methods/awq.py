@@ -58,9 +58,7 @@ class Awq(gptqmodel_backend.TwoBackendMethod[AwqConfig]):
     Config = AwqConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = (8, 4, 3)
-    by_class = True
     needs_calibration = True
-    requires = ("llmcompressor",)
     other_format = "awq (gemm)"
     rescales = True
 

@@ -44,10 +44,8 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
     Config = GptqConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = (8, 4, 3, 2)
-    by_class = True
     from_disk = True
     needs_calibration = True
-    requires = ("llmcompressor",)
     other_format = "gptq"
 
     def quantize_config(self, config: GptqConfig) -> dict[str, Any]:

@@ -41,11 +41,8 @@ class PresetMethod(ForLayers[S]):
 
     reference = "https://github.com/vllm-project/compressed-tensors (quant_scheme.py); llm-compressor rounds"
     runs_in = ("vLLM",)
-    by_class = True
-    experts = True
     from_disk = True
     rounds_activations = True
-    requires = ("llmcompressor",)
 
     def __init_subclass__(cls) -> None:
         scheme = SCHEMES[cls.name]

@@ -98,14 +98,7 @@ class Wanda(PruningMethod[WandaConfig]):
     requires = ("llmcompressor",)
 
     def compress(self, job: CompressionJob[WandaConfig]) -> "torch.Tensor":
-        def recipe() -> list[object]:
-            from llmcompressor.modifiers.pruning import WandaPruningModifier
-
-            return [WandaPruningModifier(**modifier_options(job))]
-
-        logits = backend.run_oneshot(job, recipe)
-        _require_pruned(job)
-        return logits
+        return _pruned(job, "WandaPruningModifier")
 
 
 class SparseGptConfig(CalibratedConfig, PruningConfig):
@@ -128,25 +121,16 @@ class SparseGpt(PruningMethod[SparseGptConfig]):
     requires = ("llmcompressor",)
 
     def compress(self, job: CompressionJob[SparseGptConfig]) -> "torch.Tensor":
-        def recipe() -> list[object]:
-            from llmcompressor.modifiers.pruning import SparseGPTModifier
-
-            config = job.config
-            return [
-                SparseGPTModifier(**modifier_options(job), dampening_frac=config.damping, block_size=config.block_size)
-            ]
-
         backend.load_for_llmcompressor()
         from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
 
+        config = job.config
         refusal = UnsupportedError(
             "SparseGPT's Hessian cannot be inverted", fix="Raise damping or give more calibration samples"
         )
         # The module's only warning is of a Hessian that cannot be inverted, and becomes the identity.
         with patch.object(sgpt_sparsify, "logger", Mock(warning=Mock(side_effect=refusal))):
-            logits = backend.run_oneshot(job, recipe)
-        _require_pruned(job)
-        return logits
+            return _pruned(job, "SparseGPTModifier", dampening_frac=config.damping, block_size=config.block_size)
 
 
 def modifier_options(job: CompressionJob[PruningConfig]) -> dict[str, Any]:
@@ -162,11 +146,18 @@ def modifier_options(job: CompressionJob[PruningConfig]) -> dict[str, Any]:
     }
 
 
-def _require_pruned(job: CompressionJob[PruningConfig]) -> None:
-    """Raise `UnsupportedError` naming the first linear layer with fewer zeros than the settings ask for.
+def _pruned(job: CompressionJob[PruningConfig], modifier: str, **settings: float) -> "torch.Tensor":
+    """Run a modifier of llm-compressor; a linear layer with fewer zeros than were asked for is an `UnsupportedError`.
 
-    A backend silently skips a layer that it does not reach when it traces the model.
+    The backend silently skips a layer that it does not reach when it traces the model.
     """
+
+    def recipe() -> list[object]:
+        from llmcompressor.modifiers import pruning
+
+        return [getattr(pruning, modifier)(**modifier_options(job), **settings)]
+
+    logits = backend.run_oneshot(job, recipe)
     matrices = job.source.stored_matrices
     counts = stored_weights.zeros_of_layers(job.folder, matrices)
     for name, (_, in_features) in matrices.items():
@@ -175,3 +166,4 @@ def _require_pruned(job: CompressionJob[PruningConfig]) -> None:
         # The backend rounds to a number of columns per row.
         if zeros is None or zeros < job.config.sparsity - 1 / in_features:
             raise UnsupportedError(f"The layer {name} was not pruned", allowed=f"{job.config.sparsity}", got=zeros)
+    return logits

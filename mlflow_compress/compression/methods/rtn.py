@@ -21,10 +21,7 @@ class RoundToNearest(ForLayers[RoundToNearestConfig]):
     description = "Round to nearest, weight only: the plain baseline of quantization"
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier)"
     format = "compressed-tensors (pack-quantized)"
-    experts = True
     Config = RoundToNearestConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = (8, 4, 3, 2)
-    by_class = True
     from_disk = True
-    requires = ("llmcompressor",)
