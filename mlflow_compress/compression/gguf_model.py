@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from pydantic import model_validator
 
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig
 from mlflow_compress.errors import ConfigError, ReloadMismatchError, UnsupportedError
 from mlflow_compress.models import gguf_file, stored_weights
 from mlflow_compress.models.checkpoint_config import GGUF_NATIVE, GGUF_NATIVE_CACHE
@@ -306,7 +306,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
     return tensors
 
 
-def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> "torch.Tensor":
+def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> Logits:
     """Return a file's logits on the probe: of its dequantized values, or llama.cpp's own if the job is `native`."""
     import gguf
     import torch
@@ -361,7 +361,7 @@ def save(
     gguf_file.write_gguf(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
 
 
-def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> "torch.Tensor":
+def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> Logits:
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
     model, path = load_llama_like(job), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)

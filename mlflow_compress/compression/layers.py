@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ForLayers(Method[S]):
         """Return what must be in force while a recipe runs; by default nothing."""
         return contextlib.nullcontext()
 
-    def compress(self, job: CompressionJob[S]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[S]) -> Logits:
         def recipe() -> list[object]:
             schemes = {"group_0": self.scheme(job.config, ["Linear"])}
             return self.modifiers(job.config, job.source, schemes, job.source.ignored)
@@ -54,9 +54,7 @@ class ForLayers(Method[S]):
             return backend.run_oneshot(job, recipe, rescales=self.rescales)
 
 
-def save_and_measure(
-    job: CompressionJob[MethodConfig], model: Any, dtype: "torch.dtype | None" = None
-) -> "torch.Tensor":
+def save_and_measure(job: CompressionJob[MethodConfig], model: Any, dtype: "torch.dtype | None" = None) -> Logits:
     """Cast a model in place, save it with its tokenizer, and return its logits, computed in float32.
 
     `dtype` is the one to store, by default the base's own. The logits are those on the probe, shape (n_positions,

@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
@@ -24,6 +35,9 @@ if TYPE_CHECKING:
     import torch
 
     from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
+
+Logits: TypeAlias = "torch.Tensor"
+"""Float32 logits of a compressed model in memory on a job's probe, shape (n_positions, vocabulary)."""
 
 Setting = int | float | bool | str
 """What a setting of a method can be; text is read as the type that the method declares."""
@@ -208,12 +222,8 @@ class Method(ABC, Generic[S]):
             source.require_group_size(group_size)
 
     @abstractmethod
-    def compress(self, job: CompressionJob[S]) -> "torch.Tensor":
-        """Write the compressed checkpoint to `job.folder`.
-
-        Float32 logits of the compressed model in memory on `job.probe`, shape (n_positions, vocabulary). The saved
-        checkpoint must reproduce them in a new process.
-        """
+    def compress(self, job: CompressionJob[S]) -> Logits:
+        """Write the compressed checkpoint to `job.folder`. A new process that loads it must reproduce the logits."""
 
 
 METHODS: Registry[Method[Any]] = Registry(

@@ -17,13 +17,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from mlflow_compress import files as atomic
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression.calibration_tokens import Calibration, prepare_calibration
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
-from mlflow_compress.compression.method import METHODS, CompressionJob, Method, MethodConfig, variant_label
+from mlflow_compress.compression.method import METHODS, CompressionJob, Logits, Method, MethodConfig, variant_label
 from mlflow_compress.compression.servers import served_by
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.lifetime import processor_time
@@ -31,9 +31,6 @@ from mlflow_compress.models import checkpoint_config, stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload, placement
 from mlflow_compress.models.source_model import SourceModel, resolve
 from mlflow_compress.warm_python import WarmPython
-
-if TYPE_CHECKING:
-    import torch
 
 
 @contextlib.contextmanager
@@ -302,7 +299,7 @@ def _cache_bytes(folder: Path, source: SourceModel) -> float | None:
     return cache_bytes_per_token(config)
 
 
-def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> "torch.Tensor":
+def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> Logits:
     """Return what a method's `compress` returns; a plug-in's errors and wrong answers name the plug-in."""
     import torch
 

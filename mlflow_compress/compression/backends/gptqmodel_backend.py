@@ -5,20 +5,17 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 from unittest.mock import patch
 
 from pydantic import model_validator
 
 from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, MethodConfig
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, Logits, MethodConfig
 from mlflow_compress.compression.schemes import SCHEMES
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.source_model import SourceModel
-
-if TYPE_CHECKING:
-    import torch
 
 NAME = "gptqmodel"
 EXTRA, PACKAGES = packed_layers.EXTRA, packed_layers.PACKAGES
@@ -113,7 +110,7 @@ class TwoBackendMethod(ForLayers[B]):
         else:
             self.check_llmcompressor(source)
 
-    def compress(self, job: CompressionJob[B]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[B]) -> Logits:
         if job.config.backend == NAME:
             return quantize_by_gptqmodel(job, self.quantize_config(job.config))
         return super().compress(job)
@@ -177,7 +174,7 @@ def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) 
             )
 
 
-def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str, Any]) -> "torch.Tensor":
+def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str, Any]) -> Logits:
     """Quantize on the calibration set, save, and return the logits of the packed weights.
 
     The base is read in its own dtype, in which gptqmodel also runs the calibration text; layers are solved in float32.

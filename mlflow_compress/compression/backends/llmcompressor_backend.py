@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from mlflow_compress import files as atomic
 from mlflow_compress.compression import probe
-from mlflow_compress.compression.method import CompressionJob, MethodConfig
+from mlflow_compress.compression.method import CompressionJob, Logits, MethodConfig
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
@@ -98,7 +98,7 @@ def require_known(source: SourceModel, known: Iterable[str], *, unknown: str, in
 
 def run_oneshot(
     job: CompressionJob[MethodConfig], recipe: Callable[[], Sequence[Any]], *, rescales: bool = False
-) -> "torch.Tensor":
+) -> Logits:
     """Apply modifiers to the source model, save it, and return its logits on the probe.
 
     Everything is computed in float32 and stored in the base's dtype. What is stored with less precision than float32
@@ -128,7 +128,7 @@ def _run(
     until_saved: contextlib.ExitStack,
     *,
     rescales: bool,
-) -> "torch.Tensor":
+) -> Logits:
     from compressed_tensors.offload import remove_dispatch
     from compressed_tensors.quantization import disable_quantization, enable_quantization
     from llmcompressor import oneshot

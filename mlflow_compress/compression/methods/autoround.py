@@ -4,17 +4,13 @@ import contextlib
 import functools
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
 from pydantic import Field
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, Method, register
-
-if TYPE_CHECKING:
-    import torch
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, Logits, Method, register
 
 
 class AutoRoundConfig(CalibratedConfig):
@@ -43,7 +39,7 @@ class AutoRound(Method[AutoRoundConfig]):
     needs_calibration = True
     requires = ("llmcompressor", "auto_round")
 
-    def compress(self, job: CompressionJob[AutoRoundConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[AutoRoundConfig]) -> Logits:
         """Optimize layer by layer on the calibration set, each on the outputs of the layers before it."""
 
         def recipe() -> list[object]:

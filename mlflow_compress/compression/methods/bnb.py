@@ -1,14 +1,9 @@
 """bitsandbytes: 4-bit codes in blocks of 64 (NF4, FP4), and LLM.int8(), through transformers."""
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.models.architectures import packed_layers
-
-if TYPE_CHECKING:
-    import torch
 
 
 class FourBitConfig(MethodConfig):
@@ -31,7 +26,7 @@ class FourBitMethod(Method[FourBitConfig]):
     def label(self, config: FourBitConfig) -> str:
         return f"{self.name}-dq" if config.double_quant else self.name
 
-    def compress(self, job: CompressionJob[FourBitConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[FourBitConfig]) -> Logits:
         codes = self.name.removeprefix("bnb-")
         return quantize_and_save(
             job, load_in_4bit=True, bnb_4bit_quant_type=codes, bnb_4bit_use_double_quant=job.config.double_quant
@@ -80,11 +75,11 @@ class BnbInt8(Method[BnbInt8Config]):
     requires = ("bitsandbytes", "accelerate")
     extra = "bitsandbytes"
 
-    def compress(self, job: CompressionJob[BnbInt8Config]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[BnbInt8Config]) -> Logits:
         return quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)
 
 
-def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float | str) -> "torch.Tensor":
+def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float | str) -> Logits:
     """Quantize while loading with options of `transformers.BitsAndBytesConfig`, save, and return the logits.
 
     On a CPU the first forward pass in evaluation mode repacks 4-bit weights in place, and a checkpoint that is saved

@@ -1,15 +1,11 @@
 """Base of the casts to 16-bit floating types, which halve a float32 model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.stored_weights import main_dtype, read_headers
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Cast(Method[MethodConfig]):
@@ -33,7 +29,7 @@ class Cast(Method[MethodConfig]):
                 fix="Use method=none for the control",
             )
 
-    def compress(self, job: CompressionJob[MethodConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[MethodConfig]) -> Logits:
         import torch
 
         wanted = getattr(torch, self.stored)

@@ -3,17 +3,13 @@
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlflow_compress.compression import gguf_model, reload_check
-from mlflow_compress.compression.method import CompressionJob, Method, register
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, register
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models import architectures, checkpoint_config, stored_weights
 from mlflow_compress.models import source_model as source_module
 from mlflow_compress.models.source_model import SourceModel
-
-if TYPE_CHECKING:
-    import torch
 
 CODE, GGUF = "*.py", ".gguf"
 
@@ -104,7 +100,7 @@ class Checkpoint(Method[CheckpointConfig]):
                 got=next(iter(tensors), "no tensors"),
             )
 
-    def compress(self, job: CompressionJob[CheckpointConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[CheckpointConfig]) -> Logits:
         """Copy the files, and return the logits of the original."""
         folder = job.config.path
         if folder.suffix == GGUF:

@@ -1,17 +1,12 @@
 """Gaussian noise on the logits: a control whose errors are independent."""
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.checkpoint_config import NOISY_LOGITS
 from mlflow_compress.models.source_model import SourceModel
-
-if TYPE_CHECKING:
-    import torch
 
 
 class GaussianNoiseConfig(MethodConfig):
@@ -48,7 +43,7 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
         if source.head is None:
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
-    def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> Logits:
         from mlflow_compress.models.architectures.own_formats import OwnFormatConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()

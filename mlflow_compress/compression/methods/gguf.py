@@ -1,14 +1,11 @@
 """GGUF: llama.cpp's file format, with its plain block quantizations, in pure Python."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlflow_compress.compression import gguf_model
 from mlflow_compress.compression.gguf_model import ForTensors, QuantizingGgufConfig
-from mlflow_compress.compression.method import CompressionJob, register
+from mlflow_compress.compression.method import CompressionJob, Logits, register
 from mlflow_compress.models import gguf_file
-
-if TYPE_CHECKING:
-    import torch
 
 
 class GgufConfig(QuantizingGgufConfig):
@@ -51,7 +48,7 @@ class Gguf(ForTensors[GgufConfig]):
     def file_type(self, config: GgufConfig) -> str:
         return f"MOSTLY_Q{config.bits}_0"
 
-    def compress(self, job: CompressionJob[GgufConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[GgufConfig]) -> Logits:
         import gguf
 
         model, path = gguf_model.load_llama_like(job), job.folder / gguf_file.FILE

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from mlflow_compress.compression import gguf_model
 from mlflow_compress.compression.calibration_tokens import Calibration
 from mlflow_compress.compression.gguf_model import ForTensors
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Setting, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, Setting, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import gguf_file
 
@@ -73,7 +73,7 @@ class KQuantMethod(ForTensors[K]):
     def file_type(self, config: K) -> str:
         return f"MOSTLY_{config.type_name}"
 
-    def compress(self, job: CompressionJob[K]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[K]) -> Logits:
         model = gguf_model.load_llama_like(job)
         importance = self.importance(job, model)
         return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)
@@ -167,7 +167,7 @@ def quantized_logits(
     *,
     pure: bool,
     types: Mapping[str, str] | None = None,
-) -> "torch.Tensor":
+) -> Logits:
     """Write a model of `gguf_model.load_llama_like`, let llama.cpp quantize the file, and return the new file's logits.
 
     The other arguments are those of `quantize_file`.

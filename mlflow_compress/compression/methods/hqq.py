@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from mlflow_compress.compression.layers import cast_stored
-from mlflow_compress.compression.method import CompressionJob, GroupSize, Method, MethodConfig, register
+from mlflow_compress.compression.method import CompressionJob, GroupSize, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.checkpoint_config import HQQ_PACKED
 
@@ -46,7 +46,7 @@ class Hqq(Method[HqqConfig]):
     Config = HqqConfig
     supported_bits = (8, 4, 3, 2, 1)
 
-    def compress(self, job: CompressionJob[HqqConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[HqqConfig]) -> Logits:
         import torch
 
         from mlflow_compress.models.architectures import own_formats

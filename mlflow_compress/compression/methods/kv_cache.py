@@ -8,13 +8,11 @@ from pydantic import Field, model_validator
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
-    import torch
-
     from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
 
 Bits = Literal[16, 8, 4, 3, 2, "fp8"]
@@ -89,7 +87,7 @@ class KvCache(Method[KvCacheConfig]):
                 got=f"sliding_window {window} in {source.architecture}",
             )
 
-    def compress(self, job: CompressionJob[KvCacheConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[KvCacheConfig]) -> Logits:
         from mlflow_compress.models.architectures.quantized_cache import quantize_cache
 
         model = job.source.load(job.device)
@@ -139,7 +137,7 @@ class Fp8Cache(Method[Fp8CacheConfig]):
     linear_only = False
     rounds_cache = True
 
-    def compress(self, job: CompressionJob[Fp8CacheConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[Fp8CacheConfig]) -> Logits:
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 

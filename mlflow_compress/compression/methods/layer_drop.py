@@ -7,7 +7,7 @@ from pydantic import Field
 
 from mlflow_compress.compression.calibration_tokens import Calibration
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -54,7 +54,7 @@ def decoder_layers(model: Any, source: SourceModel) -> "torch.nn.ModuleList":
     return candidates[0]
 
 
-def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> "torch.Tensor":
+def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> Logits:
     """Remove decoder layers and their entries in the configuration, save, and return the logits on the probe.
 
     The configuration records the numbers of the removed layers as ``dropped_layers``.
@@ -88,7 +88,7 @@ class LayerDrop(LayerRemovalMethod[LayerRemovalConfig]):
     reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141"
     Config = LayerRemovalConfig
 
-    def compress(self, job: CompressionJob[LayerRemovalConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[LayerRemovalConfig]) -> Logits:
         depth = job.source.layers
         return drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))
 
@@ -107,7 +107,7 @@ class LayerDropAngular(LayerRemovalMethod[LayerDropAngularConfig]):
     Config = LayerDropAngularConfig
     needs_calibration = True
 
-    def compress(self, job: CompressionJob[LayerDropAngularConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[LayerDropAngularConfig]) -> Logits:
         """Measure every block of ``layers`` layers on the calibration set, and remove the one that changes least."""
         assert job.calibration is not None
         model = job.source.load(job.device)

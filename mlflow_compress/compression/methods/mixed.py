@@ -22,6 +22,7 @@ from mlflow_compress.compression.method import (
     METHODS,
     CalibratedConfig,
     CompressionJob,
+    Logits,
     Method,
     method_config,
     register,
@@ -181,7 +182,7 @@ class Mixed(Method[MixedConfig]):
                     got=shared,
                 )
 
-    def compress(self, job: CompressionJob[MixedConfig]) -> torch.Tensor:
+    def compress(self, job: CompressionJob[MixedConfig]) -> Logits:
         """Quantize every layer in its format, and keep a copy of the recipe in the checkpoint."""
         content, formats = job.config.content, job.config.formats
         content.write(job.folder / RECIPE_FILE)
@@ -226,9 +227,7 @@ def quantize_each_layer_alone(methods: Iterable[Method[Any]], source: SourceMode
     return not source.experts and all(isinstance(one, ForLayers) and not one.rescales for one in methods)
 
 
-def _put_together(
-    job: CompressionJob[MixedConfig], content: MixedRecipe, formats: Mapping[str, LayerFormat]
-) -> torch.Tensor:
+def _put_together(job: CompressionJob[MixedConfig], content: MixedRecipe, formats: Mapping[str, LayerFormat]) -> Logits:
     """Take each layer from the finished checkpoint of its format; return the logits of all of them in the baseline.
 
     So what was measured of the layers is what is stored. Calibrated anew, they would be others: each sees what the
@@ -295,7 +294,7 @@ def _made(job: CompressionJob[MixedConfig], name: str, wanted: LayerFormat) -> P
     return folder
 
 
-def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, LayerFormat]) -> torch.Tensor:
+def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, LayerFormat]) -> Logits:
     """Write a GGUF file with a type for every tensor, and return its logits."""
     import gguf
 

@@ -1,11 +1,6 @@
 """The control: the base model itself, saved again."""
 
-from typing import TYPE_CHECKING
-
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
-
-if TYPE_CHECKING:
-    import torch
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
 
 
 @register
@@ -21,7 +16,7 @@ class Uncompressed(Method[MethodConfig]):
     compresses = False
     linear_only = False
 
-    def compress(self, job: CompressionJob[MethodConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[MethodConfig]) -> Logits:
         """Load the model in its stored dtype, save it, and return its logits, computed in float32."""
         model = job.source.load(job.device, dtype=job.source.torch_dtype)
         model.save_pretrained(job.folder)

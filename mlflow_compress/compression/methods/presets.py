@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, MethodConfig, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, MethodConfig, register
 from mlflow_compress.compression.schemes import SCHEMES
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
-
-if TYPE_CHECKING:
-    import torch
 
 S = TypeVar("S", bound=MethodConfig)
 
@@ -76,7 +73,7 @@ class PresetMethod(ForLayers[S]):
                     fix="Use rtn, whose group_size is free, or fp8",
                 )
 
-    def compress(self, job: CompressionJob[Any]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[Any]) -> Logits:
         # Weights alone need no pass over the text.
         return super().compress(job if job.config.activations else replace(job, calibration=None))
 

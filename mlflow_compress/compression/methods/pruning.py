@@ -1,19 +1,16 @@
 """Pruning: magnitude, Wanda and SparseGPT set weights of linear layers to zero, and store the zeros."""
 
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from unittest.mock import Mock, patch
 
 from pydantic import Field, model_validator
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.source_model import SourceModel
-
-if TYPE_CHECKING:
-    import torch
 
 GROUP, ZEROS = 4, 2
 """Sizes of the 2:4 pattern: of every four neighbours in a row, two are zero."""
@@ -67,7 +64,7 @@ class Magnitude(PruningMethod[PruningConfig]):
     reference = "Han et al. 2015, https://arxiv.org/abs/1506.02626"
     Config = PruningConfig
 
-    def compress(self, job: CompressionJob[PruningConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[PruningConfig]) -> Logits:
         model = job.source.load(job.device)
         for name in job.source.linear:
             weight = model.get_submodule(name).weight.data
@@ -97,7 +94,7 @@ class Wanda(PruningMethod[WandaConfig]):
     experts = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: CompressionJob[WandaConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[WandaConfig]) -> Logits:
         return _pruned(job, "WandaPruningModifier")
 
 
@@ -120,7 +117,7 @@ class SparseGpt(PruningMethod[SparseGptConfig]):
     experts = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: CompressionJob[SparseGptConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[SparseGptConfig]) -> Logits:
         backend.load_for_llmcompressor()
         from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
 
@@ -146,7 +143,7 @@ def modifier_options(job: CompressionJob[PruningConfig]) -> dict[str, Any]:
     }
 
 
-def _pruned(job: CompressionJob[PruningConfig], modifier: str, **settings: float) -> "torch.Tensor":
+def _pruned(job: CompressionJob[PruningConfig], modifier: str, **settings: float) -> Logits:
     """Run a modifier of llm-compressor; a linear layer with fewer zeros than were asked for is an `UnsupportedError`.
 
     The backend silently skips a layer that it does not reach when it traces the model.

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from mlflow_compress.compression import gguf_model as llama_like
 from mlflow_compress.compression.layers import save_and_measure
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, Method, register
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
@@ -68,7 +68,7 @@ class SliceGpt(Method[SliceGptConfig]):
                 fix="Lower slicing or round_to",
             )
 
-    def compress(self, job: CompressionJob[SliceGptConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[SliceGptConfig]) -> Logits:
         assert job.calibration is not None
         model = llama_like.as_llama(job.source.load(job.device))
         batches = [batch["input_ids"].to(model.device) for batch in job.calibration.loader()]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Method, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, Method, register
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SmoothQuant(Method[SmoothQuantConfig]):
             instead="w8a8",
         )
 
-    def compress(self, job: CompressionJob[SmoothQuantConfig]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[SmoothQuantConfig]) -> Logits:
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 

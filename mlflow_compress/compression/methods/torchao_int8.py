@@ -1,14 +1,11 @@
 """torchao int8: one scale per row of weights and, optionally, one per token of activations."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from mlflow_compress.compression.method import CompressionJob, Method, MethodConfig, register
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.architectures.packed_layers import cast_floats
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TorchAoInt8Config(MethodConfig):
@@ -37,7 +34,7 @@ class TorchAoInt8(Method[TorchAoInt8Config]):
     def label(self, config: TorchAoInt8Config) -> str:
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
-    def compress(self, job: CompressionJob[TorchAoInt8Config]) -> "torch.Tensor":
+    def compress(self, job: CompressionJob[TorchAoInt8Config]) -> Logits:
         """Quantize while loading in float32; everything that is not quantized is stored in the base's dtype."""
         import torch
         from torchao import quantization
