@@ -188,7 +188,9 @@ def compress_model(
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("The output folder exists and is not empty", got=str(out), fix="Give a new folder")
-    placed = _device("auto" if device == BALANCED else device)
+    if device not in ("auto", "cpu", "cuda", BALANCED):
+        raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
+    placed = str(placement("auto" if device == BALANCED else device)["device_map"][""].type)
     if device != BALANCED:
         offload = None
     else:
@@ -413,12 +415,6 @@ def _calibration(method: Method[Any], settings: Any, source: SourceModel, texts:
         length=settings.calibration_length,
         seed=settings.seed,
     )
-
-
-def _device(device: str) -> str:
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
-    return str(placement(device)["device_map"][""].type)
 
 
 def _versions() -> dict[str, str]:

@@ -153,7 +153,12 @@ class ScoringPass:
             logits = self.runner.head.logits(chunk[0])
             if self.capture is not None:
                 self.capture.append(rows.start, chunk[0], logits, plan.keys[rows], targets.first_tokens[rows])
-            stats = compute_logit_stats(logits, self._baseline_logits(chunk, rows, baseline_rows, logits.device))
+            baseline = None
+            if isinstance(self.baseline, ModelRunner):
+                baseline = self.baseline.head.logits(chunk[1]).to(logits.device)
+            elif self.baseline is not None and baseline_rows is not None:
+                baseline = self.baseline.logits(baseline_rows[rows], logits.device)
+            stats = compute_logit_stats(logits, baseline)
             start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
             row = torch.from_numpy(targets.row[start:stop] - rows.start)
             token = torch.from_numpy(targets.token[start:stop])
@@ -194,15 +199,6 @@ class ScoringPass:
             states += self._states(body, part, attention, plan)
         body.forget(spare)
         return states
-
-    def _baseline_logits(
-        self, chunk: list[torch.Tensor], rows: slice, baseline_rows: Ints | None, device: torch.device
-    ) -> torch.Tensor | None:
-        if isinstance(self.baseline, ModelRunner):
-            return self.baseline.head.logits(chunk[1]).to(device)
-        if self.baseline is not None and baseline_rows is not None:
-            return self.baseline.logits(baseline_rows[rows], device)
-        return None
 
 
 def _can_split(unit: PackedBatch | PaddedBatch) -> bool:

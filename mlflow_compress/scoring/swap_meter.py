@@ -325,8 +325,11 @@ def noise_swap(
             owner, _, leaf = part.rpartition(".")
             if id(old) not in weights:
                 size = (new.to(old.device) - old.float()).norm()
-                noise = _with_noise(old, size, f"{seed} {path} {part}")
-                weights[id(old)] = torch.nn.Parameter(noise, requires_grad=False)
+                key = hashlib.sha256(f"{seed} {path} {part}".encode()).digest()[:8]
+                generator = torch.Generator().manual_seed(int.from_bytes(key, "big") >> 1)  # the same on every device
+                noise = torch.randn(old.shape, generator=generator).to(old.device)
+                moved = (old.data.float() + noise * (size / noise.norm())).to(old.dtype)
+                weights[id(old)] = torch.nn.Parameter(moved, requires_grad=False)
             noisy.get_submodule(owner)._parameters[leaf] = weights[id(old)]
         modules[path] = noisy.eval()
     return Swap(name, modules) if modules else "the group has no matrix"
@@ -335,14 +338,6 @@ def noise_swap(
 def _parameter(variant: Any, path: str, part: str) -> Tensor | None:
     parameter = dict(variant.get_submodule(path).named_parameters()).get(part)
     return parameter.data.float() if parameter is not None and parameter.is_floating_point() else None
-
-
-def _with_noise(weight: Tensor, size: Tensor, key: str) -> Tensor:
-    """Return a weight plus noise of a Frobenius norm; the key decides the noise, on every device."""
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1)
-    noise = torch.randn(weight.shape, generator=generator).to(weight.device)
-    noisy: Tensor = weight.data.float() + noise * (size / noise.norm())
-    return noisy.to(weight.dtype)
 
 
 class SwapMeter:

@@ -100,7 +100,7 @@ def sliced(model: Any, batches: "Sequence[torch.Tensor]", width: int) -> Any:
         contexts = [_context(model, hidden) for hidden in states]
         basis = principal_directions(states)
         result.model.embed_tokens.weight.data = rotated(body.embed_tokens.weight, into=basis[:, :width])
-        states = [_project(hidden, basis[:, :width]) for hidden in states]
+        states = [rotated(hidden, into=basis[:, :width]) for hidden in states]
         basis = basis[:, :width]
         for index, (old, new) in enumerate(zip(body.layers, result.model.layers, strict=True)):
             last = index == len(body.layers) - 1
@@ -125,7 +125,7 @@ def _slice_layer(
         _fill_input_layer(getattr(attention, name), getattr(old.self_attn, name), old.input_layernorm.weight, basis)
     attention.o_proj = old.self_attn.o_proj  # writes the unrotated stream until its basis is known
     middle = [
-        attention(hidden_states=new.input_layernorm(x), **context)[0] + _project(x, basis.T)
+        attention(hidden_states=new.input_layernorm(x), **context)[0] + rotated(x, into=basis.T)
         for x, context in zip(states, contexts, strict=True)
     ]
     between = principal_directions(middle)[:, :width]
@@ -135,12 +135,12 @@ def _slice_layer(
     for name in ("gate_proj", "up_proj"):
         _fill_input_layer(getattr(mlp, name), getattr(old.mlp, name), old.post_attention_layernorm.weight, between)
     mlp.down_proj = old.mlp.down_proj
-    cut = [_project(x, between) for x in middle]
-    outputs = [mlp(new.post_attention_layernorm(x)) + _project(x, between.T) for x in cut]
+    cut = [rotated(x, into=between) for x in middle]
+    outputs = [mlp(new.post_attention_layernorm(x)) + rotated(x, into=between.T) for x in cut]
     after = principal_directions(outputs)[:, :width_out]
     _rotate_output_layer(mlp.down_proj, after)
     new.mlp_shortcut.weight.data = (after.T @ between).to(states[0].dtype)
-    return [_project(x, after) for x in outputs], after
+    return [rotated(x, into=after) for x in outputs], after
 
 
 def principal_directions(batches: "Sequence[torch.Tensor]") -> "torch.Tensor":
@@ -156,13 +156,9 @@ def principal_directions(batches: "Sequence[torch.Tensor]") -> "torch.Tensor":
     return vectors.flip(-1)
 
 
-def rotated(weight: "torch.Tensor", *, into: "torch.Tensor") -> "torch.Tensor":
-    """Return ``weight @ into``, computed in float64, in the weight's dtype."""
-    return (weight.double() @ into).to(weight.dtype)
-
-
-def _project(states: "torch.Tensor", basis: "torch.Tensor") -> "torch.Tensor":
-    return (states.double() @ basis).to(states.dtype)
+def rotated(rows: "torch.Tensor", *, into: "torch.Tensor") -> "torch.Tensor":
+    """Return ``rows @ into``, computed in float64, in the dtype of the rows: of a weight, or of states."""
+    return (rows.double() @ into).to(rows.dtype)
 
 
 def _fill_input_layer(new: Any, old: Any, scale: "torch.Tensor", basis: "torch.Tensor") -> None:

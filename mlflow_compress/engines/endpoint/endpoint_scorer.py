@@ -239,8 +239,11 @@ class ServedAnswers:
                 f"{len(failed)} of {n} requests to the served model failed ({kinds}): {failed[0].detail}",
                 fix=self._kept(cache, requests),
             )
-        rows = {key: cache.get(key) for key in by_key}
-        return [_positions(rows[key]) for key in keys]
+        answers = (cache.get(key) for key in keys)
+        return [
+            None if row is None else [routes.Position.from_json(position) for position in row["positions"]]
+            for row in answers
+        ]
 
     def _requests(self, by_key: Mapping[str, routes.TokenQuestion]) -> list[list[str]]:
         """Return the keys of the questions of each request: one, or several echoes with lists of one length."""
@@ -265,10 +268,6 @@ class ServedAnswers:
             return None
         n_kept = sum(all(cache.get(key) is not None for key in one) for one in requests)
         return f"The answers to {n_kept} of {len(requests)} are kept: the same command again asks only for the rest"
-
-
-def _positions(row: dict[str, list[dict[str, object]]] | None) -> list[routes.Position] | None:
-    return None if row is None else [routes.Position.from_json(position) for position in row["positions"]]
 
 
 class AskedModel(Protocol):

@@ -110,10 +110,6 @@ class ServerProbe:
         Tokens that are not ours are an `AlignmentError`; a server without log-probabilities that scoring can use, an
         `EndpointError`.
         """
-        with Transport(self.endpoint) as transport:
-            return self._run(transport)
-
-    def _run(self, transport: Transport) -> routes.Capabilities:
         pages = ServerPages.read(self.endpoint, self.model)
         server = pages.server
         can = routes.Capabilities(
@@ -124,24 +120,28 @@ class ServerProbe:
             echo_alone=server.startswith("vLLM"),
             max_length=pages.max_length,
         )
-        if "props" in pages.pages:  # llama.cpp
-            can = replace(can, route=routes.LLAMA_CPP, n_top=TOPS[0])
-            self._compare(pages.tokens_of(served_model.TEXT), self.tokens.tolist())
-        else:
-            can = self._echo(transport, can)
-            can = self._same_tokens(transport, can)
-            can = self._aligned(transport, can)
-        if not can.echo:
-            can = replace(can, forces=self._forces(transport, can))
-            if not can.forces:
-                raise EndpointError(
-                    f"{self.endpoint.where} neither echoes the log-probabilities of a prompt at their own positions, "
-                    "nor takes logit_bias to show that of a token: no option can be scored",
-                    got=server,
-                )
-        else:
-            can = self._together(can)
-        return replace(can, probe=self._recognised(transport, can))
+        with Transport(self.endpoint) as transport:
+            if "props" in pages.pages:  # llama.cpp
+                can = replace(can, route=routes.LLAMA_CPP, n_top=TOPS[0])
+                self._compare(pages.tokens_of(served_model.TEXT), self.tokens.tolist())
+            else:
+                can = self._echo(transport, can)
+                can = self._same_tokens(transport, can)
+                can = self._aligned(transport, can)
+            if can.echo:
+                can = self._together(can)
+            else:
+                can = replace(can, forces=self._forces(transport, can))
+                if not can.forces:
+                    raise EndpointError(
+                        f"{self.endpoint.where} neither echoes the log-probabilities of a prompt at their own "
+                        "positions, nor takes logit_bias to show that of a token: no option can be scored",
+                        got=server,
+                    )
+            route, recognising = self._route(can), served_model.recognising(self.tokens)
+            asked = [question for question in recognising if route.request(question) is not None]
+            found = self._ask(transport, can, *asked)
+        return replace(can, probe=tuple(float(one[0].top[1][0]) for one in found if len(one[0].top[1])))
 
     def _route(self, can: routes.Capabilities) -> routes.Route:
         return routes.route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
@@ -318,12 +318,6 @@ class ServerProbe:
         (forced,) = self._ask(transport, can, routes.TokenQuestion(prefix, forced=int(ids[-1])))
         logprob = forced[0].logprob
         return logprob is not None and abs(logprob - float(values[-1])) < served_model.SAME
-
-    def _recognised(self, transport: Transport, can: routes.Capabilities) -> tuple[float, ...]:
-        """Return log-probabilities of the fixed text: the highest one after each of its beginnings."""
-        route = self._route(can)
-        asked = [question for question in served_model.recognising(self.tokens) if route.request(question) is not None]
-        return tuple(float(found[0].top[1][0]) for found in self._ask(transport, can, *asked) if len(found[0].top[1]))
 
 
 def _agree(one: routes.Position, other: routes.Position) -> bool:

@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead, replaced_modules
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch
@@ -18,14 +19,12 @@ KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_token
 NAME = "mlp"
 
 
-def find_last_layer(base: torch.nn.Module, n_layers: int) -> torch.nn.Module | None:
+def find_last_layer(model: Any) -> torch.nn.Module | None:
     """Return a model's last layer, or None where it has no module `mlp` that takes hidden states and nothing else."""
-    for module in base.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == n_layers:
-            mlp = module[-1]._modules.get(NAME)
-            takes_states_only = mlp is not None and len(inspect.signature(mlp.forward).parameters) == 1
-            return module[-1] if takes_states_only else None
-    return None
+    found = decoder_layers(model)
+    last = found[1][-1] if found is not None else None
+    mlp = getattr(last, NAME, None)
+    return last if mlp is not None and len(inspect.signature(mlp.forward).parameters) == 1 else None
 
 
 class _MlpAtRows(torch.nn.Module):
@@ -63,7 +62,7 @@ class Body:
         self.n_layers = int(config.num_hidden_layers)
         self._vocab_size = int(config.vocab_size)
         self._prefixes: dict[int, KeysValues] = {}
-        self._last_layer = find_last_layer(self.base, self.n_layers)
+        self._last_layer = find_last_layer(model)
 
     @property
     def device(self) -> torch.device:

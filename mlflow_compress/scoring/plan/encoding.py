@@ -1,7 +1,7 @@
 """Encodes requests: token boundaries, prefix token and truncation as in lm-evaluation-harness 0.4.13."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,13 @@ class Encoder:
         if not (requests and file.is_file() and keeps()):
             return
         with np.load(file, allow_pickle=False) as stored:  # each array is read when it is asked for
-            if str(stored["key"]) == self.key(requests):
-                encoded = _read_encoded(stored)
-                self._known().update(((r.context, r.continuation), e) for r, e in zip(requests, encoded, strict=True))
+            if str(stored["key"]) != self.key(requests):
+                return
+            known, names = self._known(), ("inputs", "targets")
+            tokens = (np.split(stored[name], np.cumsum(stored[f"n_{name}"])[:-1]) for name in names)
+            flags = (stored[name].tolist() for name in ("truncated", "fits"))
+            for request, *parts in zip(requests, *tokens, *flags, strict=True):
+                known[request.context, request.continuation] = Encoded(*parts)
 
     def _encode(self, requests: Sequence[Request]) -> dict[tuple[str, str], Encoded]:
         pairs = {(r.context, r.continuation): r for r in requests}
@@ -200,9 +204,3 @@ class Encoder:
         full = np.concatenate([context, targets])
         inputs = full[-(self.max_length + 1) :][:-1]
         return Encoded(inputs, targets, len(full) > self.max_length + 1, len(targets) <= self.max_length)
-
-
-def _read_encoded(stored: Mapping[str, npt.NDArray[Any]]) -> list[Encoded]:
-    inputs, targets = (np.split(stored[name], np.cumsum(stored[f"n_{name}"])[:-1]) for name in ("inputs", "targets"))
-    flags = stored["truncated"].tolist(), stored["fits"].tolist()
-    return [Encoded(*one) for one in zip(inputs, targets, *flags, strict=True)]
