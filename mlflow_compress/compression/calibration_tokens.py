@@ -26,12 +26,10 @@ class Calibration:
         return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()
 
     def describe(self) -> dict[str, int | str]:
-        """Return the entries for the checkpoint's manifest."""
         samples, length = self.ids.shape
         return {"samples": samples, "length": length, "tokens": samples * length, "sha256": self.sha256}
 
     def loader(self, batch_size: int = 8) -> "DataLoader[Any]":
-        """Return batches of {"input_ids", "attention_mask"}, in order."""
         import torch
         from torch.utils.data import DataLoader
 

@@ -169,7 +169,6 @@ class ForTensors(Method[G]):
         return None
 
     def check(self, config: G, source: SourceModel) -> None:
-        """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows of incomplete blocks."""
         require_known_architecture(source, self.block)
 
 

@@ -471,7 +471,6 @@ class SentHead:
 
     @classmethod
     def of(cls, store: StateStore) -> "SentHead":
-        """Return the head of a store."""
         return cls(store.manifest, save(store.head_weights()) if store.manifest.head is not None else b"")
 
     @cached_property
@@ -491,7 +490,6 @@ class SentStates:
         return np.arange(len(keys), dtype=np.int64)
 
     def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-        """Return the baseline's float32 logits, as `StateStore.logits` does."""
         manifest = self.head.manifest
         states = from_bytes(self.rows[rows], manifest.dtype, (len(rows), -1)).to(device)
         return states.float() if manifest.kind == LOG_PROBS else self.head.rebuilt.to(device).logits(states)

@@ -122,7 +122,6 @@ class Workload:
     groups: tuple[GroupSize, ...] = ()  # In the order in which they run
 
     def __add__(self, other: "Workload") -> "Workload":
-        """Return the work of both, one after the other."""
         return Workload(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 

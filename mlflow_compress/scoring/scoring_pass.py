@@ -52,12 +52,10 @@ class Targets:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of rows and tokens."""
         return hashlib.sha256(self.row.tobytes() + self.token.tobytes()).hexdigest()
 
     @cached_property
     def first_tokens(self) -> npt.NDArray[np.int32]:
-        """The first target of every row."""
         _, first = np.unique(self.row, return_index=True)
         return self.token[first].astype(np.int32)
 

@@ -195,7 +195,6 @@ class KeptOutputs:
 
     @property
     def n_layers(self) -> int:
-        """Number of decoder layers."""
         return len(self._layers)
 
     def border(self, modules: Sequence[str]) -> Border:
@@ -298,7 +297,6 @@ class Swap:
 
     @classmethod
     def together(cls, name: str, swaps: "list[Swap]") -> "Swap":
-        """Return all swaps at once."""
         return cls(name, {path: module for swap in swaps for path, module in swap.modules.items()})
 
 

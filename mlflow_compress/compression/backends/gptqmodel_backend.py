@@ -103,7 +103,6 @@ class TwoBackendMethod(ForLayers[B]):
         return config.backend != NAME
 
     def check(self, config: B, source: SourceModel) -> None:
-        """Raise an error for a group size that does not divide a layer, and for what the backend does not support."""
         super().check(config, source)
         if config.backend == NAME:
             check_supported(source, self.name, self.quantize_config(config))

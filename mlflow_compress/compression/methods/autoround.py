@@ -40,8 +40,6 @@ class AutoRound(Method[AutoRoundConfig]):
     requires = ("llmcompressor", "auto_round")
 
     def compress(self, job: CompressionJob[AutoRoundConfig]) -> Logits:
-        """Optimize layer by layer on the calibration set, each on the outputs of the layers before it."""
-
         def recipe() -> list[object]:
             from llmcompressor.modifiers.autoround import AutoRoundModifier
 

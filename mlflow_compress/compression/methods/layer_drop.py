@@ -108,7 +108,6 @@ class LayerDropAngular(LayerRemovalMethod[LayerDropAngularConfig]):
     needs_calibration = True
 
     def compress(self, job: CompressionJob[LayerDropAngularConfig]) -> Logits:
-        """Measure every block of ``layers`` layers on the calibration set, and remove the one that changes least."""
         assert job.calibration is not None
         model = job.source.load(job.device)
         states = last_token_states(model, decoder_layers(model, job.source), job.calibration)

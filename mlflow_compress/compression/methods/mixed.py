@@ -61,7 +61,6 @@ class MixedConfig(CalibratedConfig):
 
     @cached_property
     def formats(self) -> dict[str, LayerFormat]:
-        """Every format that a layer has."""
         shared = {name: getattr(self, name) for name in CalibratedConfig.model_fields}
         return self.content.parsed(shared)
 
@@ -114,7 +113,6 @@ class Mixed(Method[MixedConfig]):
     def packed(
         self, config: MixedConfig, layers: Mapping[str, tuple[int, int]]
     ) -> list[tuple[int, int | str, Mapping[str, tuple[int, int]]]]:
-        """Return those of every format, with its layers."""
         return [
             part
             for name, one in config.formats.items()

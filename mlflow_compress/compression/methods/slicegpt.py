@@ -52,7 +52,6 @@ class SliceGpt(Method[SliceGptConfig]):
         return f"{self.name}-{100 * config.slicing:g}pct"
 
     def check(self, config: SliceGptConfig, source: SourceModel) -> None:
-        """Raise an error for other architectures, sliding windows, and a slicing that leaves no channels."""
         if source.architecture not in ARCHITECTURES:
             raise UnsupportedError(
                 "SliceGPT is implemented for Llama and for models with the same computation",

@@ -53,11 +53,9 @@ class StoredStates:
 
     @property
     def most(self) -> int:
-        """The whole vocabulary."""
         return self._store.manifest.vocab_size
 
     def lists(self, keys: Keys, k: int) -> list[routes.TopList]:
-        """Return the k most probable tokens at each position."""
         rows, found = self._store.rows_of(keys), list[routes.TopList]()
         for start in range(0, len(rows), _ROWS):
             logits = self._store.logits(rows[start : start + _ROWS], torch.device("cpu"))

@@ -267,7 +267,6 @@ class CompletionsRoute:
     can: Capabilities
 
     def request(self, *questions: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
-        """Return path and body of the request; None where no text becomes these tokens."""
         prompts = [q.tokens.tolist() if self.can.ids_in else self.vocabulary.text(q.tokens) for q in questions]
         if None in prompts:
             return None
@@ -395,7 +394,6 @@ class LlamaCppRoute:
     vocab_size: int
 
     def request(self, *questions: TokenQuestion) -> tuple[str, dict[str, Any]] | None:
-        """Return address and body of the request; None for an echo."""
         [question] = questions
         if question.scored:
             return None

@@ -46,7 +46,6 @@ class AnswerReader:
     n_sent: int | None = None  # Tokens that the server must read; None: its own template may make others
 
     def written(self, body: str) -> ChatAnswer | NoReply:
-        """Return the text in the body of a completion."""
         return self._read(body, lambda choice: choice["text"])
 
     def chat(self, body: str) -> ChatAnswer | NoReply:

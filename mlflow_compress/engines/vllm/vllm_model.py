@@ -131,7 +131,6 @@ class VllmBody:
     def run(
         self, unit: packing.PackedBatch | packing.PaddedBatch, attention: TreeAttention | None = None
     ) -> torch.Tensor:
-        """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size)."""
         number = self._group_of[id(unit)]
         for wanted in range(number, min(number + 2, len(self._groups))):
             if wanted not in self._asked:
@@ -278,7 +277,6 @@ class VllmModel(FileModel):
 
     @cached_property
     def generation_settings(self) -> Any:
-        """The checkpoint's own generation settings, as transformers reads them."""
         from transformers import GenerationConfig as Settings
 
         if (self.path / "generation_config.json").is_file():

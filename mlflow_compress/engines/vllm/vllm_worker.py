@@ -38,7 +38,6 @@ class StatesExtension:
         self.model_runner.model.register_forward_hook(self.keep_wanted)
 
     def keep_wanted(self, model: Any, args: Any, output: Any) -> None:
-        """Keep the wanted rows of a forward pass."""
         if not isinstance(output, torch.Tensor):  # an earlier stage of a pipeline
             return
         batch = self.model_runner.input_batch
@@ -69,7 +68,6 @@ class OurDraw(AdapterLogitsProcessor):  # type: ignore[misc]
         return False
 
     def new_req_logits_processor(self, params: Any) -> Callable[[list[int], torch.Tensor], torch.Tensor] | None:
-        """Return the processor of a request; None for greedy decoding."""
         ours = (params.extra_args or {}).get("draw")
         if ours is None:
             return None
@@ -148,7 +146,6 @@ class ModelInVllm:
     def generate(
         self, prompts: list[list[int]], most: list[int], draws: list[dict[str, Any] | None], ends: list[int]
     ) -> tuple[dict[str, Any], bytes]:
-        """Return the tokens that follow each prompt, with the end token where there is one."""
         settings = [
             SamplingParams(
                 max_tokens=n,

@@ -81,7 +81,6 @@ class HqqPackedQuantizer(OwnFormat):
     """Loads packed weights into plain linear layers; a loaded model can compute, but not be saved again."""
 
     def get_weight_conversions(self) -> list[Any]:
-        """Return the only conversion: from three stored tensors to one weight."""
         bits = self.quantization_config.bits
         return [WeightConverter([f"{part}$" for part in PARTS], "weight", [UnpackHqq(bits)])]
 

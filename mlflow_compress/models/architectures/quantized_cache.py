@@ -86,7 +86,6 @@ class QuantizedCache:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> "QuantizedCache":
-        """Return the cache that an entry of ``config.json`` describes."""
         return cls(Rounding(**settings["keys"]), Rounding(**settings["values"]), settings["residual"])
 
     def bytes_per_number(self, plain: float) -> float:

@@ -35,7 +35,6 @@ class _MlpAtRows(torch.nn.Module):
         self.mlp, self.where = mlp, where
 
     def forward(self, states: Tensor) -> Any:
-        """Return the outputs of the feed-forward part, shape (n_rows, n_tokens, hidden_size)."""
         where = tuple(index.to(states.device) for index in self.where)
         computed = self.mlp(states[where][None])
         if not isinstance(computed, Tensor):  # a mixture of experts returns its router's choices too
@@ -79,7 +78,6 @@ class Body:
             return self._run_packed(unit, attention) if isinstance(unit, PackedBatch) else self._run_padded(unit)
 
     def has(self, prefix: int) -> bool:
-        """Whether the keys and values of a prefix are in the cache."""
         return prefix == NO_PREFIX or prefix in self._prefixes
 
     def forget(self, prefix: int) -> None:

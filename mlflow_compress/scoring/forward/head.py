@@ -91,7 +91,6 @@ class Head:
             self._float32_module = copy.deepcopy(module).float()
 
     def to(self, device: torch.device) -> "Head":
-        """Move the head's weights and return it."""
         for module in (self.module, self._float32_module):
             if module is not None:
                 module.to(device)

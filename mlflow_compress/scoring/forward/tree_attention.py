@@ -124,7 +124,6 @@ class _Pack:
         self.mask_block = mask_block
 
     def is_mask(self, attention_mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
-        """Whether an attention call is for this pack."""
         n = self.n_tokens
         return attention_mask is self.mask and query.shape[-2] == n and key.shape[-2] == self._seen + n
 

@@ -149,7 +149,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Take other keys and values."""
         self.keys, self.values = self._room = (keys, values)
 
 

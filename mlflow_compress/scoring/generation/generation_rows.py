@@ -65,7 +65,6 @@ class GenerationRow:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and text."""
         return len(self.prompt) + len(self.tokens)
 
     def restarted(self) -> "GenerationRow":

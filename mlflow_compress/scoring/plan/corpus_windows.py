@@ -30,7 +30,6 @@ class Windows:
 
     @property
     def targets(self) -> Positions:
-        """The scored tokens, window by window."""
         return np.concatenate([i[p] for i, p in zip(self.ids, self.scored, strict=True)]).astype(np.int64)
 
     def keys(self, task: str) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class Shortened:
 
     @classmethod
     def of(cls, requests: Sequence[Request], encoded: Sequence[Encoded]) -> "Shortened":
-        """Return those of some requests."""
         pairs = [((r.task, r.item_id), e) for r, e in zip(requests, encoded, strict=True)]
         return cls(
             cut=frozenset(key for key, e in pairs if e.truncated),

@@ -35,7 +35,6 @@ class PackedBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens that the model computes."""
         return len(self.ids)
 
     @property
