@@ -88,22 +88,9 @@ def half_quadratic(
     :math:`D`, and :math:`z = mean(W_q - (W - E) / s)` over the group. They end when the mean absolute error of the
     layer no longer falls. As in the package, the last step is used although it was not better.
 
-    Parameters
-    ----------
-    weight : torch.Tensor
-        Shape (out_features, in_features), float32.
-    bits : int
-        Levels run from 0 to ``2^bits - 1``.
-    group_size : int or "channel"
-        Number of neighbours of a row that share :math:`s` and :math:`z`; it divides in_features.
-    norm, iterations : float, int
-        :math:`p`, and the maximum number of steps.
-
-    Returns
-    -------
-    levels, scale, zero : torch.Tensor
-        Float32, shapes (out_features, in_features), (out_features, groups), (out_features, groups).
-        The dequantized weight is ``(levels - zero) * scale``.
+    `weight` is float32, shape (out_features, in_features), which `group_size` divides; `norm` is :math:`p`. Returned
+    are levels from 0 to ``2^bits - 1`` (in the weight's shape), scales and zero points (out_features, groups), all
+    float32: the dequantized weight is ``(levels - zero) * scale``.
     """
     import torch
 

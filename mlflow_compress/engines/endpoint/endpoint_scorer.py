@@ -22,7 +22,7 @@ from mlflow_compress.scoring.engine import PassReport, option_scores, token_scor
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
-from mlflow_compress.scoring.plan.packing import Ids, plan_batches
+from mlflow_compress.scoring.plan.packing import Ids, plan_batches, sequence_key
 from mlflow_compress.scoring.scoring_pass import Targets
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -182,8 +182,8 @@ class ServedAnswers:
     ) -> list[list[routes.Position] | None]:
         """Return the answer to each question, in order; None where no text of the server's terms asks it.
 
-        Equal questions are asked once, and those with a common beginning follow each other. `repeat` 1 asks the same
-        again. A reply is checked before it is kept. What was answered before an error is kept.
+        Equal questions are asked once, and those with a common beginning follow each other, as prefix caches like it.
+        `repeat` 1 asks the same again. A reply is checked before it is kept. What was answered before an error is kept.
         """
         from tqdm import tqdm
 
@@ -191,7 +191,7 @@ class ServedAnswers:
             return []
         cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None, ("positions",))
         keys = [content_key(model=self.identity, repeat=repeat, **question.content) for question in questions]
-        by_key = dict(sorted(zip(keys, questions, strict=True), key=lambda pair: pair[1].order))
+        by_key = dict(sorted(zip(keys, questions, strict=True), key=lambda pair: sequence_key(pair[1].tokens)))
         requests = self._requests(
             {key: q for key, q in by_key.items() if cache.get(key) is not None or self.route.request(q) is not None}
         )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.scoring.plan.encoding import Encoder
-from mlflow_compress.scoring.plan.packing import Ids, sequence_key
+from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, WrongReplyError, read_reply, read_usage
 
 COMPLETIONS, LLAMA_CPP = "OpenAI's completions", "llama.cpp's own /completion"
@@ -80,11 +80,6 @@ class TokenQuestion:
     # None: the most probable one.
     forced: int | None = None
     top: int | None = None  # Most probable tokens that are wanted at a position; None: as many as the server shows
-
-    @property
-    def order(self) -> bytes:
-        """Sorts questions so that prompts with a common beginning follow each other, as prefix caches like it."""
-        return sequence_key(self.tokens)
 
     @property
     def content(self) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 exp and log are the polynomials of Cephes' single-precision library (expf, logf), with an error below two units in the
 last place. With them the compiler turns loops over the vocabulary into vector instructions. Sums are float32 over 1024
-tokens, and float64 over these partial sums. Formulas and limits are those of `row_divergence`, which
-`row_stats` uses on other devices.
+tokens, and float64 over these partial sums. Formulas and limits are those of `row_stats`, for other devices.
 """
 
 import logging
