@@ -29,13 +29,12 @@ REQUIRES = (
 SOURCE = "Divergent Token Metrics, arXiv 2311.01544"
 
 
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Return the index of the first token that differs, or that only one of the two has; None where both are equal."""
-    shared = min(len(ours), len(theirs))
-    for index in range(shared):
-        if ours[index] != theirs[index]:
-            return index
-    return None if len(ours) == len(theirs) else shared
+def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
+    """Return the index of the first token (or character) that differs, or that only one has; None of equal ones."""
+    if ours == theirs:
+        return None
+    both = zip(ours, theirs, strict=False)
+    return next((index for index, (a, b) in enumerate(both) if a != b), min(len(ours), len(theirs)))
 
 
 @dataclass(frozen=True)

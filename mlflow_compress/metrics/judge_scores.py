@@ -23,13 +23,13 @@ JUDGE = "mt_bench"
 TURNS = 2
 
 
-def by_judge_model(judgments: Judgments) -> dict[str, Judgments]:
-    """Return the MT-Bench ratings of each judge model, by model; "" is the only one, where no other was asked.
+def by_judge_model(judgments: Judgments, judge: str = JUDGE) -> dict[str, Judgments]:
+    """Return a judge's ratings by its model; "" is the only one, where no other was asked.
 
     Several judge models write their ratings under "mt_bench/<model>", so that one is never taken for another.
     """
-    tasks = sorted({task for task in judgments.table.column("task").to_pylist() if is_of(JUDGE, task)})
-    return {task.removeprefix(JUDGE).removeprefix("/"): judgments.where(task=task) for task in tasks}
+    tasks = sorted({task for task in judgments.table.column("task").to_pylist() if is_of(judge, task)})
+    return {task.removeprefix(judge).removeprefix("/"): judgments.where(task=task) for task in tasks}
 
 
 @dataclass(frozen=True)

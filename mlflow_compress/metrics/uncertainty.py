@@ -18,7 +18,6 @@ from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, difference_of, resample_counts
 from mlflow_compress.metrics.stats.conformal import (
     SCORES,
-    ConformalResult,
     conformal,
     conformity_scores,
     resampled_quantiles,
@@ -33,27 +32,12 @@ DONT_KNOW, NONE_OF_THESE = 4, 5
 
 
 @dataclass(frozen=True)
-class _Model:
-    results: list[ConformalResult]
-    kept: list[ConformalResult]
-    answer: Int
-    # Thresholds of each resample of the calibration items: the model's own by score, then the baseline's
-    thresholds: list[Float]
-
-    def columns(self) -> Float:
-        """Correct, then size and coverage by score, then E and F, one row per test item."""
-        first = [self.results[0].correct]
-        per_score = [column for r in self.results for column in (r.size, r.covered)]
-        rates = [self.answer == DONT_KNOW, self.answer == NONE_OF_THESE]
-        kept = [column for r in self.kept for column in (r.size, r.covered)]
-        return np.column_stack([*first, *per_score, *rates, *kept]).astype(np.float64)
-
-
-@dataclass(frozen=True)
 class _Table:
     """What the sets say on a task's test items."""
 
-    columns: Float  # One row per item; see `_Model.columns`
+    # One row per item: correct, then size and coverage by score, then whether E and F are the answer; of a variant then
+    # size and coverage by score at the baseline's thresholds
+    columns: Float
     resampled: Float  # Their means in each resample of calibration and test items; shape (n_resamples, n_columns)
     # Groups of the calibration or the test items, whichever are fewer; None where no items share a group
     n_groups: int | None = None
@@ -229,18 +213,17 @@ def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Tabl
     calibration, test = split(len(rows), seed=seed, calibration_share=share, groups=groups)
     grouped = are_grouped(inputs.view.group[rows])
     n_groups = min(len(np.unique(groups[half])) for half in (calibration, test)) if grouped else None
-    models: dict[str, _Model] = {}
     tables: dict[str, _Table] = {}
+    # The baseline's thresholds by score, and those of each resample of the calibration items; it comes first
+    held: list[float] = []
+    held_drawn: list[Float] = []
     for side in sides:
         p = six_probabilities(inputs, side, rows)
         own = [conformal(p, gold, calibration=calibration, test=test, score=k, alpha=s.alpha) for k in SCORES]
-        kept = []
-        if side == "variant":
-            thresholds = [r.threshold for r in models["baseline"].results]
-            kept = [
-                conformal(p, gold, calibration=calibration, test=test, score=k, threshold=q)
-                for k, q in zip(SCORES, thresholds, strict=True)
-            ]
+        kept = [
+            conformal(p, gold, calibration=calibration, test=test, score=k, threshold=q)
+            for k, q in zip(SCORES, held, strict=False)
+        ]
         drawn = [
             np.concatenate(
                 [
@@ -250,11 +233,13 @@ def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Tabl
             )
             for k in SCORES
         ]
-        drawn += models["baseline"].thresholds if kept else []
-        models[side] = _Model(own, kept, np.asarray(p[test].argmax(axis=1), dtype=np.int64), drawn)
-        columns = models[side].columns()
-        means = _resampled(s, columns, p[test], gold[test], groups[test], drawn)
+        by_score, by_held = ([column for r in sets for column in (r.size, r.covered)] for sets in (own, kept))
+        answer = p[test].argmax(axis=1)
+        rates = [answer == DONT_KNOW, answer == NONE_OF_THESE]
+        columns = np.column_stack([own[0].correct, *by_score, *rates, *by_held]).astype(np.float64)
+        means = _resampled(s, columns, p[test], gold[test], groups[test], drawn + held_drawn)
         tables[side] = _Table(columns, means, n_groups)
+        held, held_drawn = [result.threshold for result in own], drawn
     return tables
 
 

@@ -6,7 +6,8 @@ from typing import Any
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
-from mlflow_compress.metrics.core.requirements import COMPARISONS, DECIDED, VARIANT, is_of
+from mlflow_compress.metrics.core.requirements import COMPARISONS, DECIDED, VARIANT
+from mlflow_compress.metrics.judge_scores import by_judge_model
 from mlflow_compress.metrics.raters import Preference, preference_shares, won_and_lost
 from mlflow_compress.records import Judgments, MetricResult
 
@@ -55,12 +56,8 @@ def win_rate(inputs: MetricInputs) -> list[MetricResult]:
     nothing: there is no win rate then.
     """
     assert inputs.variant is not None and inputs.variant.judgments is not None  # required
-    judgments = inputs.variant.judgments
-    results = []
-    for task in sorted({t for t in judgments.table.column("task").to_pylist() if is_of(JUDGE, t)}):
-        model = task.removeprefix(JUDGE).removeprefix("/") or None
-        results += [replace(result, task=model) for result in _results(inputs, judgments.where(task=task))]
-    return results
+    by_model = by_judge_model(inputs.variant.judgments, JUDGE)
+    return [replace(r, task=model or None) for model, rows in by_model.items() for r in _results(inputs, rows)]
 
 
 def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
+from mlflow_compress.metrics.greedy_answers import first_difference
 from mlflow_compress.metrics.judge_scores import by_judge_model
 from mlflow_compress.records import Generations, Judgments
 from mlflow_compress.reporting.tables import TEMPLATES, csv_text, policy_hash
@@ -36,17 +37,9 @@ class MarkedText:
     ends: bool = False  # Whether this text ends where the other one goes on
 
 
-def first_differing_place(one: str, other: str) -> int | None:
-    """Return the index of the first character that differs; None if the texts are the same."""
-    if one == other:
-        return None
-    both = zip(one, other, strict=False)
-    return next((at for at, (left, right) in enumerate(both) if left != right), min(len(one), len(other)))
-
-
 def marked(one: str, other: str) -> tuple[MarkedText, MarkedText]:
     """Return both texts with the first word that differs marked."""
-    at = first_differing_place(one, other)
+    at = first_difference(one, other)
     if at is None:
         same = MarkedText("", one[:_REST_SHOWN], "", "", one[_REST_SHOWN:])
         return same, same
@@ -142,8 +135,8 @@ def mean_grades(judgments: Judgments | None) -> dict[AnswerKey, dict[str, float]
 
 
 def as_jsonl(pairs: Sequence[ComparedAnswer]) -> str:
-    """Return one JSON object per pair and line: its fields, and where the answers part (`first_differing_place`)."""
-    rows = ({**asdict(pair), "first_difference": first_differing_place(pair.baseline, pair.variant)} for pair in pairs)
+    """Return one JSON object per pair and line: its fields, and where the answers part (`first_difference`)."""
+    rows = ({**asdict(pair), "first_difference": first_difference(pair.baseline, pair.variant)} for pair in pairs)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.greedy_answers import first_difference
 from mlflow_compress.records import Generations, Judgments
 from mlflow_compress.reporting import answers_page
 from mlflow_compress.reporting.html import render_report
@@ -45,7 +46,7 @@ def test_the_parts_are_the_text_and_both_begin_alike(start: str, one: str, other
     left, right = answers_page.marked(one, other)
     assert (whole(left), whole(right)) == (one, other)
     assert left.folded_start + left.shared == right.folded_start + right.shared or one == other
-    at = answers_page.first_differing_place(one, other)
+    at = first_difference(one, other)
     assert (at is None) == (one == other)
     if at is not None:
         assert one[:at] == other[:at] and one[at : at + 1] != other[at : at + 1]
@@ -134,7 +135,7 @@ def test_the_rows_are_read_back_as_they_were(texts: list[tuple[str, str, str]]) 
     written = answers_page.as_jsonl(pairs)
     assert answers_page.from_jsonl(written, "here") == pairs
     for line, made in zip(written.split("\n"), pairs, strict=False):
-        assert json.loads(line)["first_difference"] == answers_page.first_differing_place(made.baseline, made.variant)
+        assert json.loads(line)["first_difference"] == first_difference(made.baseline, made.variant)
 
 
 def test_broken_rows_are_named() -> None:
