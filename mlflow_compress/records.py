@@ -154,11 +154,7 @@ ItemKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One continuation to score after one context; tasks make requests, and scoring answers them.
-
-    `permutation`, `option` and `content` are as in `OptionScores`; `continuation` carries its leading delimiter
-    (" A"), `n_chars` and `n_bytes` count the option's text without it.
-    """
+    """One continuation to score after one context; tasks make requests, and scoring answers them."""
 
     task: str
     item_id: str
@@ -166,7 +162,7 @@ class Request:
     option: int
     content: int
     context: str
-    continuation: str
+    continuation: str  # With its leading delimiter (" A"), which the next two do not count
     n_chars: int
     n_bytes: int
 
@@ -532,11 +528,7 @@ _KINDS: dict[str, Any] = {name: get_args(hint)[0] for name, hint in get_type_hin
 
 
 class Embeddings(Records):
-    """One vector per sampled answer of one model.
-
-    `encoder` is the encoder's name, and `encoder_id` the digest of everything that decides its vectors: vectors are
-    compared only where it is the same.
-    """
+    """One vector per sampled answer of a model; only those of one `encoder_id`, the encoder's digest, are compared."""
 
     KEY = ("task", "item_id", "sample")
     SCHEMA = _schema(_ITEM, _shorts("sample"), _texts("encoder", "encoder_id"), _vectors("vector"))

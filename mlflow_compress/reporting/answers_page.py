@@ -94,10 +94,7 @@ def compared_answers(
     grades: tuple[Judgments | None, Judgments | None] = (None, None),
     similarity: Mapping[str, float] | None = None,
 ) -> list[ComparedAnswer]:
-    """Return all pairs of answers: largest drop of the grade first, then lowest similarity, the same answers last.
-
-    `questions` has the user's messages of each instruction by turn; of a pair, the baseline's part comes first.
-    """
+    """Return all pairs of answers: largest drop of the grade first, then lowest similarity, the same answers last."""
     baseline, variant = (generations.first_samples() for generations in answers)
     graded = [mean_grades(judgments) for judgments in grades]
     pairs = [
@@ -247,10 +244,7 @@ class RatingPair:
 
 
 def rating_page(sheet: str, pairs: Sequence[RatingPair]) -> str:
-    """Return the sheet as one HTML page, which loads nothing and keeps the choices in the rater's browser.
-
-    Every text is escaped, and the page's policy allows its own script alone.
-    """
+    """Return the sheet as one HTML page, which loads nothing and keeps the choices in the rater's browser."""
     script = _SCRIPT.read_text(encoding="utf-8")
     return TEMPLATES.get_template("rating.html.j2").render(
         sheet=sheet, pairs=pairs, choices=CHOICES, script=Markup(script), digest=Markup(policy_hash(script))

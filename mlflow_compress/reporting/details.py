@@ -105,9 +105,7 @@ def generated_texts(records: RunRecords) -> dict[tuple[str, str], str | None]:
 def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     """Return one row per item whose answer changed, sorted by the baseline's confidence, highest first.
 
-    Columns: `task, item_id, category, question, options, gold, baseline, variant, kind, margin_baseline, kl`. `gold`,
-    `baseline` and `variant` are option texts (None for generated answers), `kind` is "c2w", "w2c" or "w2w",
-    `margin_baseline` and `kl` are None if they do not exist.
+    `gold`, `baseline` and `variant` are option texts (None for generated answers), `kind` is "c2w", "w2c" or "w2w".
     """
     changed = changed_answers(inputs)
     if not len(changed.rows):
@@ -127,10 +125,7 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
 
 
 def answers_by_margin(inputs: MetricInputs) -> tuple[margins.Binned, margins.Binned] | None:
-    """Return P(answer changed) and P(baseline incorrect) by bin of the baseline's top margin (figures 3 and 4).
-
-    None without choice items, and where items were drawn by that margin.
-    """
+    """Return P(answer changed) and P(baseline wrong) by the baseline's margin; None where items were drawn by it."""
     if inputs.baseline.items is None or inputs.design is not None:
         return None
     b, q = inputs.baseline_predictions, inputs.variant_predictions
@@ -143,10 +138,7 @@ def answers_by_margin(inputs: MetricInputs) -> tuple[margins.Binned, margins.Bin
 
 
 def kl_values(inputs: MetricInputs) -> Float:
-    """Return the KL of every multiple-choice item in nats, shape (n_scored,), for a histogram; empty without any.
-
-    It is empty too where the items were drawn with unequal probabilities: a histogram would not be that of all items.
-    """
+    """Return the KL of every multiple-choice item in nats, shape (n_scored,); none where items were drawn."""
     if inputs.baseline.items is None or inputs.design is not None:
         return np.empty(0)
     kl = _kl(inputs)[np.isin(inputs.view.family, inputs.view.choice)]
@@ -161,10 +153,7 @@ def token_kl_values(inputs: MetricInputs) -> Float:
 
 
 def flips_by_category(inputs: MetricInputs) -> dict[tuple[str, str | None], Flips]:
-    """Return the transition counts of every (task, category), and of every task that has no categories.
-
-    There are none where items were drawn: counts of a weighted sample are not those of all items.
-    """
+    """Return the flips of every (task, category), and of tasks without categories; none where items were drawn."""
     if inputs.baseline.items is None or inputs.design is not None:
         return {}
     view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
@@ -184,10 +173,8 @@ LETTERS = "ABCDEF"
 def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[str, Any]]:
     """Return one row per six-option task (prompt method), model and score; empty without such tasks.
 
-    Columns: `task, model, score, split_seed, n, threshold` (None where it is infinite), `accuracy, set_size, coverage,
-    uacc`, `coverage_by_class` (by the gold letter), `dont_know_pct, none_of_these_pct` (of the test items) on the split
-    of that seed. `splits` has mean and central interval of UAcc, set size and coverage over `n_splits` random splits.
-    It shows how much a value depends on the split. The mean of a model's `uacc` is the pooled `uncertainty/uacc`.
+    Values are those of the test items on the split of `split_seed`. `splits` has mean and central interval over
+    `n_splits` random ones: how much a value depends on the split. The mean of a model's `uacc` is `uncertainty/uacc`.
     """
     if inputs.missing(requirements.family("lettered_six"), requirements.OPTION_SCORES):
         return []
@@ -234,11 +221,7 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
 
 
 def corpus_table(inputs: MetricInputs) -> list[dict[str, Any]]:
-    """Return llama.cpp's statistics of each corpus, and the distribution of its log-likelihood differences.
-
-    One row per corpus, columns as in `CorpusStatistics` (an estimate is [value, uncertainty]) plus `differences` as in
-    `DifferenceShape`; empty without corpus records of both models.
-    """
+    """Return each corpus's `CorpusStatistics`, and the `DifferenceShape` of its tokens as `differences`."""
     if inputs.missing(requirements.TOKEN_SCORES, requirements.TOKEN_DISTANCES) or inputs.variant is None:
         return []
     base, variant, distances = (
@@ -266,12 +249,7 @@ def _bins(bins: margins.Binned | None) -> list[dict[str, float | None]]:
 
 
 def divergence_table(inputs: MetricInputs) -> dict[str, Any]:
-    """Return the distribution of the KL: percentiles over choice items, and means by the baseline's confidence.
-
-    `item_percentiles` (nats, by percent), `by_margin` (choice items by the baseline's top margin), `by_probability`
-    (corpus tokens by the baseline's probability of the target). The last two are rows with `left, right, n, mean, low,
-    high`. A part without records is empty.
-    """
+    """Return percentiles of the choice items' KL, and means by the baseline's confidence, of items and of tokens."""
     kl = kl_values(inputs) if inputs.missing(requirements.ITEMS) is None else np.empty(0)
     has_items = len(kl) > 0 and inputs.missing(requirements.OPTION_SCORES) is None
     return {
@@ -282,11 +260,7 @@ def divergence_table(inputs: MetricInputs) -> dict[str, Any]:
 
 
 def details(inputs: MetricInputs, results: Sequence[MetricResult]) -> dict[str, Any]:
-    """Return the details of one evaluation, as values that JSON can store.
-
-    `noise_floor`, `divergence`, `conformal` and `corpus` are the tables of this module and of `noise`;
-    `mcnemar_p_holm` are the p-values of the accuracy change per task, with Holm's correction.
-    """
+    """Return the details of one evaluation, as values that JSON can store."""
     raw = {
         r.task: r.value for r in results if r.name == "quality/mcnemar_p" and r.task is not None and r.category is None
     }

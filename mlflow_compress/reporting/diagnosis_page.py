@@ -106,11 +106,7 @@ def render_diagnosis(
     setup: Mapping[str, Any],
     advice: str,
 ) -> str:
-    """Return a diagnosis as one HTML page, with embedded images and without scripts or external files.
-
-    The sentence is shown first, then the advice. `categories` has the KL by task and category, `texts` those that moved
-    most; `setup` may be nested.
-    """
+    """Return a diagnosis as one HTML page, with embedded images and without scripts or external files."""
     return TEMPLATES.get_template("diagnosis.html.j2").render(
         title=title,
         sentence=sentence,

@@ -106,11 +106,7 @@ def draw_all(
     folder: Path,
     judged: MetricInputs | None = None,
 ) -> list[Figure]:
-    """Draw every figure that has data, and write it as a PNG file 1110 pixels wide.
-
-    `variants` are all of the evaluation so far, as `draw_variants` takes them. Figures come in reading order; one
-    without data is left out.
-    """
+    """Draw every figure that has data, in reading order; `variants` are as `draw_variants` takes them."""
     drawings = {
         "size_against_kl": draw_variants(variants, current),
         "speed_against_kl": draw_variants(variants, current, costs=(SPEED,), fewest=_A_CHOICE),

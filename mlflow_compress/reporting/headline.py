@@ -40,10 +40,7 @@ def separates(result: MetricResult, unchanged: float) -> Words | None:
 
 
 def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
-    """Return whether a distance exceeds its noise floor. `unchanged` is the distance of equal models.
-
-    The floor's paired test decides, as in `details.json`; the intervals do where there is none, as for corpora.
-    """
+    """Return whether a distance exceeds its noise floor, by the floor's paired test, or else by the intervals."""
     if result.value == unchanged:
         counted = result.low is not None and result.low != result.high  # none in n items does not mean that none exists
         return _no(f"none in {result.n:,}" if counted else "exactly the same")
@@ -174,10 +171,7 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
 
 
 def headline_rows(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> list[HeadlineRow]:
-    """Return the headline table's rows in the order that the metrics declare (`MetricKey.headline`).
-
-    A metric that was not computed has no row.
-    """
+    """Return the rows of the metrics that were computed, in the order that they declare (`MetricKey.headline`)."""
     rows: list[HeadlineRow | None] = []
     for headline in headline_keys():
         rows.append(_row(headline, pooled))
@@ -296,11 +290,7 @@ def headline_table(
 
 
 def noticed(pooled: Mapping[str, MetricResult]) -> list[tuple[MetricKey, MetricResult, bool]]:
-    """Return what users of the model notice and has an interval, each with whether it surely changed.
-
-    That takes p-values by both ends of the paired intervals, after Holm's correction over all, and where there is a
-    noise floor of it, more than that.
-    """
+    """Return what users of the model notice and has an interval, each with whether it surely changed (after Holm)."""
     there = [(declared, pooled[name]) for name, declared in all_keys().items() if declared.noticed and name in pooled]
     found = [(declared, result) for declared, result in there if result.low is not None and result.high is not None]
     adjusted = holm([_p_value(*one) for one in found]).tolist() if found else []
@@ -364,10 +354,7 @@ def not_computed(
     judged: Mapping[str, str] | str,
     timed: Mapping[str, str] | str,
 ) -> dict[str, str]:
-    """Return the reason for each metric without a result, given by the stage that computes it.
-
-    The stages read different records. So each one lists metrics that only another one computes.
-    """
+    """Return the reason for each metric without a result, given by the stage that computes it."""
     of_stage: dict[str, Mapping[str, str] | str] = {"judge/": judged, "speed/": timed}
     computed = {result.name for result in results}
     reasons_by_name: dict[str, str] = {}

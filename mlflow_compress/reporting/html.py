@@ -53,8 +53,7 @@ def changes_table(flips: Sequence[Mapping[str, Any]]) -> Table:
 def parts_table(results: Sequence[MetricResult]) -> Table:
     """Return one row per task, each followed by its categories. A column without any value is left out.
 
-    Columns: what is measured by item and shown by task, both models' and the difference. Each model's value has no
-    interval, because that of the difference is more useful.
+    Each model's value has no interval, because that of the difference is more useful.
     """
     keys = all_keys()
     labels: dict[str, str] = {}
@@ -173,8 +172,7 @@ def render_report(
 ) -> str:
     """Return the report as one HTML page, with embedded images and without scripts or external files.
 
-    Figures' files are embedded. Of `flips` (`details.flips_table`) and of `answers` the first are shown and the others
-    are counted. `setup` may be nested; `judge_values` are the metrics of the judge's run.
+    Of `flips` (`details.flips_table`) and of `answers` the first are shown and the others are counted.
     """
     pooled = headline(list(results))
     return TEMPLATES.get_template("report.html.j2").render(

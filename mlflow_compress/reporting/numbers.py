@@ -89,10 +89,7 @@ def value_text(result: MetricResult, scale: Scale) -> str:
 
 
 def interval_text(result: MetricResult, scale: Scale, *, difference: bool) -> str:
-    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]", or "5 [3, -)" without an upper end.
-
-    Differences have a sign.
-    """
+    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]", or "5 [3, -)" without an upper end."""
     value = scale.factor * result.value
     suffix = scale.difference_suffix if difference else scale.suffix
     if result.low is None:

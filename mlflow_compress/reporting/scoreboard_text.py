@@ -63,11 +63,7 @@ def score_text(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, inte
 
 
 def scoreboard_table(board: scoreboard.Scoreboard) -> Table:
-    """Return the main columns of the baseline and the variants that were made, and the status where one has no results.
-
-    The Pareto front is marked with a star, and a significant change of accuracy. What was not started is among the
-    warnings.
-    """
+    """Return the main columns of the baseline and the variants that were made; the Pareto front has a star."""
     main = [column for column in board.columns if column.main]
     made = [row for row in board.rows if row.status != "unsupported"]
     told = len(board.finished) < len(made)

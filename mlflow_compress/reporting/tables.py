@@ -111,10 +111,7 @@ class Table:
         return [[cell_text(cell) for cell in row] for row in self.rows]
 
     def lines(self, *, wrapped: bool = False, ruled: bool = True, widest: int | None = None) -> list[str]:
-        """Return the aligned lines of a terminal; labels are wrapped to the width of their cells if wanted.
-
-        A table without columns has none.
-        """
+        """Return the aligned lines of a terminal; labels are wrapped to the width of their cells if wanted."""
         if not self.columns:
             return []
         rows = self.texts()

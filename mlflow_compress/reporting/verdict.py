@@ -156,12 +156,9 @@ def verdict(
 
     As in "awq-4bit-g128: no worse than 2 points; accuracy -0.4 pt [-1.9, 1.1], but 6.1 % [4.8, 7.8] of 1,000 answers
     flipped; KL 0.021 [0.019, 0.023]; 3.6x smaller; read by vllm": the direction, by a `margin` in points, then the
-    volume, then the worst slice (`slices`, see `worst_slice`), then what it saves, then who can serve it (`served_by`;
-    None where that is not known).
-
-    The label "none" is the uncompressed control. The sentence says what was not measured, and by the `account` that
-    there is no verdict where more items than the default policy accepts have no score, how many have none where they
-    are fewer, what was read of the prompts where more of them were cut, and the seed where one was given.
+    volume, then the worst slice (see `worst_slice`), then what it saves, then who can serve it, where that is known.
+    It also says what was not measured, and what of the `account` bears on it; there is no verdict where more items than
+    the default policy accepts have no score.
     """
     size = _size(label, size_ratio, sparsity, cache_ratio)
     if served_by is not None:

@@ -41,11 +41,7 @@ class Answer:
 
 
 def answers_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
-    """Read plain rows with `id`, `pred` and `gold` (and, if wanted, `prompt`, and `group`, which items share).
-
-    Raises `DataError`: naming the row and the column that is missing or NaN; a missing answer is null, a gold cannot be
-    missing.
-    """
+    """Read plain rows with `id`, `pred` (null for none), `gold`, and maybe `prompt` and `group`, which items share."""
     answers = []
     for number, row in enumerate(rows, start=1):
         missing = [name for name in ("id", "pred", "gold") if name not in row]
@@ -68,10 +64,7 @@ def answers_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
 
 
 def _as_text(value: Any, what: str) -> str | None:
-    """Return an answer as text, so that the text "1" and the numbers 1 and 1.0 are one answer; None stays None.
-
-    A list of answers is the list of their texts.
-    """
+    """Return an answer as text, so that "1" and the numbers 1 and 1.0 are one; of a list, the list of its texts."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -87,16 +80,12 @@ def _as_text(value: Any, what: str) -> str | None:
 def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
     """Read lm-evaluation-harness 0.4 sample logs (`samples_*.jsonl`), one mapping a line.
 
-    - `rows`: Lines with `doc_id`, `target`, `filtered_resps` and the logged scores.
-
     Multiple choice: `filtered_resps` holds a (log-likelihood, is_greedy) pair a choice; the answer is the argmax of the
     log-likelihoods, divided by the choices' characters where the harness logs `acc_norm` (PIQA, HellaSwag, ARC), and of
     equal values the lowest index. What was logged says whether it is right, and must agree with the target where that
     is an index. Otherwise the first filtered response is the answer. Where a task has several filters, such as GSM8K,
     the first in the file is taken. Hashes of documents and prompts are compared, so other shots or templates are
     refused. Documents of a task with one passage, article or the like are a group.
-
-    Raises `DataError`: naming the row or document that is broken.
     """
     answers = []
     kept: str | None = None
@@ -266,13 +255,9 @@ def _summary(before: Bool, after: Bool, changed: Bool | None, groups: Int, *, n_
 def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer]) -> dict[str, Any]:
     """Return the flips family, both accuracies, McNemar's p and intervals; ready for JSON.
 
-    Keys: `n, n_groups, n_unscored, c2w, w2c, w2w` (counts), `accuracy_baseline, accuracy_variant, accuracy_delta`
-    (shares), `flips_pct, all_flips_pct` (percent), `mcnemar_p`, `level`, `..._interval` of each, and `rule` where the
-    files say how answers were scored. `w2w` and `all_flips_pct` are None for generated answers: two wrong texts are
-    nearly always different. Intervals and p-value are over groups of items where the files name them (an item without
-    one is its own); an interval is None for fewer than `FEWEST_GROUPS` of them.
-
-    Raises `AlignmentError`: when ids, golds, questions, prompts or scoring rules differ.
+    Accuracies and their difference are shares, flips percent. `w2w` and `all_flips_pct` are None for generated answers:
+    two wrong texts are nearly always different. Intervals and p-value are over groups of items where the files name
+    them (an item without one is its own); an interval is None for fewer than `FEWEST_GROUPS` of them.
     """
     pairs = _pairs(baseline, variant)
     scored = [(a, b) for a, b in pairs if a.pred is not None and b.pred is not None]

@@ -107,10 +107,7 @@ class ItemTable:
 
     @cached_property
     def group(self) -> Int:
-        """Code of the group in which an item is: those of one task with one `group_id`, else the item alone.
-
-        Of shape (n_items,).
-        """
+        """Code of each item's group: those of one task with one `group_id`, else the item alone; shape (n_items,)."""
         table = self.items.table
         named = table.column("group_id").is_valid().to_numpy()
         # The separator stands in no task's name, so that no group is taken for a single item.
@@ -142,10 +139,7 @@ class ItemTable:
         return np.isin(self.family, self.families(lambda family: family.chooses))
 
     def families(self, wanted: Callable[[ItemFamily], bool]) -> tuple[str, ...]:
-        """Return the families of the items whose declared properties are as wanted, sorted.
-
-        Raises `ConfigError`: a family is not registered, because the plug-in that made it is not installed.
-        """
+        """Return the families of the items whose declared properties are as wanted, sorted."""
         return tuple(name for name in sorted(set(self.family)) if wanted(ITEM_FAMILIES.get(name)))
 
     @cached_property
@@ -210,10 +204,7 @@ class ItemTable:
 
 
 def check_same_items(baseline: Items, variant: Items) -> None:
-    """Refuse two runs whose items differ in anything that a model saw or is judged by.
-
-    The `AlignmentError` names the missing items, or the first item and the column (prompt, options, gold, rule ...).
-    """
+    """Refuse two runs whose items differ in anything that a model saw or is judged by: prompt, gold, rule ..."""
     order = align(baseline, variant)
     other = variant.table.take(pa.array(order))
     for column in Items.SCHEMA.names:
@@ -347,10 +338,7 @@ def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
 
 
 def top_margin(values: Float) -> Float:
-    """Return p(best) - p(second best) over the last axis, p = softmax; NaN where there are fewer than two options.
-
-    [AINAYN] does not say over what p is normalised; here it is over the options.
-    """
+    """Return p(best) - p(second best) over the last axis, p = softmax over the options; NaN for fewer than two."""
     possible = np.isfinite(values).sum(axis=-1) >= 2
     margin = np.full(values.shape[:-1], np.nan)
     if possible.any():

@@ -142,10 +142,7 @@ class MetricInputs:
 
     @cached_property
     def design(self) -> Design | None:
-        """How each item was drawn, in the order of `view`; None where all were, so that none is weighted.
-
-        Raises `AlignmentError`: not every item has a row; `DataError`: the numbers of a stratum do not agree.
-        """
+        """How each item was drawn, in the order of `view`; None where all were, so that none is weighted."""
         if self.draws is None:
             return None
         rows = align(self.view.items, self.draws)
@@ -179,10 +176,7 @@ class MetricInputs:
 
     @cached_property
     def headline_families(self) -> tuple[str, ...]:
-        """Families that the headline values are pooled over.
-
-        Multiple choice where there is any, else all answered, else logged answers.
-        """
+        """Families that the headline is pooled over: multiple choice where there is any, else answered, else logged."""
         return self.view.choice or self.view.graded or self.view.scored
 
     @cached_property

@@ -222,19 +222,13 @@ def compute_all(inputs: MetricInputs) -> list[MetricResult]:
     """Return the results of every registered metric whose requirements are met, in the order of the metrics' names.
 
     Headline values have neither task nor category; the same keys by task and by category follow them.
-
-    Raises `AlignmentError`: baseline and variant do not describe the same items, answer orders or tokens; `DataError`:
-    records hold NaN or infinite values or are incomplete.
     """
     skipped = unmet(inputs)
     return [result for name in METRICS.names() if name not in skipped for result in compute(name, inputs)]
 
 
 def all_keys() -> dict[str, MetricKey]:
-    """Return every declared key by name.
-
-    Raises `ConfigError`: when two metrics declare the same key: one would hide the other in every table.
-    """
+    """Return every declared key by name; one that two metrics declare is a `ConfigError`: one would hide the other."""
     found: dict[str, MetricKey] = {}
     owners: dict[str, str] = {}
     for name, registered in METRICS.items():

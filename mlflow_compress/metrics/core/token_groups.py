@@ -77,10 +77,7 @@ def _documents(windows: Objects) -> Int:
 
 
 def matched(ours: TokenScores, theirs: TokenScores | TokenDistances, column: str) -> Float:
-    """Return one column of `theirs` in the row order of `ours`, as float64.
-
-    Raises `AlignmentError`: when the two do not hold the same tokens.
-    """
+    """Return one column of `theirs` in the row order of `ours`; other tokens are an `AlignmentError`."""
     same = len(ours) == len(theirs) and all(
         pc.all(pc.equal(ours.table.column(k), theirs.table.column(k))).as_py() for k in TokenScores.KEY
     )

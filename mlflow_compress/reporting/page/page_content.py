@@ -220,11 +220,7 @@ def _shared_beginnings(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str
 
 
 def shared_changes(variants: Mapping[str, VariantChanges], n_items: int) -> tuple[Int, dict[int, int]]:
-    """Return how many changed answers each pair of variants shares, and how many items k variants changed, by k.
-
-    - `together`: Items that both variants changed; the diagonal has each variant's own.
-    - `by_count`: Number of items that exactly k variants changed, for every k above 0.
-    """
+    """Return how many items both of each pair of variants changed (on the diagonal one alone), and how many k, by k."""
     changed = np.zeros((len(variants), n_items), dtype=np.float32)  # floats, because numpy multiplies them fast
     for place, variant in enumerate(variants.values()):
         changed[place, variant.changed.rows] = 1.0
@@ -283,11 +279,7 @@ def packed(value: Any) -> str:
 
 
 def page_data(content: PageContent, *, most_bytes: int = MOST_BYTES) -> tuple[str, dict[str, Any]]:
-    """Return the page's data as text, and as values.
-
-    Where all changed answers together are too large, those with the smallest margins of the baseline are left out; the
-    values say how many there are in all.
-    """
+    """Return the page's data as text, and as values; too many changed answers lose those with the smallest margins."""
     data: dict[str, Any] = {"scores": score_data(content), "answers": answer_data(content), "alike": map_data(content)}
     most: int | None = None
     while True:

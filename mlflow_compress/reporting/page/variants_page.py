@@ -199,10 +199,7 @@ def _pairs(head: str, names: Sequence[str], cells: Sequence[Sequence[Any]], leve
 
 
 def alike_table(content: PageContent) -> Table | None:
-    """Return the similarity of the models' answers; None where no judge stage embedded them.
-
-    The weakest shade is the smallest similarity of the table, the strongest is 1.
-    """
+    """Return the similarity of the models' answers, the smallest with the weakest shade; None without embeddings."""
     models = content.similarity
     if models is None:
         return None
@@ -258,8 +255,7 @@ _MOST_HEAT_INTERVALS = 2_000  # cells; more would be no figure
 def render_page(content: PageContent) -> str:
     """Return the page over variants as one HTML text, which loads nothing and runs only its own scripts.
 
-    The scripts stand in the page, and its policy names their hashes. What models wrote is escaped in the tables, and is
-    compressed in the data that the scripts read, so that nothing in it can be read as markup.
+    What models wrote is escaped in the tables and compressed in the data, so that nothing in it can be read as markup.
     """
     data, values = page_data(content)
     changes, answers = values["changes"], values["answers"]

@@ -56,10 +56,7 @@ def _mark(axes: Any, x: float, words: str, colour: str, *, side: str) -> None:
 
 
 def draw_divergence(kl: Float, *, unit: str) -> Drawing:
-    """Return the histogram of the KL with mean and 95th percentile. Zeros have a bar of their own.
-
-    `kl` is in nats; values slightly below 0, from rounding, count as zeros.
-    """
+    """Return the histogram of the KL in nats with mean and 95th percentile. Zeros have a bar of their own."""
     n, positive = len(kl), kl[kl > 0]
     zeros = n - len(positive)
     mean, p95 = float(np.mean(kl)), float(np.percentile(kl, 95))
@@ -183,10 +180,7 @@ _MARKERS = "os^Dv"
 
 
 def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence[MetricResult]) -> Drawing:
-    """Return the mean KL of text by its relative depth, a line per context length (task), with intervals.
-
-    The parts' categories are ranges of depth, as "text 25-38 %".
-    """
+    """Return the mean KL of text by its relative depth ("text 25-38 %"), a line per context length (task)."""
     canvas = new_canvas(4.2)
     axes = canvas.subplots()
     tasks = sorted({str(part.task) for part in parts}, key=_tokens)

@@ -117,10 +117,9 @@ _LEADER_FROM = 20.0  # a label further away than this gets a line to its point
 
 
 def label_points(axes: Any, points: Sequence[tuple[float, float]], texts: Sequence[str], *, bold: int | None) -> None:
-    """Fix the figure's layout, and write each text next to its point, at the nearest place where it overlaps nothing.
+    """Fix the layout, and write each text at the first of 48 places around its point where it overlaps nothing.
 
-    The method is greedy: the bold text first, then from left to right. Each text takes the first free one of 48 places
-    around its point, or the one with the least overlap.
+    The bold text comes first, then from left to right; without a free place it is the one with the least overlap.
     """
     axes.figure.draw_without_rendering()  # fixes the layout; labels are placed in pixels
     renderer = axes.figure.canvas.get_renderer()

@@ -116,9 +116,8 @@ def draw_variants(
 ) -> style.Drawing | None:
     """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
 
-    A variant has `name`, and by its metric's key the KL, the value of an axis, and optionally the ends of intervals
-    ("<key>_low", "<key>_high"); one without cost or KL is counted in the caption. Of `costs`, the one that most
-    variants have a value for is drawn. `front` is the Pareto front, the best cost first; it is highlighted where no
+    A variant has `name`, and by their metrics' keys values and ends of intervals ("<key>_low", "<key>_high"). Of
+    `costs`, the one that most variants have is drawn. The Pareto `front`, the best cost first, is highlighted where no
     variant is `current`. None if fewer than `fewest` variants have both a cost and a KL.
     """
     axis, points = max(((axis, _points(variants, axis)) for axis in costs), key=lambda found: len(found[1]))
@@ -223,10 +222,7 @@ def _log_axis(axes: Any, points: Sequence[_Point]) -> None:
 
 
 def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) -> style.Drawing | None:
-    """Return the figure of KL (log axis) against stored bits per weight, from `Search.to_rows()`.
-
-    A KL of 0 has no place on a log axis and is counted in the caption. None if no variant has a KL above 0.
-    """
+    """Return the figure of KL (log axis) against bits per weight, from `Search.to_rows()`; None if every KL is 0."""
     above = [row for row in rows if row["kl"] > 0]
     if not above:
         return None
