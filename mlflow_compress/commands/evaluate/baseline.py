@@ -21,8 +21,8 @@ from mlflow_compress.items.sources.instructions import fingerprint_of
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import ItemKey, RunRecords, Traces, align
 from mlflow_compress.scoring.generation.generate import generate_answers
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
@@ -48,30 +48,29 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     """
     if n == 0:
         return suite
-    tasks = tuple(_sampled_task(task, n, seed) for task in suite.tasks)
-    return replace(suite, tasks=tasks, corpora=tuple(_sampled_corpus(corpus, n) for corpus in suite.corpora))
+    tasks: list[Task] = []
+    for task in suite.tasks:
+        sampled, ids = replace(task, documents=task.documents[:n]), task.items.column("item_id").tolist()
+        if len(ids) > n:
+            drawn = set(seeded(TaskSettings(seed=seed), "noise", task.name).sample(ids, n))
+            requests = tuple(request for request in task.requests if request.item_id in drawn)
+            sampled = replace(sampled, items=task.items.where(item_id=drawn), requests=requests)
+        tasks.append(sampled)
+    corpora: list[Corpus | TraceCorpus] = []
+    for corpus in suite.corpora:
+        if isinstance(corpus, TraceCorpus):
+            assert corpus.answers is not None
+            corpora.append(replace(corpus, answers=Traces(corpus.answers.table.slice(0, n))))
+        else:
+            most = max(n, _FEWEST_WINDOWS) * WINDOW
+            most = most if corpus.max_tokens is None else min(most, corpus.max_tokens)
+            corpora.append(replace(corpus, max_tokens=most))
+    return replace(suite, tasks=tuple(tasks), corpora=tuple(corpora))
 
 
 def item_keys(suite: Suite) -> set[ItemKey]:
     """Return the items of a suite; of the noise run's sample, those whose lists a served model is asked for."""
     return set(zip(suite.items.column("task").tolist(), suite.items.column("item_id").tolist(), strict=True))
-
-
-def _sampled_task(task: Task, n: int, seed: int) -> Task:
-    ids = task.items.column("item_id").tolist()
-    if len(ids) > n:
-        kept = set(seeded(TaskSettings(seed=seed), "noise", task.name).sample(ids, n))
-        requests = tuple(request for request in task.requests if request.item_id in kept)
-        task = replace(task, items=task.items.where(item_id=kept), requests=requests)
-    return replace(task, documents=task.documents[:n])
-
-
-def _sampled_corpus(corpus: Corpus | TraceCorpus, n: int) -> Corpus | TraceCorpus:
-    if isinstance(corpus, TraceCorpus):
-        assert corpus.answers is not None
-        return replace(corpus, answers=Traces(corpus.answers.table.slice(0, n)))
-    most = max(n, _FEWEST_WINDOWS) * WINDOW
-    return replace(corpus, max_tokens=most if corpus.max_tokens is None else min(most, corpus.max_tokens))
 
 
 STATES = "states"  # artifact folder of a baseline run, next to RECORDS and NOISE
@@ -94,18 +93,10 @@ class Baseline:
     fresh: bool  # True if the baseline was evaluated now; False if the store had it
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """What the runs of a baseline give: see `Baseline`."""
-
-    outputs: ModelOutputs
-    noise: RunRecords
-    engine: RunRecords | None = None
-    states: Path | None = None
-
-
-def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume: Path) -> _Runs:
-    """Return what the baseline's run gives, and its second run on a sample; of an engine's own kernels, a third one.
+def _run_twice(
+    model: EngineModel, suite: Suite, config: EvaluateConfig, resume: Path
+) -> tuple[ModelOutputs, RunRecords, RunRecords | None, Path | None]:
+    """Return outputs, noise, engine and states, of which see `Baseline`.
 
     Where every answer is generated, no token is scored. Then there are no states, and no noise floor.
     """
@@ -113,7 +104,7 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
     sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     if not suite.is_scored:
         outputs = run_model(model.scorer(loaded), suite, samplings=BOTH, resume=resume / RECORDS)
-        return _Runs(outputs, RunRecords(items=sample.items))
+        return outputs, RunRecords(items=sample.items), None, None
     recognised_in(resume, model)
     states = resume / STATES
     with model.capture(states, loaded) as capture:
@@ -128,7 +119,7 @@ def _run_twice(model: EngineModel, suite: Suite, config: EvaluateConfig, resume:
         here = model.in_this_process()
         scorer = here.scorer(here.load())
         engine = run_model(scorer, sample, baseline=own, generations=False, resume=resume / ENGINE).records
-    return _Runs(outputs, noise, engine, states)
+    return outputs, noise, engine, states
 
 
 def _asked(model: EngineModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
@@ -174,22 +165,26 @@ def find_or_evaluate(
         run.log_params({**model.identity, **stored.settings_of(config), "noise_items": config.evaluation.noise_items})
         if (facts := model.facts()) is not None:
             run.log_json(facts, FACTS)
-        runs = _run_twice(model, suite, config, resume)
+        outputs, noise, engine, states = _run_twice(model, suite, config, resume)
         model.require_unchanged()
-        if runs.states is not None:
+        if states is not None:
             if model.abilities.whole_distributions:
-                Encoder(model.tokenizer, model.max_length).write(suite.requests, runs.states / _TOKENS)
-            run.log_folder(runs.states, STATES)
-        records = runs.outputs.records
-        records.write(folder / RECORDS)
-        stored.write_metadata(folder / RECORDS, stored.eval_metadata(model, config, suite))
-        runs.noise.write(folder / NOISE)
-        if runs.engine is not None:
-            runs.engine.write(folder / ENGINE)
-        results = compute_all(MetricInputs(baseline=records, noise=runs.noise, engine=runs.engine))
-        run.log_results(stored.logged(results))
-        run.log_json(stored.results_json(results), "metrics.json")
-        log_harness_metrics(run, suite, runs.outputs)
+                Encoder(model.tokenizer, model.max_length).write(suite.requests, states / _TOKENS)
+            run.log_folder(states, STATES)
+        outputs.records.write(folder / RECORDS)
+        # What two evaluations must share to be comparable, in addition to their items.
+        metadata = {
+            "tokenizer": tokenizer_hash(model.tokenizer),
+            "num_fewshot": config.evaluation.num_fewshot,
+            "shuffle_fewshot": config.evaluation.shuffle_fewshot,
+            "tasks": suite.hashes(),
+        }
+        stored.write_metadata(folder / RECORDS, metadata)
+        noise.write(folder / NOISE)
+        if engine is not None:
+            engine.write(folder / ENGINE)
+        stored.log_results(run, compute_all(MetricInputs(baseline=outputs.records, noise=noise, engine=engine)))
+        log_harness_metrics(run, suite, outputs)
 
     # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
     # again under the same evaluation id.
@@ -243,10 +238,17 @@ STAGE = "baseline-traces"
 MOST_TOKENS = 512  # of an answer, unless the user says otherwise
 
 
-def _settings(base: EngineModel, config: EvaluateConfig) -> GenerationConfig:
-    """Return how traces are drawn: from the whole distribution, because KL is an average over it."""
-    asked, most = config.traces, config.traces.trace_max_new_tokens
-    return GenerationConfig(
+def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+    """Return the suite with the baseline's own answers, where the tasks name them. Other suites are returned unchanged.
+
+    - `store`: Where the answers are kept, and found again.
+    - `write`: Whether answers that are not there are written now.
+    """
+    if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
+        return suite
+    prompts, system, asked = trace_prompts(config), config.inference.system_prompt or "", config.traces
+    most = asked.trace_max_new_tokens
+    drawn = GenerationConfig(  # from the whole distribution, because KL is an average over it
         max_new_tokens=min(MOST_TOKENS, base.max_length // 4) if most == "auto" else int(most),
         temperature=asked.trace_temperature,
         top_k=0,
@@ -254,11 +256,6 @@ def _settings(base: EngineModel, config: EvaluateConfig) -> GenerationConfig:
         samples=asked.trace_samples,
         seed=config.source.seed,
     )
-
-
-def _written(store: Store, base: EngineModel, config: EvaluateConfig, *, write: bool) -> Traces | None:
-    """Get-or-create: return the baseline's answers; None where they are not there and nothing may be written."""
-    prompts, drawn, system = trace_prompts(config), _settings(base, config), config.inference.system_prompt or ""
     fingerprint = {
         **base.identity,
         "chat_template": base.tokenizer.chat_template,
@@ -267,7 +264,7 @@ def _written(store: Store, base: EngineModel, config: EvaluateConfig, *, write: 
         "prompts": fingerprint_of(prompts, config.traces.trace_instructions),
     }
     if not write and not store.find(STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
-        return None
+        return suite
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
         found = generate_answers(base.load(), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume)
@@ -276,18 +273,6 @@ def _written(store: Store, base: EngineModel, config: EvaluateConfig, *, write: 
     run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config), fingerprint, work)
     if fresh:
         gc.collect()  # otherwise the model is still in memory when it is loaded again to be scored
-    return kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
-
-
-def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
-    """Return the suite with the baseline's own answers, where the tasks name them. Other suites are returned unchanged.
-
-    - `store`: Where the answers are kept, and found again.
-    - `base`: The baseline.
-    - `write`: Whether answers that are not there are written now.
-    """
-    if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
-        return suite
-    answers = _written(store, base, config, write=write)
+    answers = kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
     corpora = (replace(c, answers=answers) if isinstance(c, TraceCorpus) else c for c in suite.corpora)
     return replace(suite, corpora=tuple(corpora))

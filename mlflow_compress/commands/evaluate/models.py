@@ -23,7 +23,7 @@ from mlflow_compress.engines.local import LocalEngine, LocalModel
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.records import ItemKey, RunRecords
 from mlflow_compress.scoring.child_process import passes_in_forks
@@ -181,22 +181,29 @@ class BlockScorer:
         return outputs.records, outputs.shortened
 
     def _score(self, keys: Keys, resume: Path) -> ModelOutputs:
-        return run_model(
-            self.scorer(), part_of(self.suite, keys, every_order=self.every_order), baseline=self.states, resume=resume
-        )
+        """Score some items, without corpora and documents, and unless asked for without shuffled options."""
+        tasks = []
+        for task in self.suite.tasks:
+            ids = {item_id for name, item_id in keys if name == task.name}
+            if ids:
+                orders = (r for r in task.requests if self.every_order or r.permutation == 0)
+                requests = tuple(request for request in orders if request.item_id in ids)
+                tasks.append(replace(task, items=task.items.where(item_id=ids), requests=requests, documents=()))
+        part = replace(self.suite, tasks=tuple(tasks), corpora=(), averages=())
+        return run_model(self.scorer(), part, baseline=self.states, resume=resume)
 
 
 def run_sampled(
-    blocks: BlockScorer,
-    sampler: ItemSampler,
-    inputs: Callable[[RunRecords], MetricInputs],
-    scored: RunRecords | None = None,
+    blocks: BlockScorer, baseline: RunRecords, config: EvaluateConfig, scored: RunRecords | None
 ) -> ModelOutputs:
-    """Score a model on drawn items, round after round until they are enough, and on all running text.
+    """Score a model on items drawn by the baseline's leads, round after round, and on all running text.
 
-    - `inputs`: Returns what metrics read of the variant's records so far.
     - `scored`: Records of the rounds before the last further one, with their running text.
     """
+    assert config.sampling.size is not None
+    seed = config.source.seed
+    settings = MetricSettings(seed=seed, split_seed=seed)
+    sampler = ItemSampler.of_baseline(config.sampling.size, MetricInputs(baseline=baseline), seed=seed)
     tasks = (
         replace(task, items=task.items.where(item_id=[]), requests=(), answering=None)
         for task in blocks.suite.tasks
@@ -218,7 +225,7 @@ def run_sampled(
         seen |= set(keys)
         short = Shortened(short.cut | shortened.cut, short.too_long | shortened.too_long)
         found = replace(joined_records(parts), draws=sampler.draws())
-        if not sampler.go_on(inputs(found)):
+        if not sampler.go_on(MetricInputs(baseline=baseline, variant=found, settings=settings)):
             break
     if scored is None and (texts.corpora or texts.tasks):
         text = run_model(
@@ -227,15 +234,3 @@ def run_sampled(
         found = text.records.with_records(found)
         short = Shortened(short.cut | text.shortened.cut, short.too_long | text.shortened.too_long)
     return ModelOutputs(found, len(short.cut), short)
-
-
-def part_of(suite: Suite, keys: Keys, *, every_order: bool = False) -> Suite:
-    """Return some items of a suite, without corpora and documents, and unless asked for without shuffled options."""
-    wanted = set(keys)
-    tasks = []
-    for task in suite.tasks:
-        ids = {item_id for name, item_id in wanted if name == task.name}
-        if ids:
-            requests = tuple(r for r in task.requests if r.item_id in ids and (every_order or r.permutation == 0))
-            tasks.append(replace(task, items=task.items.where(item_id=ids), requests=requests, documents=()))
-    return replace(suite, tasks=tuple(tasks), corpora=(), averages=())

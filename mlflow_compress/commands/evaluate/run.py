@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
@@ -21,15 +19,14 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.shared import stored
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, store_of_command
-from mlflow_compress.commands.shared.inputs import Made, baseline_label, described, suite_of, with_chat_template
+from mlflow_compress.commands.shared.inputs import baseline_label, described, suite_of, with_chat_template
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.probe import MAX_KL
 from mlflow_compress.config import EMBEDDED, SEED, as_text
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.decide.gates import gate_values
-from mlflow_compress.decide.item_sampling import ItemSampler
-from mlflow_compress.engines.interface import EngineModel, ModelScorer
+from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.kept import keeping
@@ -65,16 +62,6 @@ def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
         return find_or_evaluate(store, base, readable(store, base, suite_of(config), config), config)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedVariant:
-    """Records of a variant and of its baseline."""
-
-    inputs: MetricInputs  # Everything that metrics read
-    baseline: Baseline
-    account: Account  # What was asked, and what became of it
-    found_in: str | None  # The earlier run that has scored the variant; None where it was scored now
-
-
 def evaluate_variant(
     config: EvaluateConfig,
     suite: Suite,
@@ -82,8 +69,8 @@ def evaluate_variant(
     run: OpenRun,
     until_finished: ExitStack,
     say: Say = silent,
-) -> EvaluatedVariant:
-    """Return the records of variant and baseline. Only what no finished run of the store has scored is scored now.
+) -> tuple[MetricInputs, Baseline, Account, str | None]:
+    """Return what metrics read, the baseline, the account, and the earlier run that has scored the variant, if any.
 
     The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
     `until_finished` is closed, so that an interrupted run can resume.
@@ -140,7 +127,11 @@ def evaluate_variant(
             else:
                 first = config.sampling.before_last
                 scored = None if first is None else _scored_before(store, run, fingerprint_with(first))
-                outputs = _on_drawn_items(config, suite, baseline, variant.scorer(loaded), states, resume, scored)
+                scorer = variant.scorer(loaded)
+                blocks = models.BlockScorer(
+                    suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True
+                )
+                outputs = models.run_sampled(blocks, baseline.records, config, scored)
         if capture is not None:
             first_pass = variant.stored(own)
             second, first = variant.scorer(loaded, after=first_pass), variant.comparable_with(first_pass)
@@ -175,8 +166,7 @@ def evaluate_variant(
         )
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
-    found_in = earlier[0].run_id if earlier else None
-    return EvaluatedVariant(inputs=inputs, baseline=baseline, account=account, found_in=found_in)
+    return inputs, baseline, account, earlier[0].run_id if earlier else None
 
 
 def _scored_before(store: Store, run: OpenRun, fingerprint: str) -> RunRecords | None:
@@ -189,26 +179,6 @@ def _scored_before(store: Store, run: OpenRun, fingerprint: str) -> RunRecords |
             run.set_tags({run_names.SCORED_BEFORE: earlier.run_id})
             return RunRecords.read(store.fetch(earlier.run_id, RECORDS))
     return None
-
-
-def _on_drawn_items(
-    config: EvaluateConfig,
-    suite: Suite,
-    baseline: Baseline,
-    scorer: ModelScorer,
-    states: Any,
-    resume: Path,
-    scored: RunRecords | None,
-) -> ModelOutputs:
-    """Score a variant on items that are drawn by the baseline's leads; `scored` are those of an earlier run."""
-    assert config.sampling.size is not None
-    seed = config.source.seed
-    settings = MetricSettings(seed=seed, split_seed=seed)
-    sampler = ItemSampler.of_baseline(config.sampling.size, MetricInputs(baseline=baseline.records), seed=seed)
-    blocks = models.BlockScorer(suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True)
-    return models.run_sampled(
-        blocks, sampler, lambda found: MetricInputs(baseline=baseline.records, variant=found, settings=settings), scored
-    )
 
 
 def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
@@ -250,14 +220,12 @@ def log_evaluation(
 ) -> None:
     """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
     pooled = headline(list(results))
-    run.log_results(stored.logged(results))
+    stored.log_results(run, results)
     compared = pooled.get("distance/flips_pct", pooled.get("distance/kl_mean"))
     run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
-    run.log_json(stored.results_json(results), "metrics.json")
     run.log_json(details(inputs, results), "details.json")
     run.log_json(flips_table(inputs), "flips.json")
-    skipped = unmet(inputs)
-    if skipped:
+    if skipped := unmet(inputs):
         run.log_json(skipped, "not_computed.json")
     with scratch_folder(store.uri) as folder:
         inputs.subject.write(folder / RECORDS)
@@ -273,70 +241,60 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None, say: Say = 
 
     `say` is told, before anything is asked, what the server of a served model can.
     """
-    variant, suite = described(config), suite_of(config)
-    with store_of_command(config, store) as opened:
-        return _evaluate(config, variant, suite, opened, say)
-
-
-def _evaluate(config: EvaluateConfig, variant: Made, suite: Suite, store: Store, say: Say) -> Evaluation:
-    label = baseline_label(config)
+    variant, suite, label = described(config), suite_of(config), baseline_label(config)
+    text = as_text(config)  # as `mlflow run` logs them, so that no parameter is logged twice
     with (
+        store_of_command(config, store) as opened,
         ExitStack() as until_finished,
         keeping(),  # the requests' tokens: of the baseline and of the variant they are the same
         models.engine_started(config.running, config.source),
         models.cores_shared_out(config.running, config.source),
-        store.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
+        opened.run(f"evaluate {label}", "evaluate", {run_names.BASE_MODEL: label}) as run,
     ):
         run.rename(f"evaluate {variant.label} {label}")
         tags = {run_names.VARIANT: variant.label, run_names.METHOD: variant.method}
         run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
-        run.log_params(_resolved(config))
-        evaluated = evaluate_variant(config, suite, store, run, until_finished, say)
+        run.log_params(
+            {
+                "model": config.source.model,
+                "tasks": EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks,
+                "noise_items": config.evaluation.noise_items,
+                **config.sampling.logged,
+                **{name: text[name] for name in stored.settings_of(config)},
+            }
+        )
+        inputs, baseline, account, found_in = evaluate_variant(config, suite, opened, run, until_finished, say)
         if isinstance(variant, CheckpointManifest):
-            require_cache_applied(variant, evaluated.inputs.subject)
-        baseline = evaluated.baseline
-        results = compute_all(evaluated.inputs)
-        log_evaluation(store, run, evaluated.inputs, results, baseline.metadata)
+            require_cache_applied(variant, inputs.subject)
+        results = compute_all(inputs)
+        log_evaluation(opened, run, inputs, results, baseline.metadata)
         sentence = verdict(
             variant.label,
             headline(results),
             size_ratio=variant.size_ratio,
             sparsity=variant.sparsity,
             cache_ratio=variant.cache_ratio,
-            account=evaluated.account,
+            account=account,
             slices=worst_slice(results),
         )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})
-        if evaluated.found_in is not None:
-            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {evaluated.found_in}"})
-        run.set_note(f"{sentence}\n\n{evaluated.account.sentence}")
+        if found_in is not None:
+            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {found_in}"})
+        run.set_note(f"{sentence}\n\n{account.sentence}")
     return Evaluation(
         name=variant.label,
-        account=evaluated.account,
+        account=account,
         results=tuple(results),
-        not_computed=unmet(evaluated.inputs),
-        records_folder=store.fetch(run.run_id, RECORDS),
-        run=store.link(run.run_id),
+        not_computed=unmet(inputs),
+        records_folder=opened.fetch(run.run_id, RECORDS),
+        run=opened.link(run.run_id),
         baseline=label,
         verdict=sentence,
         manifest=variant if isinstance(variant, CheckpointManifest) else None,
-        baseline_records_folder=store.fetch(baseline.run_id, RECORDS),
+        baseline_records_folder=opened.fetch(baseline.run_id, RECORDS),
         baseline_run_id=baseline.run_id,
         evaluation_id=evaluation_of_sample(baseline.evaluation, config.sampling),
         baseline_found=not baseline.fresh,
-        variant_found_in=evaluated.found_in,
+        variant_found_in=found_in,
     )
-
-
-def _resolved(config: EvaluateConfig) -> dict[str, object]:
-    """Return the run's parameters, with "auto" resolved."""
-    text = as_text(config)  # as `mlflow run` logs them, so that no parameter is logged twice
-    tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
-    return {
-        "model": config.source.model,
-        "tasks": tasks,
-        "noise_items": config.evaluation.noise_items,
-        **config.sampling.logged,
-        **{name: text[name] for name in stored.settings_of(config)},
-    }

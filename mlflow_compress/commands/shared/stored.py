@@ -1,7 +1,7 @@
 """Evaluation metadata stored next to the record tables: tokenizer hash, few-shot settings, task hashes."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from operator import itemgetter
 from pathlib import Path
@@ -12,13 +12,11 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import task_settings
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.files import read_json_object
-from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import Store
+from mlflow_compress.tracking.store import OpenRun, Store
 
 _FIELDS = tuple(field.name for field in fields(MetricResult))
 
@@ -44,6 +42,12 @@ def read_account(store: Store, run_id: str) -> Account:
     return Account.from_dict(store.fetch_json(run_id, run_names.ACCOUNT))
 
 
+def log_results(run: OpenRun, results: Sequence[MetricResult]) -> None:
+    """Log the results of a stage: the few that are MLflow metrics, and all in a file."""
+    run.log_results(logged(results))
+    run.log_json(results_json(results), "metrics.json")
+
+
 def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
     """Return the results that are logged as MLflow metrics: pooled values and a few per task (under 100 in all)."""
     by_task = run_names.logged_by_task()
@@ -55,16 +59,6 @@ PROMPT_SETTINGS = ("prompt_style", "apply_chat_template", "fewshot_as_multiturn"
 """Settings that change the prompts only. The tasks' hashes cover the prompts."""
 
 EvalMetadata = dict[str, object]
-
-
-def eval_metadata(model: IdentifiedModel, config: EvaluateConfig, suite: Suite) -> EvalMetadata:
-    """Return what two evaluations must share to be comparable, in addition to their items."""
-    return {
-        "tokenizer": tokenizer_hash(model.tokenizer),
-        "num_fewshot": config.evaluation.num_fewshot,
-        "shuffle_fewshot": config.evaluation.shuffle_fewshot,
-        "tasks": suite.hashes(),
-    }
 
 
 def settings_of(config: EvaluateConfig) -> dict[str, object]:
