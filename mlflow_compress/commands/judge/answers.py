@@ -1,6 +1,6 @@
 """Answers of both models to the same instructions: generated once, kept in runs of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from mlflow_compress.commands.evaluate.models import OneLoaded, open_baseline
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
+from mlflow_compress.config import AnswerConfig
 from mlflow_compress.engines.interface import EngineModel
 from mlflow_compress.items.sources.instructions import Instruction, fingerprint_of
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.kept import kept
-from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.records import Generations, GreedyAnswers, GreedyDistances, GreedyScores, RunRecords
 from mlflow_compress.scoring.generation.generate import generate_answers, generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, Speed
@@ -37,17 +37,10 @@ class Answers:
     samples: Generations
 
 
-def graded_tokens(config: JudgeConfig, loaded: IdentifiedModel) -> int:
+def graded_tokens(asked: AnswerConfig, max_length: int) -> int:
     """Return the longest graded answer in tokens: 1024 as in MT-Bench, at most a quarter of the model's context."""
-    if config.answers.judge_max_tokens == "auto":
-        return min(MT_BENCH_TOKENS, loaded.max_length // 4)
-    return int(config.answers.judge_max_tokens)
-
-
-def _log_speed(run: OpenRun, speed: Speed) -> None:
-    """Log the tokens a second of the answers that this run has generated itself."""
-    if speed.tokens_per_second is not None:
-        run.log_values({"speed/answer_tokens_per_second": speed.tokens_per_second})
+    most = asked.judge_max_tokens
+    return min(MT_BENCH_TOKENS, max_length // 4) if most == "auto" else int(most)
 
 
 @dataclass(frozen=True)
@@ -67,18 +60,11 @@ class AnswerRuns:
     def _system(self) -> str:
         return self.config.inference.system_prompt or ""
 
-    def _sample(self, loaded: Any, seed: int, resume: Path, speed: Speed) -> Generations:
-        """Return several sampled answers to every first turn, with ConSCompF's temperature, top-k and top-p."""
-        asked = self.config.answers
-        drawn = GenerationConfig(max_new_tokens=asked.max_new_tokens, samples=asked.num_samples, seed=seed)
-        return generate_two_turns(
-            loaded, self.instructions, drawn, turns=1, system=self._system, resume=resume, speed=speed
-        )
-
-    def _write(self, loaded: Any, seed: int, folder: Path, resume: Path, speed: Speed) -> None:
-        """Write a model's answers. `seed` is for the samples; the graded answers use the configuration's."""
+    def _write(self, run: OpenRun, loaded: Any, folder: Path, resume: Path, samples: Mapping[str, int]) -> None:
+        """Write a model's answers, graded ones and `samples` with these seeds, and log how fast they were generated."""
+        speed = Speed()
         graded = GenerationConfig(
-            max_new_tokens=graded_tokens(self.config, loaded),
+            max_new_tokens=graded_tokens(self.config.answers, loaded.max_length),
             temperature=OTHER_TEMPERATURE,
             top_k=0,
             top_p=1.0,
@@ -95,7 +81,15 @@ class AnswerRuns:
             speed=speed,
         )
         RunRecords(generations=answers).write(folder / RECORDS)
-        self._sample(loaded, seed, resume / SAMPLES, speed).write(folder / SAMPLES)
+        asked = self.config.answers
+        for name, seed in samples.items():  # of every first turn, with ConSCompF's temperature, top-k and top-p
+            drawn = GenerationConfig(max_new_tokens=asked.max_new_tokens, samples=asked.num_samples, seed=seed)
+            sampled = generate_two_turns(
+                loaded, self.instructions, drawn, turns=1, system=self._system, resume=resume / name, speed=speed
+            )
+            sampled.write(folder / name)
+        if speed.tokens_per_second is not None:
+            run.log_values({"speed/answer_tokens_per_second": speed.tokens_per_second})
 
     def _read(self, run_id: str) -> Answers:
         graded, samples = (Generations.read(self.store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
@@ -126,10 +120,7 @@ class AnswerRuns:
         seed = self.config.source.seed
 
         def work(run: OpenRun, folder: Path, resume: Path) -> None:
-            loaded, speed = self.load(self.base), Speed()
-            self._write(loaded, seed, folder, resume, speed)
-            self._sample(loaded, seed + 1, resume / SAMPLES_AGAIN, speed).write(folder / SAMPLES_AGAIN)
-            _log_speed(run, speed)
+            self._write(run, self.load(self.base), folder, resume, {SAMPLES: seed, SAMPLES_AGAIN: seed + 1})
 
         fingerprint = self._asked(self.base, **self._sampling(self.base))
         label = inputs.baseline_label(self.config)
@@ -144,15 +135,13 @@ class AnswerRuns:
         The answers have their own run below the judge's run. It finishes before the grading begins. So the answers are
         kept when a judge fails, and the next judge run reuses them.
 
-        The samples have the seed of the baseline's second sample. With the seed of the first one, variant and baseline
-        would share their random numbers, and be more alike than two independent samples of one model. With this seed,
-        an unchanged model has exactly the similarity of the noise floor.
+        The samples have the seed of the baseline's second sample: with that of the first one, variant and baseline
+        would be more alike than two independent samples. An unchanged model has exactly the noise floor.
         """
 
         def work(stored: OpenRun, folder: Path, resume: Path) -> None:
-            loaded, speed = replace(self.load(variant), tokenizer=self.base.tokenizer), Speed()
-            self._write(loaded, self.config.source.seed + 1, folder, resume, speed)
-            _log_speed(stored, speed)
+            loaded = replace(self.load(variant), tokenizer=self.base.tokenizer)
+            self._write(stored, loaded, folder, resume, {SAMPLES: self.config.source.seed + 1})
 
         label = f"{inputs.described(self.config).label} {inputs.baseline_label(self.config)}"
         fingerprint = self._asked(variant, stage="judge", **self._sampling(variant))
@@ -162,7 +151,7 @@ class AnswerRuns:
 
     def _decoded(self, loaded: Any, resume: Path) -> GreedyAnswers:
         """Return the greedy answer to the first turn of every instruction."""
-        most = graded_tokens(self.config, loaded)
+        most = graded_tokens(self.config.answers, loaded.max_length)
         greedy = GenerationConfig(max_new_tokens=most, temperature=0.0, top_k=0, top_p=1.0, samples=1)
         found = generate_answers(
             loaded, self.instructions, greedy, task=TASK, system=self._system, resume=resume / _ANSWERS

@@ -171,7 +171,7 @@ def judge(
     run.log_params(
         {
             **{name: value for one in judged.values() for name, value in one.parameters.items()},
-            "judge_max_tokens": graded_tokens(config, models[1]),
+            "judge_max_tokens": graded_tokens(config.answers, models[1].max_length),
             "device": models[1].device.type,
         }
     )

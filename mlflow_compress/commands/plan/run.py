@@ -10,9 +10,9 @@ import torch
 from mlflow_compress.commands.evaluate.baseline import noise_sample
 from mlflow_compress.commands.evaluate.outputs import WINDOW
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.judge.answers import MT_BENCH_TOKENS
+from mlflow_compress.commands.judge.answers import graded_tokens
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.plan.parameters import MachineConfig, PlanConfig
+from mlflow_compress.commands.plan.parameters import PlanConfig
 from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 from mlflow_compress.compression.method import METHODS
@@ -161,45 +161,22 @@ def instruction_answers(
 ) -> tuple[GeneratedWork, GeneratedWork]:
     """Return the answers that are graded (every turn, after the longest earlier ones), and the samples of the first."""
     chat, system = chat_format(tokenizer), config.inference.system_prompt or ""
-    longest = config.answers.judge_max_tokens
-    graded_tokens = min(MT_BENCH_TOKENS, max_length // 4) if longest == "auto" else int(longest)
+    longest = graded_tokens(config.answers, max_length)
     firsts: list[int] = []
     later: list[int] = []
     for one in instructions:
         length = len(tokenizer(chat.prompt([one.turns[0]], system=system))["input_ids"])
         firsts.append(length)
         for turn in one.turns[1:]:
-            length += graded_tokens + len(tokenizer(turn)["input_ids"])
+            length += longest + len(tokenizer(turn)["input_ids"])
             later.append(length)
     samples = firsts * config.answers.num_samples
-    graded = GeneratedWork.of(firsts + later, graded_tokens)
+    graded = GeneratedWork.of(firsts + later, longest)
     return graded, GeneratedWork.of(samples, config.answers.max_new_tokens)
 
 
 _FREE = 0.9  # share of a device's memory that a model and its work may take
 _SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
-
-
-def planned_machine(config: MachineConfig, *, on_cpu: bool) -> formulas.Machine:
-    """Return the machine that is planned for; what is "auto" is an H100, or this machine where a CPU is asked for."""
-    memory, flops, bandwidth = formulas.this_machine() if on_cpu else (80 * 2.0**30, 400e12, 2.5e12)
-    return formulas.Machine(
-        devices=config.devices,
-        memory=memory if config.device_memory == "auto" else config.device_memory * 2**30,
-        flops=flops if config.device_tflops == "auto" else config.device_tflops * 1e12,
-        bandwidth=bandwidth if config.device_bandwidth == "auto" else config.device_bandwidth * 1e12,
-        disk=config.disk_bandwidth * 1e9,
-        price=config.price,
-    )
-
-
-def _machine_note(machine: formulas.Machine, on_cpu: bool) -> str:
-    device = ("machine like this one", "machines like this one") if on_cpu else ("GPU", "GPUs")
-    rates = f"{machine.flops / 1e12:.3g} Tflop/s and {machine.bandwidth / 1e12:.2g} TB/s"
-    return (
-        f"Times are of {machine.devices} {device[machine.devices > 1]} with {machine.memory / 2**30:.3g} GiB, {rates}: "
-        "device, devices, device_memory, device_tflops and device_bandwidth name another"
-    )
 
 
 class StageCosts:
@@ -214,7 +191,17 @@ class StageCosts:
     ) -> None:
         self.config, self.shape, self.scored = config, shape, scored
         self.number_bytes = number_bytes
-        self.machine = planned_machine(config.machine, on_cpu=config.source.device == "cpu")
+        on_cpu, given = config.source.device == "cpu", config.machine
+        # What is "auto" is an H100, or this machine where a CPU is asked for.
+        memory, flops, bandwidth = formulas.this_machine() if on_cpu else (80 * 2.0**30, 400e12, 2.5e12)
+        self.machine = formulas.Machine(
+            devices=given.devices,
+            memory=memory if given.device_memory == "auto" else given.device_memory * 2**30,
+            flops=flops if given.device_tflops == "auto" else given.device_tflops * 1e12,
+            bandwidth=bandwidth if given.device_bandwidth == "auto" else given.device_bandwidth * 1e12,
+            disk=given.disk_bandwidth * 1e9,
+            price=given.price,
+        )
         linear, bits = shape.dense + shape.experts, config.bits + (_SCALE_BITS if config.bits < 16 else 0)
         self.base = float(shape.parameters * stored_bytes)
         self.checkpoint = linear * bits / 8 + (shape.parameters - linear) * stored_bytes
@@ -389,6 +376,13 @@ def run_plan(config: PlanConfig) -> CostPlan:
     if config.judge:
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
         stages += costs.answers(*instruction_answers(inputs.instructions_of(judged), tokenizer, config, length))
+    machine = costs.machine
+    device = ("machine like this one", "machines like this one") if on_cpu else ("GPU", "GPUs")
+    assumed = (
+        f"Times are of {machine.devices} {device[machine.devices > 1]} with {machine.memory / 2**30:.3g} GiB, "
+        f"{machine.flops / 1e12:.3g} Tflop/s and {machine.bandwidth / 1e12:.2g} TB/s: "
+        "device, devices, device_memory, device_tflops and device_bandwidth name another"
+    )
     spread = f"The layers of one copy lie on {costs.per_copy} devices, which work one after another"
     return CostPlan(
         model=inputs.model_label(config.source.model),
@@ -400,7 +394,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
         stages=tuple(stages),
         states_bytes=costs.states,
         checkpoint_bytes=costs.checkpoint,
-        notes=(_machine_note(costs.machine, on_cpu), *_NOTES, *([spread] if costs.per_copy > 1 else [])),
+        notes=(assumed, *_NOTES, *([spread] if costs.per_copy > 1 else [])),
     )
 
 

@@ -16,16 +16,9 @@ from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.shared.get_or_create import store_of_command
-from mlflow_compress.commands.shared.inputs import (
-    Made,
-    baseline_label,
-    described,
-    folder_or_hub,
-    model_path,
-    not_served,
-)
+from mlflow_compress.commands.shared.inputs import baseline_label, described, folder_or_hub, model_path, not_served
 from mlflow_compress.commands.shared.past_runs import description, skipped_tag
-from mlflow_compress.commands.shared.stored import logged, results_json
+from mlflow_compress.commands.shared.stored import log_results
 from mlflow_compress.commands.shared.tabular import lines_of_run
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.gguf_model import write_plain
@@ -102,19 +95,7 @@ class SpeedMeasurement(Measurement):
         return "\n".join([*lines, *lines_of_run(self.run)])
 
 
-NO_MEMORY_OF_SERVED = "the memory of a server is not seen from here"
 _PROMPT, _NEW = 256, 32
-
-
-def chosen(config: SpeedConfig, folder: Path, device: str) -> tuple[timing.RuntimeChoice, str]:
-    """Return the runtime of a checkpoint, and the interpreter of its environment."""
-    choice = timing.runtime_of(folder, device)
-    if choice.runtime != timing.VLLM:
-        return choice, sys.executable
-    if named_python(config.vllm_python) is None:
-        reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VLLM_PYTHON})"
-        return timing.RuntimeChoice(None, reason), sys.executable
-    return choice, find_python(config.vllm_python)
 
 
 def _plan(config: SpeedConfig, model: IdentifiedModel) -> timing.TimingPlan:
@@ -156,20 +137,18 @@ def _values(times: Mapping[str, timing.ModelTimes]) -> dict[str, float]:
     return found
 
 
-def measure(
-    config: SpeedConfig, folder: Path, choice: timing.RuntimeChoice, python: str
-) -> dict[str, timing.ModelTimes]:
+def measure(config: SpeedConfig, folder: Path, runtime: str, python: str, device: str) -> dict[str, timing.ModelTimes]:
     """Time the checkpoint and its baseline in turn, in processes of their own."""
     base = model_path(config.source.model)
     with folder_or_hub("model", base):
         model = open_light(LoadConfig(path=base, device="cpu", trust_remote_code=config.source.trust_remote_code))
-    plan, runtime = _plan(config, model), str(choice.runtime)
+    plan = _plan(config, model)
     of_variant = timing.RuntimeCall(
         runtime=runtime,
         python=python,
         folder=str(folder),
         dtype="auto",
-        device=_device(config),
+        device=device,
         n_threads=threads_of(config),
         n_context=plan.prompt_tokens + plan.new_tokens,
         n_batch=max(timing.BATCHES),
@@ -194,10 +173,6 @@ def threads_of(config: SpeedConfig) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _device(config: SpeedConfig) -> str:
-    return "cuda" if config.source.device != "cpu" and torch.cuda.is_available() else "cpu"
-
-
 def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasurement:
     """Run the stage in its own run, and return what was measured.
 
@@ -207,59 +182,66 @@ def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasureme
     if is_endpoint(config.source.model) and not is_endpoint(config.checkpoint):
         raise not_served("model", config.source.model)
     made, label = described(asked), baseline_label(asked)
-    with store_of_command(config, store) as opened:
-        return _run(config, asked, made, label, opened)
+    with (
+        store_of_command(config, store) as opened,
+        opened.run(f"speed {made.label} {label}", "speed", {run_names.BASE_MODEL: label}) as run,
+    ):
+        tags = {run_names.VARIANT: made.label, run_names.METHOD: made.method}
+        run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
+        times, reason = _timed(config, asked)
+        records = {who: _records(times.get(who)) for who in ("baseline", "variant")}
+        runtime: Mapping[str, str] = {}
+        missing = {"speed": reason, "serving_memory": reason}
+        results: list[MetricResult] = []
+        if reason:
+            run.set_tags(skipped_tag(reason))
+        else:
+            runtime = times["variant"].described
+            no_memory = {"serving_memory": "the memory of a server is not seen from here"}
+            missing = {} if times["variant"].memory else no_memory
+            results = compute_all(MetricInputs(baseline=records["baseline"], variant=records["variant"]))
+            run.log_params(description(runtime))
+            run.log_values(_values(times))
+        log_results(run, results)
+        run.log_json(missing, "not_computed.json")
+        with scratch_folder(opened.uri) as folder:
+            for who, tables in records.items():
+                tables.write(folder / who)
+            run.log_folder(folder, RECORDS)
+        found = SpeedMeasurement(
+            name=made.label,
+            results=tuple(results),
+            not_computed=missing,
+            records_folder=opened.fetch(run.run_id, RECORDS) / "variant",
+            run=opened.link(run.run_id),
+            baseline=label,
+            values=_values(times),
+            described=runtime,
+        )
+        run.set_note(f"**{made.label}** was not timed: {reason}." if reason else f"**{found.summary}**")
+    return found
 
 
-def _timed(config: SpeedConfig, asked: EvaluateConfig) -> Mapping[str, timing.ModelTimes] | str:
+def _timed(config: SpeedConfig, asked: EvaluateConfig) -> tuple[Mapping[str, timing.ModelTimes], str]:
     """Return what was measured of each model, or why nothing was."""
     if is_endpoint(config.checkpoint):
         base = open_baseline(asked)
         variant = open_variant(asked, base)
         models = {"baseline": base, "variant": variant} if base.abilities.served else {"variant": variant}
-        return served_times(models, _plan(config, base))
-    folder = Path(str(config.checkpoint))
-    choice, python = chosen(config, folder, _device(config))
-    return choice.reason if choice.runtime is None else measure(config, folder, choice, python)
-
-
-def _run(config: SpeedConfig, asked: EvaluateConfig, manifest: Made, label: str, store: Store) -> SpeedMeasurement:
-    with store.run(f"speed {manifest.label} {label}", "speed", {run_names.BASE_MODEL: label}) as run:
-        tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
-        run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
-        timed = _timed(config, asked)
-        times = {} if isinstance(timed, str) else timed
-        records = {who: _records(times.get(who)) for who in ("baseline", "variant")}
-        results: list[MetricResult] = []
-        if isinstance(timed, str):
-            described: Mapping[str, str] = {}
-            missing = {"speed": timed, "serving_memory": timed}
-            run.set_tags(skipped_tag(timed))
-        else:
-            described = timed["variant"].described
-            missing = {} if timed["variant"].memory else {"serving_memory": NO_MEMORY_OF_SERVED}
-            results = compute_all(MetricInputs(baseline=records["baseline"], variant=records["variant"]))
-            run.log_params(description(described))
-            run.log_results(logged(results))
-            run.log_values(_values(timed))
-        run.log_json(results_json(results), "metrics.json")
-        run.log_json(missing, "not_computed.json")
-        with scratch_folder(store.uri) as folder:
-            for who, tables in records.items():
-                tables.write(folder / who)
-            run.log_folder(folder, RECORDS)
-        found = SpeedMeasurement(
-            name=manifest.label,
-            results=tuple(results),
-            not_computed=missing,
-            records_folder=store.fetch(run.run_id, RECORDS) / "variant",
-            run=store.link(run.run_id),
-            baseline=label,
-            values=_values(times),
-            described=described,
-        )
-        run.set_note(f"**{found.summary}**" if times else f"**{manifest.label}** was not timed: {timed}.")
-    return found
+        timed = served_times(models, _plan(config, base))
+        return ({}, timed) if isinstance(timed, str) else (timed, "")
+    folder, device = Path(str(config.checkpoint)), "cpu"
+    if config.source.device != "cpu" and torch.cuda.is_available():
+        device = "cuda"
+    choice, python = timing.runtime_of(folder, device), sys.executable
+    if choice.runtime == timing.VLLM:
+        if named_python(config.vllm_python) is None:
+            reason = f"the format is vLLM's, and no environment with vLLM is given (vllm_python, or {VLLM_PYTHON})"
+            return {}, reason
+        python = find_python(config.vllm_python)
+    if choice.runtime is None:
+        return {}, choice.reason
+    return measure(config, folder, choice.runtime, python, device), ""
 
 
 def _records(times: timing.ModelTimes | None) -> RunRecords:
