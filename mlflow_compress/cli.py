@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlflow_compress import errors, lifetime
 from mlflow_compress.commands.command import COMMANDS, Command, all_commands, described_option
-from mlflow_compress.config import Group, parameters
+from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import as_typed, groups
 from mlflow_compress.paths import is_stage
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
     from rich.console import RenderableType
     from rich.live import Live
 
@@ -73,30 +72,23 @@ def _add_parameters(parser: argparse.ArgumentParser, command: Command) -> None:
     assert command.parameters is not None
     declared = parameters(command.parameters)
     parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
-    headings: dict[str, list[str]] = {"set first": list(command.first)} if command.first else {}
-    for group in groups(command.parameters).values():
-        headings[_heading(group)] = [name for name in group.model_fields if name not in command.first]
-    grouped = {name for names in headings.values() for name in names}
-    headings["of this command"] = [name for name in declared if name not in grouped]
-    for heading, names in headings.items():
-        section = parser.add_argument_group(heading) if command.first else parser
-        for name in names if command.first else ():
-            _add_parameter(section, name, declared[name], command)
-    for name in () if command.first else declared:
-        _add_parameter(parser, name, declared[name], command)
+    headings: dict[str, list[str]] = {}
+    if command.first:
+        headings["set first"] = list(command.first)
+        for group in groups(command.parameters).values():
+            heading = (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".").lower()
+            headings[heading] = [name for name in group.model_fields if name not in command.first]
+        grouped = {name for names in headings.values() for name in names}
+        headings["of this command"] = [name for name in declared if name not in grouped]
+    for heading, names in (headings or {"": list(declared)}).items():
+        section = parser.add_argument_group(heading) if heading else parser
+        for name in names:
+            short = (command.short[name],) if name in command.short else ()
+            text = described_option(declared[name]).replace("%", "%%")
+            section.add_argument(f"--{name}", *short, metavar="VALUE", help=text)
     if command.positional is not None:
         known = command.positional
         parser.add_argument("given", nargs="*", metavar=known.metavar, help=known.help)
-
-
-def _heading(group: type[Group]) -> str:
-    """Return the first sentence of a group, as a heading."""
-    return (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".").lower()
-
-
-def _add_parameter(parser: argparse._ActionsContainer, name: str, declared: "FieldInfo", command: Command) -> None:
-    short = (command.short[name],) if name in command.short else ()
-    parser.add_argument(f"--{name}", *short, metavar="VALUE", help=described_option(declared).replace("%", "%%"))
 
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
@@ -212,25 +204,16 @@ def shown_progress(say: Callable[[str], None]) -> "Iterator[Callable[[str | Swee
                 say(_section(progress) if progress.startswith("[") else progress)
                 return
             if live is None:
-                live = opened.enter_context(_live())
-                opened.enter_context(_no_bars())
+                live, errors_shown = opened.enter_context(_live()), sys.stderr
+                # It is no terminal for progress bars now: they would stand between the rows.
+                errors_shown.isatty = lambda: False  # type: ignore[method-assign]
+                opened.callback(delattr, errors_shown, "isatty")
             if progress.variants:
                 live.update(progress_table(progress.variants), refresh=True)
             else:
                 live.console.print(progress.line, markup=False, highlight=False)
 
         yield show
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Within this block, the standard error is no terminal for progress bars: they would stand between the rows."""
-    shown = sys.stderr
-    shown.isatty = lambda: False  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del shown.isatty
 
 
 def _section(line: str) -> str:
@@ -241,8 +224,6 @@ def _section(line: str) -> str:
 
 
 def _live() -> "Live":
-    import logging
-
     from rich.console import Console
     from rich.live import Live
 

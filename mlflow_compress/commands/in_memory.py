@@ -102,7 +102,11 @@ def write_task_files(value: Any, inputs: Path) -> str:
 def _rows(rows: Any) -> Sequence[Mapping[str, object]]:
     """Return rows as dictionaries; a field that a data frame has filled up with a missing value is left out."""
     if hasattr(rows, "to_dict"):
-        rows = [{k: v for k, v in row.items() if v is not None and v == v} for row in _plain_lists(rows)]
+        found = [
+            {str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()}
+            for row in rows.to_dict("records")
+        ]
+        rows = [{k: v for k, v in row.items() if v is not None and v == v} for row in found]
     if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
         raise ConfigError(
             "Parameter 'tasks' mixes rows of items with something else",
@@ -110,11 +114,6 @@ def _rows(rows: Any) -> Sequence[Mapping[str, object]]:
             got=type(rows).__name__,
         )
     return rows
-
-
-def _plain_lists(frame: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = frame.to_dict("records")
-    return [{str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in rows]
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,6 @@ from typing import Literal
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.config import groups
 from mlflow_compress.config.declarations import OptionalText, Parameters, option
 
@@ -48,6 +47,3 @@ class MainConfig(Parameters):
 
     def judge_config(self, checkpoint: str | None = None) -> JudgeConfig:
         return self.of_stage(JudgeConfig, checkpoint=checkpoint)
-
-    def speed_config(self, checkpoint: str | None = None) -> SpeedConfig:
-        return self.of_stage(SpeedConfig, checkpoint=checkpoint)

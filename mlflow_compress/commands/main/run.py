@@ -4,7 +4,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -35,8 +34,7 @@ from mlflow_compress.home import out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
-from mlflow_compress.judges.judge_registry import chosen_judges
-from mlflow_compress.judges.session import KEY_VARIABLE, prices_of
+from mlflow_compress.judges.session import KEY_VARIABLE
 from mlflow_compress.kept import keeping
 from mlflow_compress.models.placement import certainly_on_cpu
 from mlflow_compress.models.source_model import local_model_folder
@@ -61,27 +59,20 @@ def check(config: MainConfig) -> dict[str, object]:
         from mlflow_compress.engines.interface import engine_of_files  # imports torch
 
         engine_of_files(config.running.engine)
-    calibration, suite = _compression(config), inputs.suite_of(config.evaluate_config())
+    calibration = None
+    if config.is_served:
+        check_served(config)
+    elif is_endpoint(config.source.model):
+        raise inputs.not_served("model", config.source.model)
+    else:
+        METHODS.get(config.compression.method).require_backend(inputs.method_settings(config.quantize_config))
+        calibration = inputs.calibration_set(config.quantize_config)
+    suite = inputs.suite_of(config.evaluate_config())
     if calibration is not None:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
         inputs.instructions_of(config.judge_config())
-        prices_of(config.judging)
-        if config.answers.judges != "all":
-            chosen_judges(config.answers.judges)
     return resolved_parameters(config, calibration)
-
-
-def _compression(config: MainConfig) -> CalibrationSet | None:
-    """Check method and settings, and return the calibration text; None where there is none."""
-    if config.is_served:
-        check_served(config)
-        return None
-    if is_endpoint(config.source.model):
-        raise inputs.not_served("model", config.source.model)
-    compression = config.quantize_config
-    METHODS.get(config.compression.method).require_backend(inputs.method_settings(compression))
-    return inputs.calibration_set(compression)
 
 
 def check_served(config: MainConfig) -> None:
@@ -107,24 +98,20 @@ def name_of(config: MainConfig) -> str:
 
 def resolved_parameters(config: MainConfig, calibration: CalibrationSet | None) -> dict[str, object]:
     """Return the parameters that are known before a model is loaded, with "auto" resolved."""
+    if config.is_served:
+        compression: dict[str, object] = {name: NONE for name in CompressionConfig.model_fields if name != "checkpoint"}
+        compression["method"] = inputs.SERVED_METHOD
+    else:
+        compression = resolved(config.quantize_config, inputs.method_settings(config.quantize_config), calibration)
     known = {
         **{name: value for name, value in as_text(config).items() if name != "items"},
         **config.sampling.logged,
-        **_resolved_compression(config, calibration),
+        **compression,
         "tasks": EMBEDDED if config.evaluation.tasks == AUTO else config.evaluation.tasks,
         "instructions": EMBEDDED if config.answers.instructions == AUTO else config.answers.instructions,
         "prompt_style": ",".join(styles_of(config.evaluation.prompt_style)),
     }
     return {name: value for name, value in known.items() if value != AUTO and name != "resume"}
-
-
-def _resolved_compression(config: MainConfig, calibration: CalibrationSet | None) -> dict[str, object]:
-    """Return the parameters of the compression; a served variant has none."""
-    if not config.is_served:
-        compression = config.quantize_config
-        return resolved(compression, inputs.method_settings(compression), calibration)
-    unused = {name: NONE for name in CompressionConfig.model_fields if name != "checkpoint"}
-    return {**unused, "method": inputs.SERVED_METHOD}
 
 
 # Where work is done, how calls are made, and what they may cost decide no result. The dtype is part of the evaluation,
@@ -211,7 +198,7 @@ def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collect
 def _copy_from_children(stages: Stages) -> None:
     """Copy tags and resolved parameters from the stages' runs to the main run."""
     client, run, served = stages.tracker.client, stages.run, stages.served
-    what = served.weights if served is not None else Path(stages.checkpoint).name
+    what = str(stages.facts["weights"]) if served is not None else Path(stages.checkpoint).name
     run.set_tags(
         {
             run_names.EVALUATION: stages.evaluation,
@@ -220,22 +207,12 @@ def _copy_from_children(stages: Stages) -> None:
         }
     )
     if served is not None:
-        known = {**served.settings(), run_names.EVALUATE_RUN: served.evaluate_run}
+        known = {**served, run_names.EVALUATE_RUN: stages.evaluate}
         run.set_tags({name: known[name] for name in run_names.SERVED})
     unknown = [name for name, value in as_text(stages.config).items() if value == AUTO]
     for child in stages.children.values():
         params = client.get_run(child).data.params
         run.log_params({name: params[name] for name in unknown if params.get(name, AUTO) != AUTO})
-
-
-def _open(config: MainConfig, tracker: Tracker, tags: Mapping[str, object]) -> AbstractContextManager[TrackedRun]:
-    """Open the main run: the one to resume, or a new one."""
-    if config.resume is None:
-        again = " (replicate)" if run_names.REPLICATE_OF in tags else ""
-        name = f"{tags[run_names.VARIANT]} {tags[run_names.BASE_MODEL]}{again}"
-        return tracker.run(name, "main", tags)
-    tracker.hand_over(config.resume)
-    return tracker.reopen(config.resume)
 
 
 def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> VariantRun:
@@ -350,8 +327,14 @@ def run_variant(
     """
     label, variant = inputs.baseline_label(config.evaluate_config()), name_of(config)
     method = inputs.SERVED_METHOD if config.is_served else config.compression.method
-    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method}
-    with _open(config, tracker, {**tags, **more_tags}) as run:
+    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method, **more_tags}
+    if config.resume is None:
+        again = " (replicate)" if run_names.REPLICATE_OF in more_tags else ""
+        opened = tracker.run(f"{variant} {label}{again}", "main", tags)
+    else:
+        tracker.hand_over(config.resume)
+        opened = tracker.reopen(config.resume)
+    with opened as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)
         stages = Stages(config, tracker, run, label, variant, children=dict(finished))

@@ -19,14 +19,13 @@ from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, read_manifest
-from mlflow_compress.commands.shared.past_runs import ServedFacts, weights_of
+from mlflow_compress.commands.shared.past_runs import weights_of
 from mlflow_compress.commands.shared.stored import read_account, stored_results
 from mlflow_compress.commands.shared.tabular import lines_of_run
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import Parameters, as_text, is_endpoint, parameters
+from mlflow_compress.config import ENDPOINT, Parameters, as_text, is_endpoint, parameters
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import StageError
 from mlflow_compress.metrics.core.account import Account
@@ -122,22 +121,14 @@ class Progress:
 
     def begin(self, stage: str, number: int, total: int, *, later: Sequence[str] = (), when: str = "") -> None:
         """Print that a stage begins, and which come after it."""
-        left = [self._seconds(one) for one in later]
-        all_known = left and all(left)
-        known = f": {about(sum(statistics.median(one) for one in left))}" if all_known else ""
+        left, seconds = [self._seconds(one) for one in later], self._seconds(stage)
+        known = f": {about(sum(map(statistics.median, left)))}" if left and all(left) else ""
         then = f"; then {', '.join(later)}{known}" if later else ""
-        self.say(f"[{number}/{total}] {stage}{when}: {_WHAT[stage]} ({self._estimate(stage)}{then})")
-
-    def skip(self, stage: str, number: int, total: int) -> None:
-        """Print that a stage has finished in an earlier run."""
-        self.say(f"[{number}/{total}] {stage}: finished before")
-
-    def _estimate(self, stage: str) -> str:
-        seconds = self._seconds(stage)
-        if not seconds:
-            return f"first time for {self._label} on {own_host()}: no estimate"
-        times = "run" if len(seconds) == 1 else f"{len(seconds)} runs"
-        return f"{about(statistics.median(seconds))}, as in the last {times} on {own_host()}"
+        estimate = f"first time for {self._label} on {own_host()}: no estimate"
+        if seconds:
+            times = "run" if len(seconds) == 1 else f"{len(seconds)} runs"
+            estimate = f"{about(statistics.median(seconds))}, as in the last {times} on {own_host()}"
+        self.say(f"[{number}/{total}] {stage}{when}: {_WHAT[stage]} ({estimate}{then})")
 
     def _seconds(self, stage: str) -> list[float]:
         """Return the seconds of the newest finished runs of a stage on this machine."""
@@ -174,7 +165,7 @@ class Stages:
         done = set(self.children)
         for number, stage in enumerate(wanted, start=1):
             if stage in done:
-                progress.skip(stage, number, len(wanted))
+                progress.say(f"[{number}/{len(wanted)}] {stage}: finished before")
             elif stage not in self.children and stage not in self.failed:
                 later = [one for one in wanted[number:] if one not in self.children]
                 if beside is not None and stage == "evaluate" and later[:1] == ["judge"]:
@@ -241,9 +232,23 @@ class Stages:
         return str(self.tracker.client.get_run(self.children["quantize"]).data.tags[run_names.CHECKPOINT])
 
     @cached_property
-    def served(self) -> ServedFacts | None:
-        """What its evaluation says of a served variant; None of a checkpoint."""
-        return ServedFacts.of(self.tracker, self.evaluate) if self.config.is_served else None
+    def facts(self) -> Mapping[str, Any]:
+        """What the server of a served variant said when it was evaluated; empty of a checkpoint."""
+        return self.tracker.fetch_json(self.evaluate, run_names.FACTS) if self.config.is_served else {}
+
+    @cached_property
+    def served(self) -> dict[str, str] | None:
+        """Who serves a served variant: its settings; None of a checkpoint."""
+        if not self.facts:
+            return None
+        address = str(self.tracker.client.get_run(self.evaluate).data.tags[run_names.CHECKPOINT])
+        return {
+            "served_model": str(self.facts["served_model"]),
+            "endpoint": address.removeprefix(ENDPOINT),  # without user and password
+            "server": str(self.facts["server"]),
+            "route": str(self.facts["route"]),
+            "served_root": str(self.facts["root"] or "not told"),
+        }
 
     @cached_property
     def manifest(self) -> CheckpointManifest | None:
@@ -319,21 +324,13 @@ class Stages:
     @property
     def settings(self) -> Mapping[str, object]:
         """The method's settings; of a served variant, who serves what."""
-        if self.manifest is not None:
-            return self.manifest.settings
-        return self.served.settings() if self.served is not None else {}
-
-    @property
-    def sizes(self) -> dict[str, float]:
-        """Size and cost as metrics; nothing is known of a served variant."""
-        return {} if self.manifest is None else size_values(self.manifest)
+        return (self.served or {}) if self.manifest is None else self.manifest.settings
 
     @property
     def checkpoint_sha256(self) -> str:
-        """SHA-256 of the method, its settings, and the hash of every weight file; of a served one see `ServedFacts`."""
+        """SHA-256 of the method, its settings, and the hash of every weight file; of a served one a digest of facts."""
         if self.manifest is None:
-            assert self.served is not None
-            return self.served.weights
+            return str(self.facts["weights"])
         made = [self.manifest.method, self.manifest.settings, self.manifest.weight_files]
         return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
 """Publishes a variant on its main run: headline metrics, verdict, report, figures, tables and the logged model."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from mlflow_compress.commands.judge.answers_artifact import read_answers
 from mlflow_compress.commands.main.stages import Stages, VariantRun
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.past_runs import described_runtime
 from mlflow_compress.commands.shared.stored import logged, read_metadata
 from mlflow_compress.config import parameters
@@ -19,7 +20,6 @@ from mlflow_compress.decide.gates import FLIPS, KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.suite import is_task_file, task_parts
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.reporting.answers_page import ComparedAnswer
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline import note_markdown
@@ -82,7 +82,7 @@ def log_model(stages: Stages) -> None:
     entry = logged_model.VariantEntry(
         name=stages.variant,
         checkpoint=Path(stages.checkpoint) if manifest is not None else None,
-        served=None if served is None else {**served.settings(), run_names.EVALUATE_RUN: served.evaluate_run},
+        served=None if served is None else {**served, run_names.EVALUATE_RUN: stages.evaluate},
         checkpoint_sha256=stages.checkpoint_sha256,
         weight_files=manifest.weight_files if manifest is not None else {},
         dtype=stages.account.setting["dtype"],
@@ -149,7 +149,8 @@ def _variants(stages: Stages) -> tuple[list[dict[str, Any]], str]:
 def _values(stages: Stages) -> dict[str, float]:
     """Return the main run's metrics: pooled values, sizes and gate values."""
     pooled = {name: result.value for name, result in stages.pooled.items()}
-    return {**pooled, **stages.sizes, **gate_values(stages.pooled)}
+    sizes = {} if stages.manifest is None else size_values(stages.manifest)  # nothing is known of a served variant
+    return {**pooled, **sizes, **gate_values(stages.pooled)}
 
 
 def _setup(stages: Stages) -> dict[str, Any]:
@@ -172,31 +173,6 @@ def _setup(stages: Stages) -> dict[str, Any]:
     }
 
 
-def _answers(stages: Stages) -> list[ComparedAnswer]:
-    judge = stages.children.get("judge")
-    if judge is None or not any(file.path == ANSWERS for file in stages.tracker.client.list_artifacts(judge)):
-        return []
-    return read_answers(stages.tracker, judge)
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows as columns. Lists become text, because MLflow shows table cells as they are."""
-    return {
-        name: [" | ".join(row[name]) if isinstance(row[name], list) else row[name] for row in rows] for name in rows[0]
-    }
-
-
-def _log_answers(stages: Stages) -> None:
-    """Log the variant's answers to the instructions as `outputs.json`. MLflow's UI compares this table between runs."""
-    judge = stages.children.get("judge")
-    if judge is None or run_names.HIDDEN in stages.tracker.client.get_run(judge).data.tags:
-        return
-    records = stages.read(judge).generations
-    if records is not None:
-        prompts, texts = records.column("prompt").tolist(), records.column("text").tolist()
-        stages.run.log_table({"prompt": prompts, "output": texts}, "outputs.json")
-
-
 def publish(stages: Stages) -> VariantRun:
     """Log everything that people read or compare on the variant's main run, and return it."""
     tracker, run = stages.tracker, stages.run
@@ -211,7 +187,7 @@ def publish(stages: Stages) -> VariantRun:
 
 
 def _log_all(stages: Stages, folder: Path) -> None:
-    run = stages.run
+    tracker, run, judge = stages.tracker, stages.run, stages.children.get("judge")
     variants, shown = _variants(stages)
     inputs, results, judged = stages.inputs, stages.results, _read_judged(stages)
 
@@ -227,7 +203,8 @@ def _log_all(stages: Stages, folder: Path) -> None:
     run.set_tags(weights if readers is None else {**weights, run_names.SERVED_BY: ",".join(readers) or NONE})
     log_model(stages)
     figures, flips = next(drawn), flips_table(inputs)
-    judge = stages.tracker.child_ids(stages.run.run_id).get("judge")
+    has_answers = judge is not None and any(file.path == ANSWERS for file in tracker.client.list_artifacts(judge))
+    asked = tracker.child_ids(run.run_id).get("judge")  # also of a stage that failed: what it took was paid
     page = render_report(
         title=f"{stages.variant} against {stages.label}",
         verdict=stages.verdict,
@@ -237,9 +214,8 @@ def _log_all(stages: Stages, folder: Path) -> None:
         setup=_setup(stages),
         not_computed=stages.not_computed,
         manifest=stages.manifest,
-        # Also of one that failed: what it took was paid.
-        judge_values={} if judge is None else stages.tracker.look_up(judge).metrics,
-        answers=_answers(stages),
+        judge_values={} if asked is None else tracker.look_up(asked).metrics,
+        answers=read_answers(tracker, judge) if judge is not None and has_answers else [],
         account=stages.account,
         failed_stages=stages.failed,
     )
@@ -248,10 +224,19 @@ def _log_all(stages: Stages, folder: Path) -> None:
     run.log_file(report, "report")
     if figures:
         run.log_figures(folder / "figures", [figure.path.stem for figure in figures])
-    if flips:
-        run.log_table(_columns(flips), "flips.json")
-    _log_answers(stages)
+    if flips:  # lists become text, because MLflow shows table cells as they are
+        texts = [{k: " | ".join(v) if isinstance(v, list) else v for k, v in row.items()} for row in flips]
+        run.log_table({name: [row[name] for row in texts] for name in flips[0]}, "flips.json")
+    if judge is not None and run_names.HIDDEN not in tracker.client.get_run(judge).data.tags:
+        answers = stages.read(judge).generations
+        if answers is not None:  # MLflow's UI compares this table between runs
+            table = {"prompt": answers.column("prompt").tolist(), "output": answers.column("text").tolist()}
+            run.log_table(table, "outputs.json")
     run.set_tags({run_names.VERDICT: stages.verdict, run_names.CHECKPOINT: stages.checkpoint})
-    sentence = stages.verdict if stages.served is None else f"{stages.verdict} Served: {stages.served.text}."
+    sentence = stages.verdict
+    if (served := stages.served) is not None:
+        loaded = f" (loaded from {stages.facts['root']})" if stages.facts["root"] else ""
+        where = f"at {served['endpoint']}, by {served['server']}, over {served['route']}"
+        sentence += f" Served: {served['served_model']}{loaded} {where}."
     note = note_markdown(sentence, stages.pooled, stages.manifest, account=stages.account, failed_stages=stages.failed)
     run.set_note(note)

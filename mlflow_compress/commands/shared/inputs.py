@@ -332,6 +332,5 @@ def calibration_set(config: QuantizeConfig) -> CalibrationSet | None:
     """Return the calibration set of a method; None where the method needs no calibration."""
     if not METHODS.get(config.compression.method).needs_calibration:
         return None
-    return load_calibration(
-        config.compression.calibration, model=config.source.model, data_dir=config.source.data_dir or ""
-    )
+    name, model, data_dir = config.compression.calibration, config.source.model, config.source.data_dir or ""
+    return kept(("calibration", name, model, data_dir), lambda: load_calibration(name, model=model, data_dir=data_dir))

@@ -1,19 +1,17 @@
 """What earlier runs say: values that candidates compete by, registered versions, and the runtime of a speed stage."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress import demo
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
 from mlflow_compress.commands.shared.stored import results_from_json
-from mlflow_compress.config import ENDPOINT
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import EVERY_SLICE, Candidate, GateReading, PolicyGates, read_gates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
-from mlflow_compress.errors import ConfigError, TrackingError, raise_together
+from mlflow_compress.errors import ConfigError, raise_together
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.models.source_model import resolve as resolve_source
@@ -57,14 +55,6 @@ _PARTS = ("runtime", "device", "dtype", "threads")
 _SKIPPED = "speed: "
 
 
-@dataclass(frozen=True)
-class TimedIn:
-    """The runtime with its version, or the reason why there is none; the other of the two is empty."""
-
-    runtime: str = ""
-    reason: str = ""
-
-
 def skipped_tag(reason: str) -> dict[str, str]:
     """Return the tag of a stage's run that has timed nothing."""
     return {run_names.SKIPPED: f"{_SKIPPED}{reason}"}
@@ -81,15 +71,15 @@ def described_runtime(run: Any) -> dict[str, str]:
     return {name: params[f"{_DESCRIBED}{name}"] for name in _PARTS if f"{_DESCRIBED}{name}" in params}
 
 
-def timed_in(run: Any | None) -> TimedIn:
-    """Return what the run of a variant's speed stage says; None where a variant has no such run."""
+def timed_in(run: Any | None) -> tuple[str, str]:
+    """Return the runtime of a speed stage with its version, and why there is none; one of the two is empty."""
     if run is None:
-        return TimedIn(reason=NO_SPEED_STAGE)
+        return "", NO_SPEED_STAGE
     if run.info.status != "FINISHED":
-        return TimedIn(reason=f"the speed stage failed: {run.data.tags.get(run_names.ERROR, run.info.status)}")
+        return "", f"the speed stage failed: {run.data.tags.get(run_names.ERROR, run.info.status)}"
     if run_names.SKIPPED in run.data.tags:
-        return TimedIn(reason=run.data.tags[run_names.SKIPPED].removeprefix(_SKIPPED))
-    return TimedIn(runtime=described_runtime(run)["runtime"])
+        return "", run.data.tags[run_names.SKIPPED].removeprefix(_SKIPPED)
+    return described_runtime(run)["runtime"], ""
 
 
 _MEASURING = ("evaluate", "judge", "speed")  # stages whose runs hold results
@@ -178,7 +168,7 @@ def candidate_of(
         served_by=None if servers is None else tuple(server for server in servers.split(",") if server != NONE),
         served=method == SERVED_METHOD,
         stages=None if stages is None else frozenset(s for s, own in stages.items() if own.info.status == "FINISHED"),
-        absent=without_speed(timed_in((stages or {}).get("speed")).reason),
+        absent=without_speed(timed_in((stages or {}).get("speed"))[1]),
     )
 
 
@@ -220,47 +210,3 @@ def records_of(tracker: Tracker, main_run: str) -> RunRecords | str:
     if evaluate is None:
         return f"run {main_run[:8]} has no evaluate run"
     return RunRecords.read(tracker.fetch(evaluate, RECORDS))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedFacts:
-    """A model that a server has, as it was when it was evaluated."""
-
-    name: str  # Its name at the server, and the server's address without user and password
-    address: str
-    server: str  # Name and version of the server as far as it tells them, and how it was asked
-    route: str
-    root: str | None  # What the server said it had loaded under the name
-    weights: str  # Digest of name, root and server: what stands for the hash of weights that we do not have
-    evaluate_run: str  # The run that has measured it
-
-    @classmethod
-    def of(cls, tracker: Tracker, evaluate_run: str) -> "ServedFacts":
-        """Return what an evaluate run holds about the served model that it has measured."""
-        found = tracker.fetch_json(evaluate_run, run_names.FACTS)
-        if not isinstance(found, dict):
-            raise TrackingError("An evaluation does not say what was served", got=evaluate_run)
-        checkpoint = str(tracker.client.get_run(evaluate_run).data.tags[run_names.CHECKPOINT])
-        return cls(
-            name=str(found["served_model"]),
-            address=checkpoint.removeprefix(ENDPOINT),
-            server=str(found["server"]),
-            route=str(found["route"]),
-            root=None if found["root"] is None else str(found["root"]),
-            weights=str(found["weights"]),
-            evaluate_run=evaluate_run,
-        )
-
-    @property
-    def text(self) -> str:
-        loaded = f" (loaded from {self.root})" if self.root else ""
-        return f"{self.name}{loaded} at {self.address}, by {self.server}, over {self.route}"
-
-    def settings(self) -> dict[str, str]:
-        return {
-            "served_model": self.name,
-            "endpoint": self.address,
-            "server": self.server,
-            "route": self.route,
-            "served_root": self.root or "not told",
-        }

@@ -206,7 +206,7 @@ def _finished(
     metrics = run.data.metrics
     # The main run has no size of a cache that is the baseline's.
     made = {**metrics, **(children["quantize"].data.metrics if "quantize" in children else {})}
-    timed = timed_in(children.get("speed"))
+    runtime, not_timed = timed_in(children.get("speed"))
     seed = children["evaluate"].data.params.get("seed", str(SEED))
     return ScoredVariant(
         name=name,
@@ -220,8 +220,8 @@ def _finished(
         items=_items(tracker, children["evaluate"], baselines),
         again={run_id: _items(tracker, evaluate, baselines) for run_id, evaluate in evaluated.items()},
         made_once=made_once(run),
-        runtime=timed.runtime,
-        not_timed=timed.reason,
+        runtime=runtime,
+        not_timed=not_timed,
         seed="" if seed == str(SEED) else seed,
         drawn=children["evaluate"].data.params.get("items", ""),
         lacking=tuple(lacking_shares(Requirements(), metrics)) if UNSCORED_PCT in metrics else (),

@@ -22,17 +22,20 @@ def asked_for(config: SweepConfig) -> Iterable[dict[str, str]]:
     """Return every combination by its parameters. A wrong name, or a grid that cannot be read, is a `ConfigError`."""
     axes = config.variants
     if axes.grid is None:
-        return _product({name: _split(getattr(axes, name)) for name in _GIVEN})
+        split = {name: getattr(axes, name).split(",") for name in _GIVEN}
+        return _product({name: [part.strip() for part in parts if part.strip()] for name, parts in split.items()})
     default = SweepConfig().variants
     if twice := [name for name in _GIVEN if getattr(axes, name) != getattr(default, name)]:
         raise ConfigError(
             f"Parameter '{twice[0]}' is given beside a grid", got=getattr(axes, twice[0]), fix="Write it into the grid"
         )
-    return [one for entry in _entries(Path(axes.grid)) for one in _product(entry)]
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    content = read_yaml(Path(axes.grid), parameter="grid")
+    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        raise ConfigError(
+            "The grid is no list of entries", allowed="entries such as '- {methods: [awq, gptq], bits: [4, 3]}'"
+        )
+    entries = [_entry(entry) for entry in content]
+    return [one for entry in entries for one in _product(entry)]
 
 
 def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
@@ -45,17 +48,8 @@ def _product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(named, values, strict=True)) for values in itertools.product(*named.values())]
 
 
-def _entries(file: Path) -> list[dict[str, list[Any]]]:
-    """Return the entries of a grid file: a list of values per parameter."""
-    content = read_yaml(file, parameter="grid")
-    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
-        raise ConfigError(
-            "The grid is no list of entries", allowed="entries such as '- {methods: [awq, gptq], bits: [4, 3]}'"
-        )
-    return [_entry(entry) for entry in content]
-
-
 def _entry(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return an entry of a grid file: a list of values per parameter."""
     allowed = (*_AXES, *_IN_GRID)
     if unknown := [name for name in entry if name not in allowed]:
         raise ConfigError("An entry of the grid has a parameter that is no axis", allowed=allowed, got=unknown[0])

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.sweep.make_variant import MadeVariant, close_killed, make_variant
 from mlflow_compress.commands.sweep.plan import PreparedVariant
 from mlflow_compress.commands.sweep.result import State
@@ -167,22 +166,20 @@ def make_on_workers(
 
 def _on_worker(variant: PreparedVariant, device: str, n_shares: int) -> PreparedVariant:
     """Return the variant as a worker makes it: in its own process, on its device, with its share of judge calls."""
-    config = variant.asked.config.with_values(engine="local", device=device)
-    known = {**variant.known, "device": device}
-    return replace(variant, asked=replace(variant.asked, config=_share(config, n_shares)), known=known)
-
-
-def _share(config: MainConfig, n: int) -> MainConfig:
-    """Return the parameters with a part of what all workers together may spend on judges, and ask of them."""
-    asked = config.judging
+    judging = variant.asked.config.judging
     per_minute = {
-        name: max(1, value // n)
+        name: max(1, value // n_shares)
         for name in ("judge_requests_per_minute", "judge_tokens_per_minute")
-        if (value := getattr(asked, name))
+        if (value := getattr(judging, name))
     }
-    return config.with_values(
-        judge_max_cost=asked.judge_max_cost / n, judge_concurrency=max(1, asked.judge_concurrency // n), **per_minute
+    config = variant.asked.config.with_values(
+        engine="local",
+        device=device,
+        judge_max_cost=judging.judge_max_cost / n_shares,
+        judge_concurrency=max(1, judging.judge_concurrency // n_shares),
+        **per_minute,
     )
+    return replace(variant, asked=replace(variant.asked, config=config), known={**variant.known, "device": device})
 
 
 def _lost(tracker: Tracker, parent: str, variant: PreparedVariant, error: WorkerError) -> MadeVariant:

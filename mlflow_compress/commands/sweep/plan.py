@@ -1,8 +1,8 @@
 """Plans a sweep: what is made, what it costs, what is left out and why."""
 
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,6 @@ from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.engines.endpoint.served_model import check_same_model
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.items.contamination import check_contamination
-from mlflow_compress.items.sources.calibration_sets import CalibrationSet
-from mlflow_compress.judges.judge_registry import chosen_judges
-from mlflow_compress.kept import kept
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import read_headers, total_bytes
@@ -76,32 +73,29 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]
             variant = absolute_paths(config.main_config(**given))
             settings = _settings(variant)
         except (UnsupportedError, MissingDependencyError) as error:
-            left_out.setdefault(_described(given), str(error))
+            rest = [f"{name}={value}" for name, value in given.items() if name != "method" and value != AUTO]
+            left_out.setdefault(" ".join([method, *rest]), str(error))
             continue
         known = variant.served if settings is None else variant.compression.calibration
         key = (method, repr((settings, variant.compression.checkpoint, known)))
-        name = name_of(variant)
-        found.setdefault(key, Combination(name=name, config=variant, settings=settings))
+        found.setdefault(key, Combination(name=name_of(variant), config=variant, settings=settings))
     if not found:
         reasons = [f"{name}: {reason}" for name, reason in left_out.items()]
         raise ConfigError("No combination of this sweep is supported", got="; ".join(reasons) or "an empty grid")
-    named = _with_own_names(found.values())
-    again = [_replicate(one, number) for number in range(2, config.variants.replicates + 1) for one in named]
-    every = [*named, *(one for one in again if one is not None)]
+    named = _with_own_names(list(found.values()))
+    every = list(named)
+    for number in range(2, config.variants.replicates + 1):
+        for one in named:
+            if isinstance(one.settings, CalibratedConfig):  # of the others every make is the same
+                method_args = {**one.config.compression.method_args, "seed": str(one.settings.seed + number - 1)}
+                variant = one.config.with_values(method_args=method_args, judge=False, speed=False)
+                name = f"{one.name} (replicate {number})"
+                again = Combination(name=name, config=variant, settings=_settings(variant), replicate_of=one.name)
+                every.append(again)
     made = [(one.method, one.settings, one.config.compression.calibration) for one in every]
     if twice := [one.name for one, key in zip(every, made, strict=True) if one.replicate_of and made.count(key) > 1]:
         raise ConfigError("The grid holds a replicate of one of its variants", got=twice[0], fix="Give one seed")
     return every, left_out
-
-
-def _replicate(one: Combination, number: int) -> Combination | None:
-    """Return a further make of a variant, which is evaluated alone; None where every make is the same."""
-    if not isinstance(one.settings, CalibratedConfig):
-        return None
-    method_args = {**one.config.compression.method_args, "seed": str(one.settings.seed + number - 1)}
-    variant = one.config.with_values(method_args=method_args, judge=False, speed=False)
-    name = f"{one.name} (replicate {number})"
-    return Combination(name=name, config=variant, settings=_settings(variant), replicate_of=one.name)
 
 
 def _settings(variant: MainConfig) -> MethodConfig | None:
@@ -123,26 +117,14 @@ def _own(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if name not in ("bits", "group_size") or name in settings}
 
 
-def _described(given: Mapping[str, Any]) -> str:
-    """Return a combination in words, as in "hqq bits=5"."""
-    rest = [f"{name}={value}" for name, value in given.items() if name != "method" and value != AUTO]
-    return " ".join([given.get("method", inputs.SERVED_METHOD), *rest])
-
-
-def _with_own_names(every: Iterable[Combination]) -> list[Combination]:
+def _with_own_names(every: list[Combination]) -> list[Combination]:
     """Return the variants under names that differ: where two have one name, the parameters that differ follow it."""
-    listed = list(every)
-    names = [one.name for one in listed]
-    return [
-        one if names.count(one.name) == 1 else _renamed(one, [o for o in listed if o.name == one.name])
-        for one in listed
-    ]
-
-
-def _renamed(one: Combination, same: list[Combination]) -> Combination:
-    others = [other.shown for other in same]
-    differing = [f"{name}={value}" for name, value in one.shown.items() if any(o[name] != value for o in others)]
-    return Combination(name=f"{one.name} ({', '.join(differing)})", config=one.config, settings=one.settings)
+    named = []
+    for one in every:
+        same = [other.shown for other in every if other.name == one.name]
+        differing = [f"{name}={value}" for name, value in one.shown.items() if any(o[name] != value for o in same)]
+        named.append(one if len(same) == 1 else replace(one, name=f"{one.name} ({', '.join(differing)})"))
+    return named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +183,9 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
     suite = inputs.suite_of(first.evaluate_config())
     if config.judge:
         inputs.instructions_of(first.judge_config())
-        if config.answers.judges != "all":
-            chosen_judges(config.answers.judges)
-    calibrations = [_calibration(one) for one in chosen]
+    calibrations = [
+        None if one.settings is None else inputs.calibration_set(one.config.quantize_config) for one in chosen
+    ]
     for checked in {c.name: c for c in calibrations if c is not None}.values():
         check_contamination(checked.plain(), suite.tasks, suite.corpora)
     path = inputs.model_path(config.source.model)
@@ -229,14 +211,6 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) 
         folders[one.name] = folder.name
         variants.append(PreparedVariant(asked=one, known=known, key=key, replicate_of=folders.get(one.replicate_of)))
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
-
-
-def _calibration(one: Combination) -> CalibrationSet | None:
-    if one.settings is None or not METHODS.get(one.config.compression.method).needs_calibration:
-        return None
-    return kept(
-        ("calibration", one.config.compression.calibration), lambda: inputs.calibration_set(one.config.quantize_config)
-    )
 
 
 _RUNS = 5  # number of newest finished runs behind an estimate

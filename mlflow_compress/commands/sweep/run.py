@@ -1,5 +1,6 @@
 """Runs a sweep: every variant, one after the other in this process or side by side on workers, and a scoreboard."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,7 +29,7 @@ from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.config.policy import Policy, read_policy
 from mlflow_compress.decide.promotion import gates_of
-from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, more_items
+from mlflow_compress.decide.scoreboard import ScoredVariant, more_items
 from mlflow_compress.engines.ray.workers import Workers
 from mlflow_compress.errors import SweepError
 from mlflow_compress.home import out_folder
@@ -79,7 +80,18 @@ def publish_sweep(
         choice = choice_and_reason(content)
         page = f"{run.artifacts_at}/report.html"
     found = finding(board)
-    run.log_values(_counts(board, plan))
+    status, incomplete = Counter(row.status for row in board.rows), sum(1 for row in board.finished if row.reason)
+    replicates = sum(len(row.luck.runs) for row in board.rows if row.luck is not None)
+    run.log_values(
+        {
+            "sweep/variants": len(plan.variants),
+            "sweep/finished": status["finished"] - incomplete + replicates,
+            "sweep/found": len(plan.variants) - len(plan.to_do),
+            "sweep/failed": status["failed"] + incomplete,
+            "sweep/unsupported": status["unsupported"],
+            "sweep/warnings": len(board.warnings),
+        }
+    )
     run.set_tags({run_names.VERDICT: found})
     run.set_note(scoreboard_markdown(board))
     return Sweep(
@@ -91,22 +103,6 @@ def publish_sweep(
         page=page,
         run=tracker.link(run.run_id),
     )
-
-
-def _counts(board: Scoreboard, plan: SweepPlan) -> dict[str, float]:
-    def with_status(*statuses: str) -> int:
-        return sum(1 for row in board.rows if row.status in statuses)
-
-    incomplete = sum(1 for row in board.finished if row.reason)
-    replicates = sum(len(row.luck.runs) for row in board.rows if row.luck is not None)
-    return {
-        "sweep/variants": len(plan.variants),
-        "sweep/finished": with_status("finished") - incomplete + replicates,
-        "sweep/found": len(plan.variants) - len(plan.to_do),
-        "sweep/failed": with_status("failed") + incomplete,
-        "sweep/unsupported": with_status("unsupported"),
-        "sweep/warnings": len(board.warnings),
-    }
 
 
 Tell = Callable[[SweepProgress], None]
