@@ -132,10 +132,7 @@ def _reject(error: errors.MlflowCompressError) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 it failed, 2 the parameters are wrong, 130 interrupted.
-
-    3 says that `promote` or `gate` did its work, and that nothing passes.
-    """
+    """Run one command and return its exit code: see `_EXIT`; 130 says that it was interrupted."""
     lifetime.raise_on_signals()
     lifetime.let_threads_sleep()
     gc.set_threshold(_NEW_OBJECTS)

@@ -36,11 +36,7 @@ def is_rows(value: object) -> bool:
 
 
 def save_loaded_model(parameter: str, value: Any, inputs: Path) -> Path:
-    """Save a loaded model with its tokenizer in `inputs`, as safetensors, and return its folder.
-
-    The folder's name ends in a digest of what was saved, so that the same model is one folder, and its results are
-    found again.
-    """
+    """Save a loaded model with its tokenizer as safetensors, and return the folder, which is one for the same model."""
     if not (isinstance(value, tuple) and len(value) == 2 and all(hasattr(part, "save_pretrained") for part in value)):
         raise ConfigError(
             f"Parameter '{parameter}' holds a loaded model without its tokenizer",
@@ -102,11 +98,10 @@ def write_task_files(value: Any, inputs: Path) -> str:
 def _rows(rows: Any) -> Sequence[Mapping[str, object]]:
     """Return rows as dictionaries; a field that a data frame has filled up with a missing value is left out."""
     if hasattr(rows, "to_dict"):
-        found = [
-            {str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()}
-            for row in rows.to_dict("records")
-        ]
-        rows = [{k: v for k, v in row.items() if v is not None and v == v} for row in found]
+        frame, rows = rows, []
+        for row in frame.to_dict("records"):
+            values = {str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()}
+            rows.append({k: v for k, v in values.items() if v is not None and v == v})
     if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
         raise ConfigError(
             "Parameter 'tasks' mixes rows of items with something else",

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ from mlflow_compress.metrics.diagnosis import (
     summarize_groups,
 )
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
+from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
@@ -258,7 +258,6 @@ def write_diagnosis(
 
 NOISE = "noise on {}"
 _SAME = 0.01  # of the whole variant's KL: what rounding may change
-VariantMaker = Callable[[OpenRun, str], tuple[CheckpointManifest, Path]]
 
 
 def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = silent) -> Diagnosis:
@@ -276,33 +275,55 @@ def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = 
         raise UnsupportedError(
             "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
         )
-    make = _maker(config)
-    with store_of_command(config, store) as opened:
-        return _diagnose(config, suite, corpora, make, opened, say)
-
-
-def _diagnose(
-    config: DiagnoseConfig, suite: Suite, corpora: Sequence[Corpus], make: VariantMaker, store: Store, say: Say
-) -> Diagnosis:
-    label = inputs.model_label(config.source.model)
-    path = inputs.model_path(config.source.model)
+    checkpoint, quantization = config.compression.checkpoint, config.quantize_config
+    existing: CheckpointManifest | None = None
+    if checkpoint is not None and (Path(checkpoint) / MANIFEST_FILE).is_file():
+        described = inputs.described(config.evaluate_config.with_values(checkpoint=checkpoint))
+        assert isinstance(described, CheckpointManifest)  # a folder is not served
+        existing = described
+    else:
+        settings, calibration = inputs.method_settings(quantization), inputs.calibration_set(quantization)
+        METHODS.get(quantization.compression.method).require_backend(settings)
+    label, path = inputs.model_label(config.source.model), inputs.model_path(config.source.model)
     with inputs.folder_or_hub("model", path):
         base = light(path, config.source, config.inference)
-    with store.run(f"diagnose {label}", "diagnose", {run_names.BASE_MODEL: label}) as run:
-        inference = as_baseline(config.inference, base)
+    inference = as_baseline(config.inference, base)
+    with (
+        store_of_command(config, store) as opened,
+        opened.run(f"diagnose {label}", "diagnose", {run_names.BASE_MODEL: label}) as run,
+    ):
         # The parameters of the compression are logged by it, with "auto" resolved.
         text = as_text(config)
         kinds = (config.evaluation, config.diagnosis, config.inference)
         names = ["model", *(name for group in kinds for name in type(group).model_fields)]
         run.log_params({**{name: text[name] for name in names}, "dtype": inference.dtype})
-        manifest, folder = make(run, store.uri)
+        if existing is not None:
+            manifest, folder = existing, Path(str(checkpoint))
+        else:
+            placed = out_folder(quantization.compression.output_dir, opened.uri)
+            quantization = quantization.with_values(output_dir=str(placed))
+            manifest, folder = quantize(quantization, settings, calibration, run)
         run.rename(f"diagnose {manifest.label} {label}")
         tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
         run.set_tags({**tags, run_names.CHECKPOINT: str(folder)})
         variant = light(str(folder), config.source, inference)
         check_same_tokenizer(base, variant)
         began = time.monotonic()
-        with resumable_workdir(store.uri, _fingerprint(config, base, variant, suite)) as resume:
+        fingerprint = digest(
+            {
+                "stage": "diagnose",
+                "baseline": base.weights,
+                "variant": variant.weights,
+                "dtype": str(base.dtype),
+                "device": base.device.type,
+                "rounding": base.rounding,
+                "tasks": suite.hashes(),
+                "settings": config.diagnosis.model_dump(),
+                "seed": config.source.seed,
+                **engine_identity(base.path),
+            }
+        )
+        with resumable_workdir(opened.uri, fingerprint) as resume:
             models = load_model(base.config), load_model(variant.config)
             differences = find_differences(models[0].model, models[1].model)
             say(f"{manifest.label} differs from {label} in {len(differences.groups)} groups of weights")
@@ -312,7 +333,7 @@ def _diagnose(
         table = SwapTable.of(records)
         texts = TokenTexts(windows, base.tokenizer)
         tokens, texts_of_tokens, before = texts.rows(table)
-        with scratch_folder(store.uri) as scratch:
+        with scratch_folder(opened.uri) as scratch:
             recipes = scratch / RECIPE
             recipes.mkdir()
             source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
@@ -334,48 +355,13 @@ def _diagnose(
             whole_model_reason=whole_model_reason,
             seconds=time.monotonic() - began,
             records_folder=Path(),
-            run=store.link(run.run_id),
+            run=opened.link(run.run_id),
         )
-        write_diagnosis(store, run, diagnosis, records, manifest)
+        write_diagnosis(opened, run, diagnosis, records, manifest)
     run_id = diagnosis.run.run_id
     if advice.recipe is not None:
-        advice = replace(advice, recipe=store.fetch(run_id, RECIPE) / advice.recipe.name)
-    return replace(diagnosis, advice=advice, records_folder=store.fetch(run_id, run_names.RECORDS))
-
-
-def _maker(config: DiagnoseConfig) -> VariantMaker:
-    """Return what gives the variant: the checkpoint that exists, or the compression. Wrong settings are refused now."""
-    checkpoint = config.compression.checkpoint
-    if checkpoint is not None and (Path(checkpoint) / MANIFEST_FILE).is_file():
-        manifest = inputs.described(config.evaluate_config.with_values(checkpoint=checkpoint))
-        assert isinstance(manifest, CheckpointManifest)  # a folder is not served
-        return lambda run, uri: (manifest, Path(checkpoint))
-    quantization = config.quantize_config
-    settings, calibration = inputs.method_settings(quantization), inputs.calibration_set(quantization)
-    METHODS.get(quantization.compression.method).require_backend(settings)
-
-    def make(run: OpenRun, uri: str) -> tuple[CheckpointManifest, Path]:
-        placed = quantization.with_values(output_dir=str(out_folder(quantization.compression.output_dir, uri)))
-        return quantize(placed, settings, calibration, run)
-
-    return make
-
-
-def _fingerprint(config: DiagnoseConfig, base: LightModel, variant: LightModel, suite: Suite) -> str:
-    return digest(
-        {
-            "stage": "diagnose",
-            "baseline": base.weights,
-            "variant": variant.weights,
-            "dtype": str(base.dtype),
-            "device": base.device.type,
-            "rounding": base.rounding,
-            "tasks": suite.hashes(),
-            "settings": config.diagnosis.model_dump(),
-            "seed": config.source.seed,
-            **engine_identity(base.path),
-        }
-    )
+        advice = replace(advice, recipe=opened.fetch(run_id, RECIPE) / advice.recipe.name)
+    return replace(diagnosis, advice=advice, records_folder=opened.fetch(run_id, run_names.RECORDS))
 
 
 def _measure(

@@ -42,9 +42,6 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     Per task: `n` items of a seeded draw over all categories, with every answer order. Per corpus: the first `n`
     windows, or answers of the baseline. Per task with documents: the first `n` documents. None of these are drawn,
     because records name them by their position, and rounding does not depend on the position.
-
-    - `n`: Items per task, windows per corpus, documents per task.
-    - `seed`: Seed of the draw. A task's draw does not depend on the other tasks.
     """
     if n == 0:
         return suite
@@ -151,11 +148,10 @@ def evaluation_of_sample(evaluation: str, sampling: SamplingConfig) -> str:
 def find_or_evaluate(
     store: Store, model: EngineModel, suite: Suite, config: EvaluateConfig, before: Callable[[], None] = lambda: None
 ) -> Baseline:
-    """Get-or-create for baselines: return the stored one with this fingerprint, or evaluate it in a new run.
+    """Return the stored baseline with this fingerprint, or evaluate it in a new run, after `before`.
 
-    The weights are loaded only if the baseline must be evaluated. They are out of memory again when this returns. The
-    second run has another batch composition. Its distance to the first run is the noise floor of every distance.
-    `before` is called before it is evaluated.
+    The weights are out of memory again when this returns. The second run has another batch composition: its distance to
+    the first run is the noise floor of every distance.
     """
     asked = _asked(model, suite, config)
     evaluation = digest(asked)[:16]  # as `evaluation_id`, which would read every prompt again
@@ -239,11 +235,7 @@ MOST_TOKENS = 512  # of an answer, unless the user says otherwise
 
 
 def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
-    """Return the suite with the baseline's own answers, where the tasks name them. Other suites are returned unchanged.
-
-    - `store`: Where the answers are kept, and found again.
-    - `write`: Whether answers that are not there are written now.
-    """
+    """Return the suite with the baseline's own answers, where the tasks name them, written now if need be (`write`)."""
     if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
         return suite
     prompts, system, asked = trace_prompts(config), config.inference.system_prompt or "", config.traces

@@ -1,7 +1,4 @@
-"""Models of a stage: opened without their weights by the engine of the parameters, and loaded one at a time.
-
-A model is also scored on blocks of items, each of them once; an interrupted command finds the finished blocks again.
-"""
+"""Models of a stage: opened without their weights, loaded one at a time, and scored whole or on blocks of items."""
 
 import gc
 import json
@@ -32,10 +29,7 @@ from mlflow_compress.tracking.run_names import FACTS
 
 
 def recognised_in(folder: Path, model: EngineModel) -> None:
-    """Write down who answers into a folder of unfinished work, or check that the same still answers.
-
-    Nothing is done for a model whose weights have a hash.
-    """
+    """Write down who serves a model into a folder of unfinished work, or check that the same still answers."""
     facts = model.facts()
     if facts is None:
         return
@@ -196,10 +190,7 @@ class BlockScorer:
 def run_sampled(
     blocks: BlockScorer, baseline: RunRecords, config: EvaluateConfig, scored: RunRecords | None
 ) -> ModelOutputs:
-    """Score a model on items drawn by the baseline's leads, round after round, and on all running text.
-
-    - `scored`: Records of the rounds before the last further one, with their running text.
-    """
+    """Score a model on drawn items, round after round, and on all texts; `scored` are rounds of an earlier run."""
     assert config.sampling.size is not None
     seed = config.source.seed
     settings = MetricSettings(seed=seed, split_seed=seed)

@@ -1,4 +1,4 @@
-"""Metrics that lm-evaluation-harness's own code computes from our records."""
+"""Runs a model on everything in a suite, and logs the metrics that lm-evaluation-harness computes of its outputs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class ModelOutputs:
 def _answers(
     loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None, samplings: Sequence[int]
 ) -> tuple[Generations | None, set[ItemKey]]:
-    """Return the generated answers, None where no task generates, and the items whose prompt was too long.
+    """Return the generated answers, if any, and the items whose prompt was too long.
 
     Sample 0 is greedy. The others are those of each of the `samplings`, which are seeds, one after the other.
     """
@@ -106,14 +106,11 @@ def run_model(
 ) -> ModelOutputs:
     """Score a model on everything in the suite.
 
-    - `scorer`: The model's scorer.
-    - `suite`: Tasks and corpora.
     - `capture`: Receives the inputs of the language-model head at every scored position (baseline runs).
-    - `baseline`: States of a baseline run, or its most probable tokens for a served model. Distances are computed
-      against them (variant and noise runs).
+    - `baseline`: States of a baseline run, or its most probable tokens for a served model, to compute distances from.
     - `generations`: Whether the answers of tasks with generated answers are generated.
     - `samplings`: Seeds of drawn answers, where a task has them. A variant's are drawn as the baseline's second ones,
-    so that an unchanged model has exactly the noise floor.
+      so that an unchanged model has exactly the noise floor.
     - `resume`: Folder of unfinished results, from which an interrupted call resumes.
     """
     scores, distances = scorer.score(suite.requests, capture=capture, baseline=baseline, resume=resume)
@@ -160,12 +157,7 @@ TABLE = "harness.json"
 def log_harness_metrics(
     run: OpenRun, suite: Suite, outputs: ModelOutputs, *, baseline: RunRecords | None = None
 ) -> None:
-    """Log the harness's metrics of a model: of tasks and groups as MLflow metrics, of their parts too in a table.
-
-    - `suite`: The tasks that were evaluated.
-    - `outputs`: Of the model. The number of truncated prompts is logged as a metric, too.
-    - `baseline`: The baseline's records, for a column of the table.
-    """
+    """Log the harness's metrics of a model: of tasks and groups as MLflow metrics, of their parts too in a table."""
     run.log_values({run_names.TRUNCATED: outputs.n_truncated})
     metrics = suite.harness_metrics(outputs.records)
     if not metrics:

@@ -47,10 +47,7 @@ _SHOWN = "shown"  # sub-folder of unfinished work: the variant's first pass, whe
 
 
 def readable(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
-    """Return the suite as models read it: in the baseline's chat template, and with the baseline's own answers.
-
-    Answers that the store does not have are written now, unless `write` is false: see `with_traces`.
-    """
+    """Return the suite in the baseline's chat template, and with its own answers (see `with_traces`)."""
     rendered = with_chat_template(base.tokenizer, suite, config.inference.system_prompt or "")
     return with_traces(store, base, rendered, config, write=write)
 
@@ -237,10 +234,7 @@ def log_evaluation(
 
 
 def run_evaluate(config: EvaluateConfig, store: Store | None = None, say: Say = silent) -> Evaluation:
-    """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made.
-
-    `say` is told, before anything is asked, what the server of a served model can.
-    """
+    """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made."""
     variant, suite, label = described(config), suite_of(config), baseline_label(config)
     text = as_text(config)  # as `mlflow run` logs them, so that no parameter is logged twice
     with (

@@ -113,10 +113,7 @@ class AnswerRuns:
         return {**model.answer_identity, **settings, "seed": self.config.source.seed}
 
     def baseline(self, before: Callable[[], None] = lambda: None) -> tuple[str, Answers, Generations]:
-        """Return the run with the baseline's answers, the answers, and a second sample (the noise floor).
-
-        `before` is called before they are written.
-        """
+        """Return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
         seed = self.config.source.seed
 
         def work(run: OpenRun, folder: Path, resume: Path) -> None:
@@ -132,11 +129,9 @@ class AnswerRuns:
     def variant(self, run: OpenRun, variant: EngineModel) -> tuple[str, bool, Answers]:
         """Return the run with the variant's answers, whether it is new, and the answers.
 
-        The answers have their own run below the judge's run. It finishes before the grading begins. So the answers are
-        kept when a judge fails, and the next judge run reuses them.
-
-        The samples have the seed of the baseline's second sample: with that of the first one, variant and baseline
-        would be more alike than two independent samples. An unchanged model has exactly the noise floor.
+        It finishes before the grading begins: the next judge run finds the answers where a judge fails. The samples
+        have the seed of the baseline's second sample: with that of the first one, both would be more alike than two
+        independent samples. An unchanged model has exactly the noise floor.
         """
 
         def work(stored: OpenRun, folder: Path, resume: Path) -> None:
@@ -179,10 +174,7 @@ class AnswerRuns:
         return run_id, kept(("greedy", run_id), lambda: RunRecords.read(self.store.fetch(run_id, RECORDS)))
 
     def variant_greedy(self, run: OpenRun, variant: EngineModel, baseline: tuple[str, RunRecords]) -> RunRecords:
-        """Return the variant's greedy answers, and its scores of the baseline's, token by token.
-
-        `baseline` is what `baseline_greedy` has returned.
-        """
+        """Return the variant's greedy answers, and its scores of those of `baseline_greedy`, token by token."""
         baseline_run, written = baseline
         assert written.greedy_answers is not None
         theirs = written.greedy_answers

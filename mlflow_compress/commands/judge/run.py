@@ -245,8 +245,7 @@ def _with_account(text: str, values: Mapping[str, float], run: OpenRun) -> str:
 def run_judge(config: JudgeConfig, store: Store | None = None, say: Say = silent) -> AnswerEvaluation:
     """Run the stage in its own run, and return the results. Wrong parameters are refused before a run is made.
 
-    `say` shows a line to the user: what the judgments will cost. If too many judgments have no rating, or the money is
-    spent, everything is logged before the error is raised.
+    If too many judgments have no rating, or the money is spent, everything is logged before the error is raised.
     """
     check_address(config)
     prices_of(config.judging)

@@ -49,11 +49,10 @@ _OF_SERVED = ("checkpoint", "output_dir")  # parameters of the compression that 
 
 
 def check(config: MainConfig) -> dict[str, object]:
-    """Check the parameters without a model. Return all that are known by now, with "auto" resolved.
+    """Check the parameters without a model, and return all that are known by now, with "auto" resolved.
 
-    The checks read tasks, instructions and calibration text, and refuse calibration text that holds evaluation items.
-    So a misspelt task is refused before an hour of compression. For the demo and for files, the checks import neither
-    torch nor transformers. For tasks of lm-evaluation-harness they do, because that package imports both.
+    A misspelt task is refused before an hour of compression, and so is calibration text that holds evaluation items.
+    Torch and transformers are imported only for tasks of lm-evaluation-harness, which imports both.
     """
     if config.running.engine not in inputs.OWN_ENGINES:
         from mlflow_compress.engines.interface import engine_of_files  # imports torch
@@ -143,8 +142,7 @@ _NOT_DECIDING = (
 def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
     """Return a hash of everything that decides the results of a main run.
 
-    - `checkpoint`: The name of the checkpoint's folder, which ends in a digest of the method, its settings, the
-      calibration text and the baseline's weights. Of a served variant, the digest of what is known of it.
+    - `checkpoint`: The name of the checkpoint's folder, which ends in a digest; of a served variant, that of its facts.
     """
     deciding: dict[str, object] = {
         "checkpoint": checkpoint,
@@ -218,9 +216,8 @@ def _copy_from_children(stages: Stages) -> None:
 def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> VariantRun:
     """Compress, evaluate and judge one variant, in forks of an interpreter, and return the results.
 
-    Parameters are checked before a run is made, as far as that is possible without a model. The main run ends FINISHED
-    with every headline metric, or FAILED with the failing stage's message. If only the judge fails, the results of the
-    other stages are published first. `resume`, or the same command again, then does the rest.
+    Parameters are checked before a run is made. Where a stage fails, the main run is FAILED with its message; a failed
+    judge leaves the other results published. `resume`, or the same command again, then does the rest.
     """
     with without_password(config.judge_config()) as judging, keeping():
         given = config.with_values(**{name: judging.values()[name] for name in VARIABLES})
@@ -265,11 +262,7 @@ _PLUG_INS = ("commands", "engines", "judges", "methods", "metrics", "tasks")
 
 
 def digest_of(config: MainConfig) -> str | None:
-    """Return a hash of everything that decides a main run: parameters, files, software, machine. None if served.
-
-    It loads no model. A finished run of the same digest has the results; without one the stages look for theirs, each
-    by what decides it.
-    """
+    """Return a hash of everything that decides a main run: parameters, files, software, machine. None if served."""
     if config.is_served or is_endpoint(config.source.model):
         return None
     folders = [local_model_folder(inputs.model_path(config.source.model))]
@@ -321,10 +314,7 @@ def run_variant(
     beside: Callable[[], WarmPython] | None = None,
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> VariantRun:
-    """Compress, evaluate and judge one variant under its main run, and return the results.
-
-    - `beside`: See `Stages.run_all`.
-    """
+    """Compress, evaluate and judge one variant under its main run; for `beside` see `Stages`."""
     label, variant = inputs.baseline_label(config.evaluate_config()), name_of(config)
     method = inputs.SERVED_METHOD if config.is_served else config.compression.method
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method, **more_tags}

@@ -103,10 +103,7 @@ def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: Calibr
 
 
 def new_checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: Path, texts: list[str]) -> Path:
-    """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes.
-
-    `source` is the model's folder.
-    """
+    """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes."""
     method_fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
     fingerprinted = [
         config.compression.method,
@@ -143,10 +140,9 @@ def size_values(manifest: CheckpointManifest) -> dict[str, float]:
 def quantize(
     config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: OpenRun
 ) -> tuple[CheckpointManifest, Path]:
-    """Compress the baseline into a folder of `output_dir`, log settings, size and cost, and return manifest and folder.
+    """Compress the baseline, log settings, size and cost, and return manifest and folder.
 
-    A finished checkpoint of the same settings, weights and calibration text is reused, after its files were checked
-    against its manifest.
+    A finished checkpoint of the same settings, weights and calibration text is checked, and reused.
     """
     # Only what must be is described: that takes torch and transformers, and a finished checkpoint needs neither.
     if config.compression.target != "any":

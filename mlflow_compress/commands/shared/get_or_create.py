@@ -81,9 +81,6 @@ def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
     """Yield the work folder of this fingerprint. It is deleted when the work ends, and kept when it is interrupted.
 
     Two processes with the same fingerprint take turns: the second one waits, then finds the results of the first.
-
-    - `tracking_uri`: URI of the tracking store. It decides where the folder is (see `home`), whatever the working
-      folder of a stage.
     """
     workdirs, folder, lock = _places(tracking_uri, fingerprint)
     workdirs.mkdir(parents=True, exist_ok=True)
@@ -112,14 +109,11 @@ def get_or_create_run(
     more_tags: Mapping[str, str] = MappingProxyType({}),
     before: Callable[[], None] = lambda: None,
 ) -> tuple[str, bool]:
-    """Return the finished run with this fingerprint. Where there is none, the work is done now in a new run.
+    """Return the finished run with this fingerprint, and whether the work was done now, in a new run.
 
     - `work` (run, folder, resume): Does the work and logs it. Each sub-folder of `folder` is stored as an artifact
       folder. Files in `resume` are still there when an interrupted work is started again.
     - `before`: Called before the work, where it must be done. An error leaves no run.
-
-    - `run_id`: A FINISHED run. A run becomes FINISHED after its artifacts are stored, so an interrupted one is never
-      returned.
     """
     key = digest(fingerprint)
     tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}

@@ -121,10 +121,7 @@ def described(config: EvaluateConfig | JudgeConfig) -> Made:
 
 
 def read_manifest(checkpoint: str | None, *, verify: bool = True) -> CheckpointManifest:
-    """Return the manifest of a compressed checkpoint. A folder without a complete checkpoint is refused.
-
-    `verify` reads every file of it.
-    """
+    """Return the manifest of a complete compressed checkpoint; `verify` reads every file of it."""
     if is_endpoint(checkpoint):
         raise not_served("checkpoint", str(checkpoint))
     if not checkpoint:

@@ -91,9 +91,8 @@ def candidates_of(
 ) -> list[Candidate]:
     """Return variants as candidates of a policy.
 
-    Main runs show what the standard gates read. What else a policy reads is in the results of the stages' runs. Those
-    are found with one search per stage, whatever the number of variants, and only where the policy needs them. A task
-    or category of the policy that no variant has results of is a `ConfigError`.
+    What a policy reads besides the standard gates is found with one search per stage, and only where it is needed. A
+    task or category of the policy that no variant has results of is a `ConfigError`.
     """
     stages = _MEASURING if policy.readings or policy.asks_stages else ()
     children = finished_children(tracker, label, (*stages, *([_QUANTIZE] if policy.asks_sizes else [])))

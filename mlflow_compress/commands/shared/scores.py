@@ -93,8 +93,7 @@ def score_runs(
 ) -> Scoreboard:
     """Return the scoreboard of main runs that share one evaluation, and of `others`, which have no run.
 
-    A run that did not finish is a row without results, with its error. `names` has the names of runs that are not
-    called as their variant is. `margin` is a policy's.
+    A run that did not finish is a row with its error. `names` are of runs that are not called as their variant is.
     """
     runs = [tracker.run_of(run_id) for run_id in dict.fromkeys(run_ids)]
     for run in runs:

@@ -41,10 +41,7 @@ def one_process(tracker: Tracker, key: str, *, wait: bool) -> AbstractContextMan
 def parent_run(
     tracker: Tracker, name: str, key: str, tags: Mapping[str, str], *, stage: str = "sweep"
 ) -> Iterator[TrackedRun]:
-    """Open the parent run of a sweep or a search: the unfinished one of the same key, or a new one.
-
-    Where another process runs the same at this moment, this one has a parent run of its own.
-    """
+    """Open the run of a sweep or a search: the unfinished one of this key that nobody has open, or a new one."""
     with one_process(tracker, key, wait=False) as alone:
         unfinished = tracker.find_unfinished(stage, **{run_names.SWEEP_KEY: key}) if alone else []
         if unfinished:

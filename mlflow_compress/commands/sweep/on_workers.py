@@ -62,10 +62,7 @@ def judge_access() -> dict[str, str]:
 
 
 class VariantWorker(ClusterWorker):
-    """Scores shards of the baseline, and afterwards makes whole variants.
-
-    What variants share is read once, and stays in this process: the baseline's records, encoded tokens, encoders.
-    """
+    """Scores shards of the baseline, and afterwards makes whole variants, which share what this process has read."""
 
     def __init__(self, device: str, n_threads: int) -> None:
         super().__init__(device, n_threads)

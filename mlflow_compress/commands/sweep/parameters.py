@@ -60,10 +60,7 @@ class SweepConfig(declarations.Parameters):
     dry_run: bool = declarations.option(False, "show the plan with estimates of time and disk, and do nothing")
 
     def main_config(self, **variant: Any) -> MainConfig:
-        """Return the parameters of one variant's main job.
-
-        - `**variant`: Parameters of the compression, or of a served model, which replace those that all variants share.
-        """
+        """Return the parameters of one variant's main job: its own replace those that all variants share."""
         not_shared = {"bits": declarations.AUTO, "group_size": declarations.AUTO}  # a sweep has several
         if self.sampling.items == declarations.AUTO and self.policy is not None:
             variant = {"items": f"{declarations.AUTO}:{Path(self.policy).absolute()}", **variant}

@@ -261,10 +261,7 @@ def _size(source: SourceModel, base_bytes: int, one: Combination) -> float | Non
 
 
 def size_estimate(source: SourceModel, base_bytes: int, bits: float) -> float:
-    """Return the estimated bytes of a checkpoint whose linear layers take so many bits per weight.
-
-    Everything else is as large as in the baseline.
-    """
+    """Return the estimated bytes of a checkpoint with so many bits per weight in linear layers, all else as it was."""
     weights = sum(rows * columns for rows, columns in source.matrices.values())
     return base_bytes - base_bytes * weights / source.parameters + weights * bits / 8
 

@@ -109,10 +109,7 @@ Tell = Callable[[SweepProgress], None]
 
 
 def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
-    """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only.
-
-    What an earlier run holds is found, not computed again. A variant that fails is marked, and the others go on.
-    """
+    """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only."""
     policy = read_policy(config.policy)
     gates_of(policy, config.policy)  # one that cannot be used is refused before anything is made
     chosen, left_out = combinations(config)
@@ -180,10 +177,7 @@ def _with_more_items(
 def make_variants(
     tracker: Tracker, run: TrackedRun, prepared: Prepared, tell: Tell, workers: Workers | None = None
 ) -> dict[str, str]:
-    """Make the variants, or find them, below a run; return the main run of each, finished or failed, by its name.
-
-    The baseline comes first.
-    """
+    """Make the baseline and the variants, or find them; return each main run, finished or failed, by variant."""
     variants = prepared.variants
     progress = {variant.key: VariantProgress(name=variant.name) for variant in variants}
 
