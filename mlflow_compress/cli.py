@@ -63,32 +63,31 @@ def build_parser() -> argparse.ArgumentParser:
         for argument in command.arguments:
             one.add_argument(*argument.flags, **argument.options)
         if command.parameters is not None:
-            _add_parameters(one, command)
+            one.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+            declared = parameters(command.parameters)
+            for heading, names in _headings(command).items():
+                section = one.add_argument_group(heading) if heading else one
+                for option in names:
+                    short = (command.short[option],) if option in command.short else ()
+                    text = described_option(declared[option]).replace("%", "%%")
+                    section.add_argument(f"--{option}", *short, metavar="VALUE", help=text)
+        if (given := command.positional) is not None:
+            one.add_argument("given", nargs="*", metavar=given.metavar, help=given.help)
     return parser
 
 
-def _add_parameters(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Add an option per parameter: first those that most people set, then the others by group."""
+def _headings(command: Command) -> dict[str, list[str]]:
+    """Return a command's parameters by heading: first those that most people set, then the others by group."""
     assert command.parameters is not None
-    declared = parameters(command.parameters)
-    parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
-    headings: dict[str, list[str]] = {}
-    if command.first:
-        headings["set first"] = list(command.first)
-        for group in groups(command.parameters).values():
-            heading = (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".").lower()
-            headings[heading] = [name for name in group.model_fields if name not in command.first]
-        grouped = {name for names in headings.values() for name in names}
-        headings["of this command"] = [name for name in declared if name not in grouped]
-    for heading, names in (headings or {"": list(declared)}).items():
-        section = parser.add_argument_group(heading) if heading else parser
-        for name in names:
-            short = (command.short[name],) if name in command.short else ()
-            text = described_option(declared[name]).replace("%", "%%")
-            section.add_argument(f"--{name}", *short, metavar="VALUE", help=text)
-    if command.positional is not None:
-        known = command.positional
-        parser.add_argument("given", nargs="*", metavar=known.metavar, help=known.help)
+    declared = list(parameters(command.parameters))
+    if not command.first:
+        return {"": declared}
+    headings = {"set first": list(command.first)}
+    for group in groups(command.parameters).values():
+        heading = (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".").lower()
+        headings[heading] = [name for name in group.model_fields if name not in command.first]
+    grouped = {name for names in headings.values() for name in names}
+    return {**headings, "of this command": [name for name in declared if name not in grouped]}
 
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:

@@ -179,7 +179,9 @@ class Stages:
 
     def _run(self, stage: str, start: StartStage) -> None:
         try:
-            self.children[stage] = start(self.tracker, stage, self._config(stage), self.run)
+            changes = {} if stage == "quantize" else {"checkpoint": self.checkpoint}
+            config = self.config.of_stage(_CONFIGS[stage], **changes)
+            self.children[stage] = start(self.tracker, stage, config, self.run)
         except StageError as error:
             if stage not in _MAY_FAIL:
                 raise
@@ -205,10 +207,6 @@ class Stages:
             finally:
                 wait([judged])
                 os.close(writing)  # the end of its lines
-
-    def _config(self, stage: str) -> Parameters:
-        changes = {} if stage == "quantize" else {"checkpoint": self.checkpoint}
-        return self.config.of_stage(_CONFIGS[stage], **changes)
 
     @property
     def evaluate(self) -> str:

@@ -122,17 +122,6 @@ def log_model(stages: Stages) -> None:
             logged_model.log_model_values(tracker, stages.evaluate, model, values, data_set)
 
 
-def _read_judged(stages: Stages) -> MetricInputs | None:
-    """Return the records of the judge stage that figures need: both models' greedy answers; None without them."""
-    judge = stages.children.get("judge")
-    if judge is None:
-        return None
-    greedy = stages.tracker.client.get_run(judge).data.tags.get(run_names.BASELINE_GREEDY_RUN)
-    if greedy is None:
-        return None
-    return MetricInputs(baseline=stages.read(greedy), variant=stages.read(judge))
-
-
 def _variants(stages: Stages) -> tuple[list[dict[str, Any]], str]:
     """Return size, distance, speed and memory of every variant of the evaluation, and the name that shows this one."""
     this = (stages.variant, stages.checkpoint_sha256)
@@ -189,7 +178,10 @@ def publish(stages: Stages) -> VariantRun:
 def _log_all(stages: Stages, folder: Path) -> None:
     tracker, run, judge = stages.tracker, stages.run, stages.children.get("judge")
     variants, shown = _variants(stages)
-    inputs, results, judged = stages.inputs, stages.results, _read_judged(stages)
+    inputs, results, judged = stages.inputs, stages.results, None
+    of_judge = {} if judge is None else tracker.client.get_run(judge).data.tags
+    if judge is not None and (greedy := of_judge.get(run_names.BASELINE_GREEDY_RUN)) is not None:
+        judged = MetricInputs(baseline=stages.read(greedy), variant=stages.read(judge))
 
     def draw(_: int) -> Iterator[list[Figure]]:
         yield []
@@ -227,7 +219,7 @@ def _log_all(stages: Stages, folder: Path) -> None:
     if flips:  # lists become text, because MLflow shows table cells as they are
         texts = [{k: " | ".join(v) if isinstance(v, list) else v for k, v in row.items()} for row in flips]
         run.log_table({name: [row[name] for row in texts] for name in flips[0]}, "flips.json")
-    if judge is not None and run_names.HIDDEN not in tracker.client.get_run(judge).data.tags:
+    if judge is not None and run_names.HIDDEN not in of_judge:
         answers = stages.read(judge).generations
         if answers is not None:  # MLflow's UI compares this table between runs
             table = {"prompt": answers.column("prompt").tolist(), "output": answers.column("text").tolist()}

@@ -189,8 +189,7 @@ class StageCosts:
     def __init__(
         self, config: PlanConfig, shape: ModelShape, scored: Workload, *, stored_bytes: int, number_bytes: int
     ) -> None:
-        self.config, self.shape, self.scored = config, shape, scored
-        self.number_bytes = number_bytes
+        self.config, self.shape, self.number_bytes = config, shape, number_bytes
         on_cpu, given = config.source.device == "cpu", config.machine
         # What is "auto" is an H100, or this machine where a CPU is asked for.
         memory, flops, bandwidth = formulas.this_machine() if on_cpu else (80 * 2.0**30, 400e12, 2.5e12)
@@ -209,13 +208,6 @@ class StageCosts:
         most = max(self._memory(scored, captures=True), self._memory(scored, heads=2))
         self.per_copy = ceil(most / (_FREE * self.machine.memory))
         self.copies = self.machine.devices // self.per_copy
-
-    def baseline(self, noise: Workload, answers: Sequence[GeneratedWork]) -> list[StageCost]:
-        """Return the costs of evaluating the baseline, and a sample of the items once more."""
-        costs = [self._evaluated("baseline", self.scored, answers, read=self.base, written=self.states, captures=True)]
-        if noise.tokens:
-            costs.append(self._evaluated("baseline again (noise)", noise, (), read=self.states, heads=2))
-        return costs
 
     def compression(self) -> StageCost:
         """Return the cost of compressing the model. Methods whose work has no formula have no seconds."""
@@ -241,23 +233,7 @@ class StageCosts:
             alone=True,
         )
 
-    def variant(self, answers: Sequence[GeneratedWork]) -> StageCost:
-        """Return the cost of evaluating every variant against the stored baseline."""
-        read = self.checkpoint + self.states
-        return self._evaluated("evaluate", self.scored, answers, read=read, heads=2, times=self.config.variants)
-
-    def answers(self, graded: GeneratedWork, samples: GeneratedWork) -> list[StageCost]:
-        """Return the costs of answering. What the judge's own calls cost, its stage estimates."""
-        kinds = (
-            # The baseline's samples are drawn twice: their likeness is the noise floor.
-            ("answers of the baseline", (graded, samples, samples), 1, self.base),
-            ("answers", (graded, samples), self.config.variants, self.checkpoint),
-        )
-        return [
-            self._evaluated(stage, Workload(), parts, read=read, times=times) for stage, parts, times, read in kinds
-        ]
-
-    def _evaluated(
+    def evaluated(
         self,
         stage: str,
         scored: Workload,
@@ -269,6 +245,7 @@ class StageCosts:
         times: int = 1,
         captures: bool = False,
     ) -> StageCost:
+        """Return the cost of scoring and of answering; the bytes are those of one run."""
         work, operations = scored, formulas.scoring_operations(self.shape, scored, heads=heads)
         computing = operations / self.machine.flops
         for part in answers:
@@ -371,11 +348,20 @@ def run_plan(config: PlanConfig) -> CostPlan:
         stored_bytes=_dtype("auto", model_config).itemsize,
         number_bytes=_dtype("float32" if on_cpu and dtype == "auto" else dtype, model_config).itemsize,
     )
-    stages = costs.baseline(scored_work(again, encoder, **limits), written)
-    stages += [costs.compression(), costs.variant(written)]
-    if config.judge:
+    stages = [costs.evaluated("baseline", scored, written, read=costs.base, written=costs.states, captures=True)]
+    noise = scored_work(again, encoder, **limits)
+    if noise.tokens:
+        stages.append(costs.evaluated("baseline again (noise)", noise, (), read=costs.states, heads=2))
+    stages.append(costs.compression())
+    read, times = costs.checkpoint + costs.states, config.variants
+    stages.append(costs.evaluated("evaluate", scored, written, read=read, heads=2, times=times))
+    if config.judge:  # what the judge's own calls cost, its stage estimates
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
-        stages += costs.answers(*instruction_answers(inputs.instructions_of(judged), tokenizer, config, length))
+        graded, samples = instruction_answers(inputs.instructions_of(judged), tokenizer, config, length)
+        twice = (graded, samples, samples)  # the baseline's are drawn twice: their likeness is the noise floor
+        stages.append(costs.evaluated("answers of the baseline", Workload(), twice, read=costs.base))
+        once = (graded, samples)
+        stages.append(costs.evaluated("answers", Workload(), once, read=costs.checkpoint, times=times))
     machine = costs.machine
     device = ("machine like this one", "machines like this one") if on_cpu else ("GPU", "GPUs")
     assumed = (

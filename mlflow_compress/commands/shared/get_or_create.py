@@ -66,16 +66,6 @@ def _places(tracking_uri: str, fingerprint: str) -> tuple[Path, Path, Path]:
     return workdirs, workdirs / fingerprint[:16], workdirs / f"{fingerprint[:16]}.lock"
 
 
-def drop_finished_workdir(tracking_uri: str, fingerprint: str) -> None:
-    """Delete the work folder of work that is stored: a process that was killed just then could not do it."""
-    _, folder, lock = _places(tracking_uri, fingerprint)
-    if not folder.is_dir() and not lock.exists():
-        return
-    with alone_with(lock, wait=False) as alone:
-        if alone:  # otherwise another process deletes it now
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextmanager
 def resumable_workdir(tracking_uri: str, fingerprint: str) -> Iterator[Path]:
     """Yield the work folder of this fingerprint. It is deleted when the work ends, and kept when it is interrupted.
@@ -119,7 +109,11 @@ def get_or_create_run(
     tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}
     found = store.find(stage, **{run_names.FINGERPRINT: key})
     if found:
-        drop_finished_workdir(store.uri, key)
+        _, folder, lock = _places(store.uri, key)
+        if folder.is_dir() or lock.exists():  # of a process that was killed just when the work was stored
+            with alone_with(lock, wait=False) as alone:
+                if alone:  # otherwise another process deletes it now
+                    shutil.rmtree(folder, ignore_errors=True)
         return found[0].run_id, False
     before()
     with resumable_workdir(store.uri, key) as resume, store.alone(key) as confirm:

@@ -112,12 +112,22 @@ def described(config: EvaluateConfig | JudgeConfig) -> Made:
 
     A checkpoint that was made from other weights than the baseline's is refused, unless that was asked for.
     """
-    if not is_endpoint(config.checkpoint):
-        manifest = read_manifest(config.checkpoint)
-        if not config.source.other_baseline and not is_endpoint(config.source.model):
-            _check_made_from(manifest, config.source.model)
+    if is_endpoint(config.checkpoint):
+        return ServedVariant(f"endpoint-{_given('served_model', config.served.served_model)}")
+    manifest, model = read_manifest(config.checkpoint), config.source.model
+    if config.source.other_baseline or is_endpoint(model):
         return manifest
-    return ServedVariant(f"endpoint-{_given('served_model', config.served.served_model)}")
+    with folder_or_hub("model", model_path(model)):
+        files = stored_weights.weight_files(local_model_folder(model_path(model)))
+    stats = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    if (weights := _weights_of(files[0].parent, stats)) != manifest.base_weights_hash:
+        raise ConfigError(
+            "The checkpoint was not made from this baseline: their distance would not be that of the compression",
+            allowed=f"{manifest.base_model}, weights {manifest.base_weights_hash}",
+            got=f"{model}, weights {weights}",
+            fix="Leave out model, which is then the checkpoint's own, or set other_baseline to compare all the same",
+        )
+    return manifest
 
 
 def read_manifest(checkpoint: str | None, *, verify: bool = True) -> CheckpointManifest:
@@ -129,19 +139,6 @@ def read_manifest(checkpoint: str | None, *, verify: bool = True) -> CheckpointM
     if not Path(checkpoint).is_dir():
         raise _no_folder("checkpoint", checkpoint, allowed="the folder that quantize wrote")
     return CheckpointManifest.read(Path(checkpoint), verify=verify)
-
-
-def _check_made_from(manifest: CheckpointManifest, model: str) -> None:
-    with folder_or_hub("model", model_path(model)):
-        files = stored_weights.weight_files(local_model_folder(model_path(model)))
-    stats = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    if (weights := _weights_of(files[0].parent, stats)) != manifest.base_weights_hash:
-        raise ConfigError(
-            "The checkpoint was not made from this baseline: their distance would not be that of the compression",
-            allowed=f"{manifest.base_model}, weights {manifest.base_weights_hash}",
-            got=f"{model}, weights {weights}",
-            fix="Leave out model, which is then the checkpoint's own, or set other_baseline to compare all the same",
-        )
 
 
 @cache

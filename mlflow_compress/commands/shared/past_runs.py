@@ -1,6 +1,6 @@
 """What earlier runs say: values that candidates compete by, registered versions, and the runtime of a speed stage."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, mo
 from mlflow_compress.commands.shared.stored import results_from_json
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
-from mlflow_compress.decide.promotion import EVERY_SLICE, Candidate, GateReading, PolicyGates, read_gates
+from mlflow_compress.decide.promotion import EVERY_SLICE, Candidate, PolicyGates, read_gates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
 from mlflow_compress.errors import ConfigError, raise_together
 from mlflow_compress.kept import kept
@@ -115,26 +115,12 @@ def candidates_of(
             )
         )
     if places:
-        _check_places(policy.readings, places)
+        read = {(reading.task, reading.category) for reading in policy.readings}
+        missing = sorted(place for place in read - places if place[0] not in ("", EVERY_SLICE))
+        named = sorted("/".join(filter(None, place)) for place in places if place[0])
+        what = "The policy reads a task or category that no run of this evaluation has results of"
+        raise_together([ConfigError(what, allowed=named, got="/".join(filter(None, place))) for place in missing])
     return found
-
-
-def _check_places(readings: Iterable[GateReading], places: Collection[tuple[str, str]]) -> None:
-    wanted = sorted(
-        {(reading.task, reading.category) for reading in readings if reading.task not in ("", EVERY_SLICE)}
-        - set(places)
-    )
-    named = sorted("/".join(filter(None, place)) for place in places if place[0])
-    raise_together(
-        [
-            ConfigError(
-                "The policy reads a task or category that no run of this evaluation has results of",
-                allowed=named,
-                got="/".join(filter(None, place)),
-            )
-            for place in wanted
-        ]
-    )
 
 
 def candidate_of(

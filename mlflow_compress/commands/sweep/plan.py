@@ -142,10 +142,6 @@ class PreparedVariant:
     def name(self) -> str:
         return self.asked.name
 
-    @property
-    def method(self) -> str:
-        return self.asked.method
-
     def finished_run(self, tracker: Tracker) -> str | None:
         """Return the newest finished main run that holds its results; None where it is to be made."""
         runs = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
@@ -229,7 +225,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
         variants.append(
             PlannedVariant(
                 name=variant.name,
-                method=variant.method,
+                method=variant.asked.method,
                 finished_run=finished,
                 seconds=None if finished else _seconds(config, variant, evaluated, tracker),
                 size_bytes=_size(prepared.source, base_bytes, variant.asked),
@@ -276,7 +272,7 @@ def _seconds(
     config: SweepConfig, variant: PreparedVariant, evaluated: Mapping[str, float], tracker: Tracker
 ) -> float | None:
     """Return the estimated duration of a variant: its method's compression, and evaluation and judge as before."""
-    tags = {run_names.BASE_MODEL: inputs.model_label(config.source.model), run_names.METHOD: variant.method}
+    tags = {run_names.BASE_MODEL: inputs.model_label(config.source.model), run_names.METHOD: variant.asked.method}
     same_method = tracker.find_finished("main", **tags)[:_RUNS]
     served = variant.asked.settings is None
     compressed = 0.0 if served else _medians(tracker, [run.info.run_id for run in same_method]).get("quantize")
