@@ -21,7 +21,8 @@ from mlflow_compress.items.sources.instructions import fingerprint_of
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, compute_all
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import ItemKey, RunRecords, Traces, align
 from mlflow_compress.scoring.generation.generate import generate_answers

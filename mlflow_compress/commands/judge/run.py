@@ -217,9 +217,9 @@ def judge(
             run.log_judged_answers(judged_answers(instructions, answers.graded, said))
         except TrackingError as error:  # the note says so: the judgments are in the records in any case
             remarks.append(str(error).rstrip("."))
-    results = metric_inputs.compute_all(inputs)
+    results = metric_registry.compute_all(inputs)
     log_results(run, results)
-    not_computed = metric_inputs.unmet(inputs)
+    not_computed = metric_registry.unmet(inputs)
     run.log_json(not_computed, "not_computed.json")
     values = "; ".join(f"{name} {result.value:.4f}" for name, result in metric_inputs.headline(results).items())
     run.set_note("\n\n".join([values, *(f"{text}." for text in (*remarks, skipped) if text)]))
