@@ -146,12 +146,11 @@ def _rank_checks(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
     without_kl = candidate.served or candidate.metrics.get(GATE_KL_ITEMS) == 0
     needed = [FLIPS if metric == KL and without_kl else metric for metric in ranked_by]
     checks = []
-    for metric in dict.fromkeys(needed):
-        if metric not in candidate.metrics:
-            why = "missing"
-            if candidate.served and metric == SIZE:
-                why = "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
-            checks.append(_failed(f"rank: {metric} is {why}", missing=metric))
+    for metric in dict.fromkeys(one for one in needed if one not in candidate.metrics):
+        why = "missing"
+        if candidate.served and metric == SIZE:
+            why = "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
+        checks.append(_failed(f"rank: {metric} is {why}", missing=metric))
     return checks
 
 
@@ -524,10 +523,7 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
 
 
 def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
-    """Return what ranks candidates, smaller first, and the metrics that it reads.
-
-    Raises `ConfigError`: a metric of the utility has no better direction, and none is given.
-    """
+    """Return what ranks candidates, smaller first, and the metrics that it reads."""
     if objective.by == "size":
         return _by_size, (SIZE, KL)
     if objective.by == "kl":
@@ -535,7 +531,14 @@ def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
     if objective.by == "speed":
         metric, sign = objective.speed_metric, -1.0 if objective.speed_prefer == "higher" else 1.0
         return (lambda candidate, passing: sign * candidate.metrics[metric]), (metric, KL)
-    signs = {term.metric: _sign(term.metric, term.prefer) for term in objective.utility}
+    signs: dict[str, float] = {}
+    for term in objective.utility:
+        way = term.prefer if term.prefer != "auto" else _better(term.metric)
+        if way == "neither":
+            raise ConfigError(
+                f"The utility does not know which way {term.metric} is better", allowed="prefer: lower or higher"
+            )
+        signs[term.metric] = 1.0 if way == "lower" else -1.0
 
     def loss(candidate: Candidate, passing: Sequence[Candidate]) -> float:
         total = 0.0
@@ -550,10 +553,3 @@ def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
         return total
 
     return loss, tuple(signs)
-
-
-def _sign(metric: str, prefer: str) -> float:
-    way = prefer if prefer != "auto" else _better(metric)
-    if way == "neither":
-        raise ConfigError(f"The utility does not know which way {metric} is better", allowed="prefer: lower or higher")
-    return 1.0 if way == "lower" else -1.0

@@ -311,7 +311,7 @@ def test_costs_of_caches_are_those_of_the_checkpoints_that_round_them(tmp_path: 
     ]
     costs = measured_costs.SwapCosts(config=config, text=text, resume=tmp_path / "resume", groups=groups, caches=layers)
     two_bits = QuantizedCache(Rounding(2, "token", 16), Rounding(2, "token", 16))
-    alone = costs.alone_caches(two_bits)
+    alone = costs.alone(two_bits)
     assert (alone[1] == costs.whole(cache)).all() and (alone > 0).all()
     options = [costs.open(None), costs.open(weights), two_bits, None]
     together = costs.together(

@@ -114,11 +114,7 @@ def store_with(run_id: str, store: Store | None) -> Store:
 
 
 def compare(baseline: str, variant: str, store: Store | None = None) -> Comparison:
-    """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals.
-
-    - `baseline`, `variant`: Each a run id, a folder of Parquet records, a harness sample log, or a JSONL file with one
-      ``{"id", "pred", "gold"}`` object per line.
-    """
+    """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals."""
     left, right = _read(baseline, store), _read(variant, store)
     if isinstance(left, Path) and isinstance(right, Path):
         check_comparable(read_metadata(left), read_metadata(right))

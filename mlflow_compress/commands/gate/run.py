@@ -354,14 +354,14 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     account = work.account(so_far)
     lacking = lacking_shares(policy.require, account.values()) if account.asked else []
     anomalous = []
-    if policy.anomalies.zero_kl and compresses(made.method) and _all_zero(so_far):
+    kl = [one for name, values in so_far.values.items() if name.startswith("distance/kl_clipped") for one in values]
+    if policy.anomalies.zero_kl and compresses(made.method) and kl and max(kl) <= 0.0:
         anomalous.append(f"Anomalous: every KL is exactly 0, although method '{made.method}' changes weights.")
     passed = not failed and not anomalous and not lacking
     share = f"{so_far.n_items} of {available} items"
     saved = "" if all_used else f" ({100 * (1 - so_far.n_items / available):.0f} % saved)"
-    after = (
-        "by the fixed-n rule after all items" if any(row.by == "all items" for row in rows) else f"after {share}{saved}"
-    )
+    fixed_n = any(row.by == "all items" for row in rows)
+    after = "by the fixed-n rule after all items" if fixed_n else f"after {share}{saved}"
     names = "; ".join([*lacking, *(row.reason or row.name for row in rows if row.verdict == "fail")])
     why = "every gate passes" if passed else f"it fails {names}" if names else "it is anomalous"
     given = f" Seed {seed}." if (seed := work.conditions.get("seed")) else ""
@@ -390,13 +390,6 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
         ),
         run=run,
     )
-
-
-def _all_zero(so_far: ChecksSoFar) -> bool:
-    found = [
-        value for name, values in so_far.values.items() if name.startswith("distance/kl_clipped") for value in values
-    ]
-    return bool(found) and max(found) <= 0.0
 
 
 def _fixed_n(work: GateWork, results: list[MetricResult], open_gates: list[int], n: int) -> list[GateRow]:
@@ -489,9 +482,7 @@ def run_gate(
     """Evaluate a checkpoint until every gate is decided or one has failed, and return the verdict.
 
     The baseline is found in the store, or evaluated as a whole. The variant is scored in blocks, on the items that the
-    policy reads, in the original order of their options. A gate that was interrupted goes on with the block that it was
-    at. Wrong parameters are refused before a run is made; a task that the policy names and the evaluation lacks, after.
-    `asked_by`: more tags of the run.
+    policy reads, in the original order of their options. `asked_by`: more tags of the run.
     """
     policy = read_policy(config.policy).overridden(
         min_decode_speedup=config.min_decode_speedup, max_memory_ratio=config.max_memory_ratio
@@ -508,16 +499,12 @@ def run_gate(
         if about := model.about():
             progress(about)
     check_same_tokenizer(base, variant)
-    tags = {
-        run_names.BASE_MODEL: label,
-        run_names.VARIANT: made.label,
-        run_names.METHOD: made.method,
-        **(asked_by or {}),
-    }
+    tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
+    tags |= {**(asked_by or {}), run_names.POLICY: policy.sha256}
     with (
         keeping(),  # the tokens of a baseline that is evaluated now are stored with it, and not made twice
         models.cores_shared_out(evaluation.running, evaluation.source),
-        store.run(f"gate {made.label} {label}", "gate", {**tags, run_names.POLICY: policy.sha256}) as run,
+        store.run(f"gate {made.label} {label}", "gate", tags) as run,
     ):
         dtype = models.as_baseline(config.inference, base).dtype
         run.log_params({**as_text(config), "dtype": dtype, "policy_sha256": policy.sha256})

@@ -138,10 +138,7 @@ _NOT_SHOWN = {
 
 
 def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_file: str | None) -> PageContent:
-    """Return everything that the page shows about the variants of a scoreboard, read from their main runs.
-
-    `policy` says which variant to ship; `policy_file` is where it is from, None for the default policy.
-    """
+    """Return everything that the page shows about the variants of a scoreboard, read from their main runs."""
     if not board.finished:
         reasons = "; ".join(f"{row.name}: {row.reason}" for row in board.rows)
         raise ConfigError("None of these variants has results", got=reasons)
@@ -240,18 +237,17 @@ def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]
 def _settings(runs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the settings of compression in which variants differ, and method and bits, by variant."""
     shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), *_NOT_SHOWN}
-    every = {name: _final(run.data.params, shared) for name, run in runs.items()}
+    every = {}
+    for name, run in runs.items():
+        params = run.data.params
+        final = params | {key.removeprefix(RESOLVED): v for key, v in params.items() if key.startswith(RESOLVED)}
+        own = {key: value for key, value in final.items() if key not in shared and not key.startswith(RESOLVED)}
+        every[name] = {key: value for key, value in own.items() if value != "none"}
     names = dict.fromkeys(["method", "bits", *(key for settings in every.values() for key in settings)])
     differing = [
         key for key in names if key in ("method", "bits") or len({settings.get(key) for settings in every.values()}) > 1
     ]
     return {name: {key: settings[key] for key in differing if key in settings} for name, settings in every.items()}
-
-
-def _final(params: Mapping[str, str], without: set[str]) -> dict[str, str]:
-    """Return parameters with their resolved values; one that is "none" is not there."""
-    final = {**params, **{k.removeprefix(RESOLVED): v for k, v in params.items() if k.startswith(RESOLVED)}}
-    return {k: v for k, v in final.items() if k not in without and not k.startswith(RESOLVED) and v != "none"}
 
 
 def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:

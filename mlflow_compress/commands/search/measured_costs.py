@@ -24,11 +24,7 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, attention_modules, with_cache
 from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.source_model import SourceModel, without_weights
-from mlflow_compress.models.weight_groups import (
-    WeightGroup,
-    find_differences,
-    weight_groups,
-)
+from mlflow_compress.models.weight_groups import WeightGroup, find_differences, weight_groups
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.plan.packing import Ids
@@ -93,22 +89,17 @@ class SwapCosts:
     groups: tuple[WeightGroup, ...]  # The groups of layers that get a format each
     caches: tuple[WeightGroup, ...] = ()  # The attention of each layer, where its cache gets a format too
 
-    def alone(self, folder: str, numbers: Sequence[int] | None = None) -> Float:
-        """Return the KL of the baseline with one group of a checkpoint at a time, shape (n_groups, n_windows).
+    def alone(self, option: str | QuantizedCache, numbers: Sequence[int] | None = None) -> Float:
+        """Return the KL of the baseline with one group of a checkpoint, or one layer's rounded cache, at a time.
 
-        `numbers` are the groups; all by default.
+        Its shape is (n_groups, n_windows). `numbers` are the groups; all by default.
         """
-        variant = self.open(folder)
-        groups = [self.groups[i] for i in (range(len(self.groups)) if numbers is None else numbers)]
+        model, every = (self.open(option), self.groups) if isinstance(option, str) else (option, self.caches)
+        baseline, groups = self.open(None), every if numbers is None else [every[i] for i in numbers]
         kind = f"alone-{digest({'groups': [group.name for group in groups]})[:12]}"
-        distances = self._measured(kind, [Swap.of(group, variant.model) for group in groups], [variant])
-        return self._per_group(distances, groups)
-
-    def alone_caches(self, cache: QuantizedCache) -> Float:
-        """Return the KL of the baseline with one layer's cache rounded at a time, shape (n_layers, n_windows)."""
-        baseline = self.open(None)
-        swaps = [self._swap(group, cache, baseline) for group in self.caches]
-        return self._per_group(self._measured("alone-cache", swaps, [cache], baseline=baseline), self.caches)
+        swaps = [self._swap(group, model, baseline) for group in groups]
+        distances = self._measured(kind, swaps, [model], baseline=baseline)
+        return np.stack([self._windows(distances, group.name) for group in groups])
 
     def around(
         self,
@@ -173,9 +164,6 @@ class SwapCosts:
         identity = {"kind": kind, "models": json.dumps(hashes), "text": self.text.sha256}
         meter = SwapMeter(baseline or self.open(None), progress=False)
         return meter.measure("search", self.text.windows, swaps, variant=variant, resume=folder, identity=identity)
-
-    def _per_group(self, distances: SwapDistances, groups: Sequence[WeightGroup]) -> Float:
-        return np.stack([self._windows(distances, group.name) for group in groups])
 
     def _windows(self, distances: SwapDistances, name: str) -> Float:
         """Return the mean KL of each window, whose scored positions are equally many."""

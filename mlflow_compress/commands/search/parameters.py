@@ -172,10 +172,7 @@ class SearchConfig(Parameters):
         return given
 
     def uniform_variants(self) -> tuple[dict[str, MainConfig], bool]:
-        """Return the variant that has a format in all layers, for each format, and whether a layer may stay as it is.
-
-        A wrong format is a `ConfigError`.
-        """
+        """Return the variant with one format in all layers, for each format, and whether a layer may stay as it is."""
         from mlflow_compress.compression.method import METHODS
         from mlflow_compress.compression.mixed_recipe import KEPT, format_parts
 

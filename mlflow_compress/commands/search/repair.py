@@ -141,9 +141,8 @@ class Refused:
     def variant(self, settings: Mapping[str, Any]) -> Combination:
         """Return the main job of a method with settings, which is evaluated as the refused variant was."""
         values = {name: value for name, value in settings.items() if name not in ("method", "bits", "group_size")}
-        calibrated = {
-            name: value for name, value in self.manifest.settings.items() if name in CalibratedConfig.model_fields
-        }
+        known = self.manifest.settings
+        calibrated = {name: value for name, value in known.items() if name in CalibratedConfig.model_fields}
         seeded = "seed" in calibrated and METHODS.get(settings["method"]).needs_calibration
         config = self.main.with_values(
             method=settings["method"],
@@ -361,7 +360,12 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
             return _result(tracker, refused, policy, config, outcome, run_id=refused.run.info.run_id)
         require_repairable(refused)
         searched = _search_config(config, refused)
-        caches = _cache_sizes(searched, refused)
+        caches = {
+            layer: cache_bytes(
+                searched, refused.source, {name: refused.quantized(one) for name, one in options.items()}
+            )
+            for layer, options in refused.caches.items()
+        }
         attention = tuple(one for one in cache_groups(refused.source) if one.layer in caches) if caches else ()
         with engine_started(refused.main.running, refused.main.source):
             used = int(refused.manifest.settings.get("calibration_samples", 0))
@@ -371,11 +375,8 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
             rounds = [config.space.search_rounds, config.space.search_tolerance]
             search = [text.sha256, *rounds, *([searched.space.cache_tokens] if caches else [])]
             key = digest({"repair": refused.run.info.run_id, "policy": policy.sha256, "search": search})
-            tags = {
-                run_names.BASE_MODEL: label,
-                run_names.EVALUATION: refused.run.data.tags[run_names.EVALUATION],
-                run_names.POLICY: policy.sha256,
-            }
+            evaluation = refused.run.data.tags[run_names.EVALUATION]
+            tags = {run_names.BASE_MODEL: label, run_names.EVALUATION: evaluation, run_names.POLICY: policy.sha256}
             with (
                 parent_run(tracker, f"repair {refused.label} {label}", key, tags, stage="search") as run,
                 reload_helper(),
@@ -400,29 +401,16 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
 
 def _search_config(config: SearchConfig, refused: Refused) -> SearchConfig:
     """Return the parameters of a search on the refused variant's model, text and device."""
-    space = config.space
-    return refused.main.of_stage(
+    space, main = config.space, refused.main
+    shared = ("policy", "search_text", "search_windows", "search_rounds", "search_tolerance")
+    return main.of_stage(
         SearchConfig,
         experiment=config.experiment,
         repair=refused.run.info.run_id,
-        policy=space.policy,
-        search_text=space.search_text,
-        search_windows=space.search_windows,
-        search_rounds=space.search_rounds,
-        search_tolerance=space.search_tolerance,
         cache_tokens=refused.source.max_length if refused.caches and space.cache_tokens == AUTO else space.cache_tokens,
-        calibration_length=refused.manifest.settings.get(
-            "calibration_length", refused.main.compression.calibration_length
-        ),
+        calibration_length=refused.manifest.settings.get("calibration_length", main.compression.calibration_length),
+        **{name: getattr(space, name) for name in shared},
     )
-
-
-def _cache_sizes(config: SearchConfig, refused: Refused) -> dict[int, dict[str, int]]:
-    """Return the bytes of each rounded cache in the columns that it can have; as `cache_bytes`, with the baseline's."""
-    return {
-        layer: cache_bytes(config, refused.source, {name: refused.quantized(one) for name, one in options.items()})
-        for layer, options in refused.caches.items()
-    }
 
 
 def _outcomes(tracker: Tracker, refused: Refused, gates: PolicyGates, runs: Sequence[Any]) -> list[CandidateOutcome]:
@@ -451,7 +439,7 @@ class _Repair:
     gates: PolicyGates
     policy: Policy
     say: Say
-    caches: Mapping[int, Mapping[str, int]]  # What `_cache_sizes` returns
+    caches: Mapping[int, Mapping[str, int]]  # By layer: what `cache_bytes` returns of the columns that it can have
     costs: Callable[[tuple[WeightGroup, ...]], SwapCosts]
     trials: list[Trial] = field(default_factory=list)
 
@@ -466,9 +454,9 @@ class _Repair:
         folders |= {AS_BASELINE: None}
         methods = {one["method"] for one in [*refused.recipe.formats.values(), *([raised] if raised else [])]}
         rescaled = any(getattr(METHODS.get(name), "rescales", False) for name in methods)
-        made = [folder for folder in folders.values() if folder is not None]
         groups: tuple[WeightGroup, ...] = ()  # none where all weights are the baseline's already
         if any(name != KEPT for name in refused.recipe.layers.values()):
+            made = [folder for folder in folders.values() if folder is not None]
             groups = format_groups(self.config, refused.source, made, rescaled=rescaled)
         costs = self.costs(groups)
         sizes = stored_sizes(refused.source, groups, folders)

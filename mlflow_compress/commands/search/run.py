@@ -61,12 +61,7 @@ from mlflow_compress.decide.cost_table import (
     linear_mix,
 )
 from mlflow_compress.decide.separation import item_scores
-from mlflow_compress.errors import (
-    AlignmentError,
-    CheckpointError,
-    DataError,
-    StageError,
-)
+from mlflow_compress.errors import AlignmentError, CheckpointError, DataError, StageError
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.suite import task_parts
@@ -100,11 +95,6 @@ class UnitKl:
     unit: str  # "window" where the evaluation has corpora, else "item"
     keys: tuple[tuple[str, str], ...]  # Task and id of each unit
     kl: Float  # Nats: the mean per token of a window, or the KL of an item; shape (n_units,)
-
-    def require_same(self, other: UnitKl) -> None:
-        """Raise `AlignmentError` unless the other variant was measured on the same units."""
-        if self.keys != other.keys:
-            raise AlignmentError("Two variants of the search were not evaluated on the same texts")
 
 
 def unit_kl(tracker: Tracker, main_run: str) -> UnitKl:
@@ -158,8 +148,8 @@ def publish_search(
     every = [*uniform.values(), *(made for _, made in chosen.values())]
     held_out = {made.run_id: unit_kl(tracker, made.run_id) for made in every}
     first = next(iter(held_out.values()))
-    for other in held_out.values():
-        first.require_same(other)
+    if any(other.keys != first.keys for other in held_out.values()):
+        raise AlignmentError("Two variants of the search were not evaluated on the same texts")
     ends = {made.name: (table.sizes.uniform(name), held_out[made.run_id].kl) for name, made in uniform.items()}
     ends[BASELINE] = (table.sizes.base, np.zeros_like(first.kl))
     rows = [_row(made, held_out[made.run_id], costs.whole(made.folder)) for made in uniform.values()]
@@ -431,7 +421,21 @@ class _Search:
         swaps = len(self.formats) * len(self.costs.groups) + rounded * len(self.costs.caches)
         swaps = swaps if estimation is None else int(estimation.measured.sum())
         mixtures, passes = self._tried(limits, table, swaps)
-        chosen = {limit: self._chosen(limit, table, mixtures[limit]) for limit in limits}
+        chosen = {}
+        for limit in limits:
+            choice = chosen[limit] = choose_formats(
+                limit,
+                table,
+                mixtures[limit],
+                make=partial(self._make, table.sizes),
+                measure=self.costs.whole,
+                around=partial(self._around, limit, table),
+                uniform=self._uniform_kl,
+            )
+            self.say(
+                f"[search] {limit.short}: {choice.variant.name}, predicted KL {choice.predicted:.3g}, measured "
+                f"{choice.measured:.3g} on the search's text"
+            )
         variants = {one.variant.name: one.variant for one in chosen.values()}
         prepared = prepare_sweep(self.config.for_variants(SweepConfig), list(variants.values()), self.tracker)
         made = make_all(self.tracker, self.run, prepared, self.say)
@@ -453,12 +457,10 @@ class _Search:
             self.say(f"[search] measures {what}")
             n_groups, n_windows = len(self.costs.groups), len(self.costs.text.windows.ids)
             added = np.zeros((len(sizes.groups), len(sizes.formats), n_windows))
-            for column, path in enumerate(self.folders.values()):
-                if path is not None:
-                    added[:n_groups, column] = self.costs.alone(path)
-            for column, cache in enumerate(self.caches.values(), start=len(self.folders)):
-                if cache is not None:
-                    added[n_groups:, column] = self.costs.alone_caches(cache)
+            for column, option in enumerate([*self.folders.values(), *self.caches.values()]):
+                if option is not None:
+                    rows = slice(n_groups) if isinstance(option, str) else slice(n_groups, None)
+                    added[rows, column] = self.costs.alone(option)
             return CostTable(sizes=sizes, start=np.zeros(n_windows), added=added), None
         self.say(f"[search] estimates {what}, and measures what is chosen")
         paths = list(self.folders.values())
@@ -487,10 +489,9 @@ class _Search:
         """
         space = self.config.space
         options: list[Option] = [*map(self.costs.open, self.folders.values()), *self.caches.values()]
-        together = partial(self.costs.together, options)
         place = InPlace(
             table=table,
-            together=together,
+            together=partial(self.costs.together, options),
             passes=passes,
             rounds=space.search_rounds,
             tolerance=space.search_tolerance,
@@ -505,22 +506,6 @@ class _Search:
                 f"{first.measured:.3g}; in place {best.measured:.3g} after {len(place.known)} passes in all"
             )
         return tried, len(place.known)
-
-    def _chosen(self, limit: Limit, table: CostTable, mixtures: Sequence[Mixture]) -> Choice:
-        choice = choose_formats(
-            limit,
-            table,
-            mixtures,
-            make=partial(self._make, table.sizes),
-            measure=self.costs.whole,
-            around=partial(self._around, limit, table),
-            uniform=self._uniform_kl,
-        )
-        self.say(
-            f"[search] {limit.short}: {choice.variant.name}, predicted KL {choice.predicted:.3g}, measured "
-            f"{choice.measured:.3g} on the search's text"
-        )
-        return choice
 
     def _around(self, limit: Limit, table: CostTable, first: Allocation) -> tuple[Allocation, float] | None:
         """Return what costs around the first checkpoint, of layers quantized again, choose, and the KL they promise.
