@@ -204,11 +204,7 @@ class ModelSimilarity:
 
 
 def similarity_matrix(models: Sequence[npt.ArrayLike], weighting: Weighting = "equation4") -> Float:
-    """Return the mean similarity of every pair of models, shape (m, m).
-
-    - `models` (n, k, d): Embeddings of each model's answers to the same instructions; k may differ between models.
-    - `weighting`: See `Similarity.per_instruction`; the authors' tables hold "reference".
-    """
+    """Return the mean similarity of every pair of models, shape (m, m), from embeddings of shape (n, k, d) each."""
     matrix = np.eye(len(models))
     for i, one in enumerate(models):
         for j in range(i):
@@ -224,14 +220,10 @@ def model_similarity(
 ) -> ModelSimilarity:
     """Return the similarity of every pair of models, and the models as points in a plane.
 
-    Projected are the rows of the similarity matrix: a model is the vector of its similarities to all models, itself
-    included. Columns are centred, not scaled. The coordinates are the scores on the first two principal components, as
-    in the figure of the paper. So two models are near each other where they resemble the same models.
+    Projected are the rows of the similarity matrix, centred and not scaled, as in the figure of the paper: models are
+    near each other where they resemble the same models.
 
     - `models` (n, k, d): Embedded answers by model, row for row the same instructions; two models or more.
-
-    Raises `DataError`: there are fewer than two models; `AlignmentError`: the models have answered different numbers of
-    instructions.
     """
     if len(models) < 2:
         raise DataError("A similarity needs at least two models", got=len(models))

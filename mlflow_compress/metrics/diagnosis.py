@@ -77,9 +77,7 @@ class SwapTable:
 def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Sequence[str]) -> MetricResult | None:
     """Return the summed KL of some swaps over that of others, with the bootstrap's interval over whole texts.
 
-    Both are on the same texts, which are drawn together; fewer than `FEWEST_GROUPS` give no interval.
-
-    None where the KL below is 0: then the ratio does not exist.
+    Fewer than `FEWEST_GROUPS` texts give no interval, and a KL of 0 below no ratio.
     """
     columns = np.column_stack([sum(table.of_swap(swap) for swap in side) for side in (above, below)])
     sums = table.sums(columns)
@@ -311,15 +309,7 @@ RARE_SHARE = 0.1
 def token_class(text: str, before: str) -> str:
     """Return the class of a token. Every token has exactly one.
 
-    - "digits": its text has a digit.
-    - "first token of a word": it has a letter, and the character before its first letter is no letter (a space or a
-      sign, in the token or at the end of the text before it).
-    - "inside a word": it begins with a letter that goes on with the word before it.
-    - "punctuation": it has neither letter nor digit, but a character that is no white space.
-    - "white space": it has nothing else.
-    - "other": it has no text of its own (a special token, a part of a character).
-
-    - `before`: What comes before it, of which the last character counts.
+    - `before`: What comes before it: a token with letters begins a word unless it goes on with one.
     """
     if not text or "\N{REPLACEMENT CHARACTER}" in text:
         return OTHER

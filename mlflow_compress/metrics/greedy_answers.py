@@ -46,10 +46,7 @@ class Forks:
 
 
 def forks(inputs: MetricInputs) -> Forks:
-    """Return where the answers part, in the order of the baseline's records.
-
-    Raises `AlignmentError`: when the models answered different instructions, or read different prompts.
-    """
+    """Return where the answers part, in the baseline's order; other instructions or prompts are an `AlignmentError`."""
     assert inputs.baseline.greedy_answers is not None and inputs.variant is not None  # `requires` has been checked
     assert inputs.variant.greedy_answers is not None
     ours, theirs = inputs.baseline.greedy_answers, inputs.variant.greedy_answers
@@ -77,10 +74,7 @@ class AnswerPlaces:
 
 
 def answer_places(answers: TokenAnswers, scores: TokenScores) -> AnswerPlaces:
-    """Return the place of each scored token in the answer that it belongs to.
-
-    Raises `DataError`: when the scores are not those of every token of these answers.
-    """
+    """Return the place of each scored token in its answer; scores that are not of every token are a `DataError`."""
     token_groups(scores)  # refuses repeated tokens
     row_of = {window: row for row, window in enumerate(answers.windows())}
     windows = scores.column("item_id")

@@ -43,10 +43,7 @@ class TurnScores:
 
 
 def turn_scores(judgments: Judgments) -> TurnScores:
-    """Average the repeats of each question and turn; a judgment without a readable score is counted, never averaged.
-
-    Raises `DataError`: for no judgments, a turn outside 0 and 1, or a score outside 1..10.
-    """
+    """Average the repeats of each question and turn; a judgment without a readable score is counted, never averaged."""
     if len(judgments) == 0:
         raise DataError("The judgments records are empty")
     keys = judgments.key_rows()

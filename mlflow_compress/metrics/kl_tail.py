@@ -52,13 +52,7 @@ def mean_kl(values: Float, units: Units | Int | None) -> Mean:
 
 
 def top_share_pct(kl: Float, count: int) -> float:
-    """Return the percentage of a sum that its `count` largest values hold; the sum must be positive.
-
-    Examples
-    --------
-    >>> top_share_pct(np.array([1.0, 6.0, 3.0]), 1)
-    60.0
-    """
+    """Return the percentage of a sum that its `count` largest values hold; the sum must be positive."""
     return float(100.0 * np.sort(kl)[-count:].sum() / kl.sum())
 
 
@@ -103,10 +97,7 @@ ABOVE_CLIP = MetricKey.percent(
 
 
 def shows_clipped(pooled: Pooled) -> bool:
-    """Return whether people are shown the clipped mean and what is above the clip beside a mean KL without interval.
-
-    These are what gates read then. Equal models need no interval.
-    """
+    """Return whether the clipped mean and what is above it are shown, as gates read them: the mean has no interval."""
     kl = pooled.get("distance/kl_mean")
     return kl is not None and kl.high is None and kl.value != 0 and CLIPPED.name in pooled
 

@@ -174,10 +174,8 @@ def _sampled(baseline: RunRecords, noise: RunRecords) -> RunRecords:
 def distinguishable(distance: MetricResult, floor: MetricResult, *, direction: Direction = "lower") -> bool:
     """Return whether a distance stands out from its noise floor.
 
-    The near end of the distance's interval must lie beyond the far end of the floor's (values, where there is no
-    interval): above it for a distance where lower is better, below it for an agreement. Where neither way is better
-    (a mean change, which may have either sign) the sizes are compared, and an interval that holds 0 stands out
-    from nothing.
+    The near end of its interval must lie beyond the far end of the floor's (values, where there is no interval). Where
+    neither way is better the sizes are compared, and an interval that holds 0 stands out from nothing.
     """
     low, high = _ends(distance)
     floor_low, floor_high = _ends(floor)
@@ -258,9 +256,8 @@ def _paired_mean(name: str, groups: Int, variant: Float, noise: Float) -> dict[s
 def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[dict[str, Any]]:
     """Return one row per pooled distance: its value, its floor, and whether it can be told from noise.
 
-    The columns are `name, value, low, high, label, p, floor, floor_low, floor_high`; the label is "distinguishable" or
-    "not distinguishable from the noise floor". Both are None where the second run has no such distance. The paired test
-    decides (p below 0.05, see `paired_p_values`); the intervals do where there is none, and `p` is None.
+    The paired test decides (p below 0.05, see `paired_p_values`); the intervals do where there is none, and `p` is
+    None. Floor and label are None where the second run has no such distance.
     """
     p_values = paired_p_values(inputs)
     floors = {r.name: r for r in noise_distances(inputs)}

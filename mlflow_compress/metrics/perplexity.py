@@ -25,11 +25,7 @@ def _scores(run: RunRecords) -> TokenScores:
 
 
 def _subsets(inputs: MetricInputs, tokens: TokenScores) -> Iterator[tuple[ItemSubset, Callable[..., Ratio]]]:
-    """Iterate over all tokens and those of each corpus, with what makes an estimate of values of all tokens.
-
-    Tokens of one document depend on each other, so that documents are drawn; of fewer than `FEWEST_GROUPS` there is no
-    interval.
-    """
+    """Iterate over all tokens and those of each corpus, with what makes an estimate of values, by document."""
     groups = token_groups(tokens)
     subsets = [ItemSubset(None, None, np.arange(len(tokens)))]
     if not inputs.settings.pooled_only:
@@ -105,10 +101,7 @@ def perplexity(inputs: MetricInputs) -> list[MetricResult]:
 
 
 def statistics(baseline: TokenScores, variant: TokenScores, distances: TokenDistances) -> CorpusStatistics:
-    """Return every llama.cpp statistic of two runs' token records, over all their corpora.
-
-    Raises `AlignmentError`: when the records do not hold the same tokens, or the targets differ.
-    """
+    """Return every llama.cpp statistic of two runs' token records; other tokens or targets are an `AlignmentError`."""
     token_groups(baseline)  # refuses repeated tokens
     check_same_targets(baseline, variant)
     return corpus_statistics(

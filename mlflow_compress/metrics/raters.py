@@ -26,23 +26,14 @@ class Preference:
 
 
 def won_and_lost(value: float) -> dict[str, float]:
-    """Return what a verdict adds to win rate, wins and losses: 1 if the variant won, 0 if it lost, 0.5 for a tie.
-
-    Examples
-    --------
-    >>> won_and_lost(0.5)
-    {'win_rate': 0.5, 'wins': 0.0, 'losses': 0.0}
-    """
+    """Return what a verdict adds to win rate, wins and losses: 1 if the variant won, 0 if it lost, 0.5 for a tie."""
     return {"win_rate": value, "wins": float(value == 1.0), "losses": float(value == 0.0)}
 
 
 def preference_shares(
     preferences: Iterable[Preference], settings: MetricSettings, *, prefix: str
 ) -> list[MetricResult]:
-    """Return the share of each name over all comparisons, then by category; see `preference_interval`.
-
-    `prefix` is put before each name: "judge/".
-    """
+    """Return the share of each name, with `prefix` before it, over all comparisons, then by category."""
     given = list(preferences)
     questions = sorted({one.question for one in given})
     place = {question: i for i, question in enumerate(questions)}
@@ -85,11 +76,6 @@ def preference_interval(counts: Float, *, level: float = 0.95) -> Interval | Non
 
     Source: Tango 1998 (see `paired_difference`); Rao and Scott, "A simple method for the analysis of clustered binary
     data", Biometrics 1992.
-
-    Examples
-    --------
-    >>> [round(end, 3) for end in preference_interval(np.array([[1, 0, 1]] * 12))]  # 12 wins of 12
-    [0.757, 1.0]
     """
     counts = counts[counts[:, 2] > 0]
     won, lost, n = counts.sum(axis=0)

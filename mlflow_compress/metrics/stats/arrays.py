@@ -15,12 +15,7 @@ Objects = npt.NDArray[Any]
 
 
 def finite(name: str, values: npt.ArrayLike, *, ndim: int = 1) -> Float:
-    """Return `values` as a float64 array without copying where that is possible.
-
-    - `ndim`: Number of dimensions that the array must have.
-
-    Raises `DataError`: when the array is empty, has another number of dimensions, or holds a NaN or an infinity.
-    """
+    """Return `values` as float64; no values, another number of dimensions, NaN or infinity are a `DataError`."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != ndim or array.size == 0:
         raise DataError(f"{name} must be a non-empty array with {ndim} dimension(s)", got=f"shape {array.shape}")

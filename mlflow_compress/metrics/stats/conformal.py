@@ -126,10 +126,7 @@ def resampled_quantiles(scores: npt.ArrayLike, counts: Float, alpha: float = 0.1
 def sizes_and_coverage(
     probabilities: npt.ArrayLike, gold: npt.ArrayLike, thresholds: npt.ArrayLike, score: Score
 ) -> tuple[Float, Float]:
-    """Return each textbook set's size, and whether it holds the gold option, at each threshold.
-
-    Both have shape (n_thresholds, n).
-    """
+    """Return each textbook set's size, and whether it holds the gold option, by threshold; shapes (n_thresholds, n)."""
     p, y = _checked(probabilities), np.asarray(gold, dtype=np.int64)
     cumulative, rows = _cumulative(p, "textbook"), np.arange(len(p))
     every = [_sets(p, cumulative, q, score) for q in np.asarray(thresholds, dtype=np.float64)]
@@ -212,9 +209,8 @@ def conformal(
 ) -> ConformalResult:
     """Calibrate on some rows and judge the sets on others.
 
-    `probabilities` are the softmax over the options' logits only. The mode "reference" reproduces the published script:
-    rank (`conformal_quantile`) and ties (`network_argsort`). A given `threshold` is kept instead of calibrating: the
-    baseline's, to see what a deployed threshold does to a variant.
+    The mode "reference" reproduces the published script: rank (`conformal_quantile`) and ties (`network_argsort`). A
+    given `threshold` is kept instead of calibrating: the baseline's, to see what it does to a variant.
 
     Source: Ye et al., "Benchmarking LLMs via Uncertainty Quantification" (LLM-Uncertainty-Bench).
     """

@@ -77,11 +77,6 @@ def spearman_exact_p(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 
     It is the share of orders whose correlation is at least as far from 0. `spearman` has an approximation that is 0 for
     a perfect correlation, however few the points. More points, or none that vary, are a `DataError`.
-
-    Examples
-    --------
-    >>> spearman_exact_p([1, 2, 3, 4], [1, 2, 3, 4])  # 2 of 24 orders: this one and the reverse
-    0.08333333333333333
     """
     a, b, exists = _pairs(x, y)
     if not exists or len(a) > MOST_FOR_EXACT:

@@ -24,11 +24,6 @@ def mcnemar_exact(c2w: int, w2c: int) -> float:
     ``p = min(1, 2 P(X <= min(c2w, w2c)))`` with ``X ~ Binomial(c2w + w2c, 1/2)``; 1 where nothing changed.
 
     Source: McNemar, Psychometrika 1947.
-
-    Examples
-    --------
-    >>> mcnemar_exact(0, 5)
-    0.0625
     """
     if c2w < 0 or w2c < 0:
         raise DataError("Counts cannot be negative", got=f"{c2w}, {w2c}")
@@ -46,11 +41,6 @@ def mcnemar_mid_p(c2w: int, w2c: int) -> float:
 
     Source: Fagerland, Lydersen and Laake, "The McNemar test for binary matched-pairs data: mid-p and asymptotic are
     better than exact conditional", BMC Medical Research Methodology 2013.
-
-    Examples
-    --------
-    >>> mcnemar_mid_p(0, 5)
-    0.03125
     """
     exact = mcnemar_exact(c2w, w2c)
     if c2w + w2c == 0:
@@ -70,11 +60,6 @@ def grouped_mcnemar_mid_p(differences: npt.ArrayLike, groups: npt.ArrayLike) -> 
     `mcnemar_mid_p`. Both arrays have shape (n,); a difference is 1 for wrong to right, -1 for right to wrong, else 0.
 
     Source: Fisher, "The Design of Experiments", 1935, section 21; the mid-p value as in `mcnemar_mid_p`.
-
-    Examples
-    --------
-    >>> grouped_mcnemar_mid_p([1, 1, 1, 1], [0, 0, 1, 1])
-    0.25
     """
     sums = np.rint(group_sums(differences, groups)[0]).astype(np.int64)
     shares = np.ones(1)  # Of the sums -width, ..., width
@@ -173,11 +158,6 @@ def count_flips(
     is None. Every array has shape (n,).
 
     Source: Dutta et al., "Accuracy is Not All You Need", section 2 and table 2.
-
-    Examples
-    --------
-    >>> count_flips([1, 1, 0, 0], [1, 0, 1, 0], list("AABC"), list("ABAD"))
-    Flips(n=4, n_correct=2, c2w=1, w2c=1, w2w=1)
     """
     b, q = np.asarray(correct_baseline, dtype=bool), np.asarray(correct_variant, dtype=bool)
     n = same_length(correct_baseline=b, correct_variant=q)

@@ -56,12 +56,6 @@ def make_spread(makes: Float, groups: Int) -> MakeSpread | None:
 
     Source: Searle, Casella and McCulloch, "Variance Components", 1992, chapter 4 (the two-way crossed model; a negative
     estimate is 0); Burdick and Graybill, "Confidence Intervals on Variance Components", 1992, for the interval.
-
-    Examples
-    --------
-    >>> x = np.array([[0.0] * 20, [2.0] * 20])
-    >>> make_spread(x, np.arange(20)).between == 2**0.5
-    True
     """
     n_makes, n_items = makes.shape
     if n_makes < 2 or len(np.unique(groups)) < FEWEST_GROUPS:
@@ -97,12 +91,6 @@ def closer_probability(first: Float, second: Float, groups: Int) -> float | None
 
     Source: Searle, Casella and McCulloch, "Variance Components", 1992, chapters 4 and 7 (prediction of a random
     effect); Satterthwaite, "An approximate distribution of estimates of variance components", 1946.
-
-    Examples
-    --------
-    >>> x = np.tile([0.0, 1.0], 10)[None]
-    >>> closer_probability(x, x[:, ::-1], np.arange(20))
-    0.5
     """
     count = len(np.unique(groups))
     if count < FEWEST_GROUPS:
