@@ -59,13 +59,8 @@ def authors_layer(name: str, folder: Path) -> int:
 @metric(
     "bert_score",
     keys=(
-        MetricKey(
-            name="judge/bert_score",
-            direction="higher",
-            low=-1.0,
-            high=1.0,
-            unit="share",
-            meaning="Mean BERTScore F of the variant's answers against the baseline's.",
+        MetricKey.share(
+            "judge/bert_score", "higher", "Mean BERTScore F of the variant's answers against the baseline's.", low=-1.0
         ),
     ),
     requires=(VARIANT, GENERATIONS, BERTSCORE_MODEL, package("bert_score")),

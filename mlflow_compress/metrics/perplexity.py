@@ -46,31 +46,21 @@ def _ratio(
     return Ratio(sums, sizes, transform, trusted=trusted)
 
 
-RATIO = MetricKey(
-    name="quality/perplexity_ratio",
-    direction="lower",
-    unit="ratio",
-    meaning="Variant over baseline perplexity, paired by token.",
-    unchanged=1.0,
+_key = keys_of("quality", unit="perplexity", low=1.0)
+RATIO = keys_of("quality", unit="ratio")(
+    "perplexity_ratio", "lower", "Variant over baseline perplexity, paired by token.", unchanged=1.0
 )
-PERPLEXITY = MetricKey(
-    name="quality/perplexity",
-    direction="lower",
-    low=1.0,
-    unit="perplexity",
-    meaning="exp of the mean nll per scored token.",
+PERPLEXITY = _key(
+    "perplexity",
+    "lower",
+    "exp of the mean nll per scored token.",
     label="Perplexity",
     headline=60,
     leaderboard=True,
     difference=RATIO.name,
     counted="tokens",
 )
-BASELINE = MetricKey(
-    name="quality/perplexity_baseline",
-    low=1.0,
-    unit="perplexity",
-    meaning="The baseline's perplexity on the same tokens.",
-)
+BASELINE = _key("perplexity_baseline", "neither", "The baseline's perplexity on the same tokens.")
 
 
 @metric(

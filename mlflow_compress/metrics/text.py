@@ -134,13 +134,11 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
 @metric(
     "text_overlap",
     keys=(
-        MetricKey(
-            name="judge/rouge_l",
-            direction="higher",
-            high=1.0,
-            unit="share",
+        MetricKey.share(
+            "judge/rouge_l",
+            "higher",
+            "Mean ROUGE-L F-measure of the variant's answers against the baseline's.",
             label="ROUGE-L",
-            meaning="Mean ROUGE-L F-measure of the variant's answers against the baseline's.",
         ),
         MetricKey(
             name="judge/bleu",

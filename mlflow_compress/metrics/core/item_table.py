@@ -68,11 +68,18 @@ EVERYTHING = ItemSubset(None, None, np.empty(0, dtype=np.int64))
 """What is about no items, or about all at once."""
 
 
+def _column(name: str) -> "cached_property[Objects]":
+    return cached_property(lambda table: table.items.column(name))
+
+
 @dataclass(frozen=True)
 class ItemTable:
     """The items of a run, column by column; row `i` of every array is item `i`."""
 
     items: Items  # Unique by (task, item_id)
+
+    task, item_id, family, rule = _column("task"), _column("item_id"), _column("family"), _column("rule")
+    category = _column("category")  # None where an item has none
 
     def __post_init__(self) -> None:
         if len(self.items) == 0:
@@ -89,23 +96,6 @@ class ItemTable:
         return row_keys(self.items)
 
     @cached_property
-    def task(self) -> Objects:
-        return self.items.column("task")
-
-    @cached_property
-    def item_id(self) -> Objects:
-        return self.items.column("item_id")
-
-    @cached_property
-    def family(self) -> Objects:
-        return self.items.column("family")
-
-    @cached_property
-    def category(self) -> Objects:
-        """Categories, None where an item has none, shape (n_items,)."""
-        return self.items.column("category")
-
-    @cached_property
     def group(self) -> Int:
         """Code of each item's group: those of one task with one `group_id`, else the item alone; shape (n_items,)."""
         table = self.items.table
@@ -114,10 +104,6 @@ class ItemTable:
         names = np.where(named, self.items.column("group_id"), self.item_id)
         keys = [f"{task}{_JOIN}{own:d}{_JOIN}{name}" for task, own, name in zip(self.task, named, names, strict=True)]
         return np.asarray(np.unique(keys, return_inverse=True)[1], dtype=np.int64)
-
-    @cached_property
-    def rule(self) -> Objects:
-        return self.items.column("rule")
 
     @cached_property
     def gold(self) -> Int:

@@ -22,6 +22,7 @@ from mlflow_compress.reporting.plots.style import (
     WORSE,
     Drawing,
     horizontal_grid,
+    new_axes,
     new_canvas,
     plain_text,
 )
@@ -124,8 +125,7 @@ def _draw_parts(
 def _canvas_of_parts(
     whole: MetricResult, parts: Mapping[str, MetricResult], *, muted: Sequence[str] = (), **legend: Any
 ) -> Any:
-    canvas = new_canvas(1.7 + 0.27 * len(parts))
-    axes = canvas.subplots()
+    canvas, axes = new_axes(1.7 + 0.27 * len(parts))
     _draw_parts(axes, whole, parts, muted=muted)
     axes.legend(loc="lower right", **legend, frameon=False, fontsize=9)
     axes.set(xlim=(0, None), xlabel="KL, nats; figures on the right: tokens")
@@ -181,8 +181,7 @@ _MARKERS = "os^Dv"
 
 def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence[MetricResult]) -> Drawing:
     """Return the mean KL of text by its relative depth ("text 25-38 %"), a line per context length (task)."""
-    canvas = new_canvas(4.2)
-    axes = canvas.subplots()
+    canvas, axes = new_axes(4.2)
     tasks = sorted({str(part.task) for part in parts}, key=_tokens)
     top = 2.0 * max(part.value for part in parts)  # so that a wide interval does not flatten the lines
     for number, (task, shade) in enumerate(zip(tasks, np.linspace(0.35, 1.0, len(tasks)), strict=True)):
@@ -233,8 +232,7 @@ def _margin_finding(bins: Binned) -> str:
 
 def draw_margin(bins: Binned, wrong: Binned, *, level: float) -> Drawing:
     """Return the figure: per margin bin the share of changed answers with Wilson intervals, and of wrong answers."""
-    canvas = new_canvas(4.2)
-    axes = canvas.subplots()
+    canvas, axes = new_axes(4.2)
     centre, share = (bins.left + bins.right) / 2, 100 * bins.mean
     # Wilson bounds of 0 or n events touch the share up to rounding; an error bar must not be negative.
     below, above = np.maximum(share - 100 * bins.low, 0), np.maximum(100 * bins.high - share, 0)
@@ -295,8 +293,7 @@ def draw_categories(groups: Sequence[tuple[str, Flips]]) -> Drawing:
     percents = [(name, f.n, [100 * k / f.n for k in (f.c2w, f.w2c, f.w2w or 0)]) for name, f in groups]
     ordered = sorted(((sum(parts), name, n, parts) for name, n, parts in percents), key=lambda bar: (-bar[0], bar[1]))
     shown, rest = ordered[:MOST], len(ordered) - MOST
-    canvas = new_canvas(1.75 + 0.3 * len(shown))
-    axes = canvas.subplots()
+    canvas, axes = new_axes(1.75 + 0.3 * len(shown))
     y, left = np.arange(len(shown)), np.zeros(len(shown))
     kinds = (("right → wrong", WORSE), ("wrong → right", BETTER), ("wrong → other wrong", OTHER))
     for (words, colour), width in zip(kinds, np.transpose([parts for *_, parts in shown]), strict=True):
@@ -331,8 +328,7 @@ def draw_answers_part(answers: Forks, *, level: float) -> Drawing:
     """Return the share of answers that are still the same after so many tokens, with its interval."""
     curve = still_equal(answers, level=level)
     n, n_same = len(answers.time), int((~answers.differs).sum())
-    canvas = new_canvas(4.2)
-    axes = canvas.subplots()
+    canvas, axes = new_axes(4.2)
     times = np.concatenate([[0], curve.times, [answers.time.max()]])
     share, low, high = (
         np.concatenate([[100.0], 100 * values, 100 * values[-1:] if len(values) else [100.0]])

@@ -64,6 +64,12 @@ def new_canvas(height: float) -> Any:
     return canvas
 
 
+def new_axes(height: float) -> tuple[Any, Any]:
+    """Return an empty figure of the common width, and its only plot."""
+    canvas = new_canvas(height)
+    return canvas, canvas.subplots()
+
+
 def state(canvas: Any, title: str) -> None:
     """Write the finding above the plots, as wrapped text aligned left."""
     canvas.suptitle(

@@ -226,8 +226,7 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     above = [row for row in rows if row["kl"] > 0]
     if not above:
         return None
-    canvas = style.new_canvas(4.8)
-    axes = canvas.subplots()
+    canvas, axes = style.new_axes(4.8)
     kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched")}
     for (kind, members), colour in zip(kinds.items(), (style.BASELINE, style.VARIANT), strict=True):
         for row in members:
@@ -310,8 +309,7 @@ _MOST_MODELS, _MOST_LAYERS = 12, 40  # of more, a matrix shows no numbers: they 
 def draw_matrix(similarity: ModelSimilarity) -> style.Drawing:
     """Return the matrix of similarities as a heat map; its colours begin at the smallest value."""
     size = len(similarity.names)
-    canvas = style.new_canvas(1.9 + 0.4 * size)
-    axes = canvas.subplots()
+    canvas, axes = style.new_axes(1.9 + 0.4 * size)
     lowest = float(similarity.values.min())
     image = style.draw_heat_map(
         axes,
@@ -341,8 +339,7 @@ def draw_map(models: ModelSimilarity) -> style.Drawing | None:
     """Return the models on the two principal components of the matrix; None if nothing tells them apart."""
     if models.shares is None:
         return None
-    canvas = style.new_canvas(4.8)
-    axes = canvas.subplots()
+    canvas, axes = style.new_axes(4.8)
     points = [(float(x), float(y)) for x, y in models.coordinates]
     for place, (x, y) in enumerate(points):
         base = place < 2  # the baseline's two samples
@@ -379,8 +376,7 @@ def draw_correlations(board: Scoreboard) -> style.Drawing | None:
     for (first, second), c in by_pair.items():
         low, high = sorted((metrics.index(first), metrics.index(second)))
         values[high, low] = np.nan if c.value is None else c.value
-    canvas = style.new_canvas(1.6 + 0.46 * size)
-    axes = canvas.subplots()
+    canvas, axes = style.new_axes(1.6 + 0.46 * size)
     shades = (style.WORSE, "#ffffff", style.VARIANT)
     shown = values[1:, :-1]
     style.draw_heat_map(
@@ -411,8 +407,7 @@ def draw_layer_map(results: GroupsFound) -> style.Drawing | None:
     values = np.full((len(layers), len(kinds)), np.nan)
     for group in groups:
         values[layers.index(group.layer or 0), kinds.index(group.kind)] = group.kl.value
-    canvas = style.new_canvas(min(14.0, 1.9 + 0.34 * len(layers)))
-    axes = canvas.subplots()
+    canvas, axes = style.new_axes(min(14.0, 1.9 + 0.34 * len(layers)))
     positive = values[values > 0]
     lowest, highest = (float(positive.min()), float(positive.max())) if len(positive) else (1e-6, 1e-5)
     norm = LogNorm(lowest / 1.5, max(highest, lowest * 1.5))
