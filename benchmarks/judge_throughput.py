@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from mlflow_compress.judges.asking import Asker, AskingConfig, Question, read_rating
+from mlflow_compress.judges.asking import Asker, Question, read_rating
 from mlflow_compress.judges.prompts import grading_prompt
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import ReplyCache
@@ -58,11 +58,9 @@ def questions(n: int) -> list[Question]:
 
 def calls_per_second(base_url: str, n: int, concurrency: int) -> float:
     """Return the calls a second of n gradings, each written to the cache."""
-    config = AskingConfig(
-        endpoint=EndpointConfig(base_url=base_url, key="none", concurrency=concurrency), model="local"
-    )
+    endpoint = EndpointConfig(base_url=base_url, key="none", concurrency=concurrency)
     with tempfile.TemporaryDirectory() as folder:
-        asker = Asker(config, cache=ReplyCache(Path(folder) / "judgments.jsonl"))
+        asker = Asker(endpoint=endpoint, model="local", cache=ReplyCache(Path(folder) / "judgments.jsonl"))
         begin = time.perf_counter()
         found = asker.ask_all(questions(n), read_rating)
         seconds = time.perf_counter() - begin

@@ -51,7 +51,10 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         self.option_scores: OptionScores | None = None
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        asked = [_request(instance) for instance in requests]
+        asked = []
+        for instance in requests:
+            task, item, (context, continuation) = str(instance.task_name), str(instance.doc_id), instance.args[:2]
+            asked.append(Request.of(task, item, context, continuation, continuation.lstrip(), instance.idx))
         self.option_scores, _ = self.scorer.score(asked)
         loglik, greedy = (self.option_scores.table.column(name).to_pylist() for name in ("loglik", "greedy"))
         for request, value in zip(asked, loglik, strict=True):
@@ -98,12 +101,6 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return render(self.loaded.tokenizer, chat_history, add_generation_prompt)
-
-
-def _request(instance: Any) -> Request:
-    context, continuation = instance.args[:2]
-    task, item = str(instance.task_name), str(instance.doc_id)
-    return Request.of(task, item, context, continuation, continuation.lstrip(), instance.idx)
 
 
 def main() -> None:

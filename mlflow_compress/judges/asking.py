@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
@@ -10,7 +10,7 @@ from mlflow_compress.judges.prompts import REFERENCE_CATEGORIES, Prompt, grading
 from mlflow_compress.records import Generations, Instruction, Judgments
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, Reply, ReplyCache, content_key
+from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, ReplyCache, content_key
 from mlflow_compress.transport.spending import Price, Spending, likely_tokens
 
 LOW, HIGH = 1.0, 10.0
@@ -27,7 +27,7 @@ _END = re.compile(r"[\s.*_]*$")
 _LABEL = re.compile(r"(?:(?:rating|score|grade|verdict|decision|judge?ment)(?:is)?:?)?")
 _CONTEXT = 20  # characters before a mark by which a quotation is known again
 
-# What every kept reply has; see `_row`.
+# What every kept reply has.
 KEPT_FIELDS = ("judgment", "judge", "asked", "finish_reason", "problem", "usage", "endpoint", "likely", "sent")
 
 
@@ -101,21 +101,6 @@ def _words_before(mark: re.Match[str]) -> str:
     return re.sub(r"[\s*_#>`\"'\u201c\u201d\u2018\u2019\\]", "", mark.string[: mark.start()].lower())[-_CONTEXT:]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskingConfig:
-    """Which model is asked, and how. Temperature 0 where the model accepts it."""
-
-    endpoint: EndpointConfig  # Address and key of the judge
-    model: str = "gpt-4"  # Name of the judge model
-    # Number of replies per judgment until one can be read. After that, the judgment counts as unscored.
-    attempts: int = 3
-    max_tokens: int = 2048  # Longest judgment, in tokens
-
-    def __post_init__(self) -> None:
-        if not self.model.strip():
-            raise ConfigError("No judge model named", fix="Set judge_model, for example to gpt-4")
-
-
 @dataclass(frozen=True)
 class Question:
     """One judgment to obtain: a prompt about an item's answer, and which repeat of it."""
@@ -138,24 +123,32 @@ class Judgment:
     sent: Mapping[str, Any] | None = None  # The settings of the request; None if there was no reply
 
 
+@dataclass(frozen=True, kw_only=True)
 class Asker:
-    """Asks one judge model. A reply to the same question as an earlier one is read from the cache.
+    """Asks one judge model, at temperature 0 where it accepts that. A reply to an equal question is in the cache.
 
     Every reply is stored before anything else happens, readable or not. So an interrupted run loses at most the calls
     under way, and the replies that a judgment has had count as its attempts in a later run too. Failures, which cost
     nothing, are not stored, and a later run asks again.
     """
 
-    def __init__(self, config: AskingConfig, *, cache: ReplyCache | None = None) -> None:
-        self.config = config
-        self._cache = ReplyCache(None) if cache is None else cache
+    endpoint: EndpointConfig  # Address and key of the judge
+    model: str = "gpt-4"  # Name of the judge model
+    # Number of replies per judgment until one can be read. After that, the judgment counts as unscored.
+    attempts: int = 3
+    max_tokens: int = 2048  # Longest judgment, in tokens
+    cache: ReplyCache = field(default_factory=lambda: ReplyCache(None))
+
+    def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise ConfigError("No judge model named", fix="Set judge_model, for example to gpt-4")
 
     def key(self, question: Question, attempt: int = 0) -> str:
         return content_key(
-            base_url=self.config.endpoint.shown_url,
-            model=self.config.model,
+            base_url=self.endpoint.shown_url,
+            model=self.model,
             messages=question.prompt.messages,
-            max_tokens=self.config.max_tokens,
+            max_tokens=self.max_tokens,
             item_id=question.item_id,
             repeat=question.repeat,
             **({"attempt": attempt} if attempt else {}),
@@ -167,12 +160,8 @@ class Asker:
         read: Read,
         *,
         spending: Spending | None = None,
-        label: str = "judge",
     ) -> list[Judgment]:
-        """Return the judgment of every question, in order; equal questions are asked once.
-
-        An error, such as a wrong key, leaves the replies until then in the cache. `label` names the progress bar.
-        """
+        """Return the judgment of every question, in order; equal questions are asked once."""
         from tqdm import tqdm
 
         keys = [self.key(question) for question in questions]
@@ -180,8 +169,8 @@ class Asker:
         missing = {key: q for key, q in zip(keys, questions, strict=True) if judgments[key] is None}
         if missing:
             with (
-                Transport(self.config.endpoint, spending) as transport,
-                tqdm(total=len(missing), desc=label, unit="grade", disable=None, leave=False) as bar,
+                Transport(self.endpoint, spending) as transport,
+                tqdm(total=len(missing), desc=self.model, unit="grade", disable=None, leave=False) as bar,
             ):
 
                 async def ask(question: Question) -> Judgment:
@@ -197,16 +186,11 @@ class Asker:
         unique = {self.key(question): question for question in questions}
         return [question for question in unique.values() if self._kept(question, read) is None]
 
-    def past_usage(self) -> list[Mapping[str, Any]]:
-        """Return the kept replies of this model at this endpoint, whose tokens were counted."""
-        here = self.config.model, self.config.endpoint.shown_url
-        return [row for row in self._cache.values() if (row["asked"], row["endpoint"]) == here and row["usage"]]
-
     def _kept(self, question: Question, read: Read) -> Judgment | None:
         """Return the judgment, if kept replies decide it: one can be read, or there were as many as are allowed."""
         judgment = None
-        for attempt in range(self.config.attempts):
-            row = self._cache.get(self.key(question, attempt))
+        for attempt in range(self.attempts):
+            row = self.cache.get(self.key(question, attempt))
             if row is None:
                 return None
             judgment = _read(row, read, question.prompt)
@@ -216,19 +200,29 @@ class Asker:
 
     async def _ask(self, transport: Transport, question: Question, read: Read) -> Judgment:
         """Return the judgment, after at most `attempts` replies, kept ones included."""
-        room = self.config.max_tokens
+        room = self.max_tokens
         judgment: Judgment | None = None
-        for attempt in range(self.config.attempts):
+        for attempt in range(self.attempts):
             key = self.key(question, attempt)
-            row = self._cache.get(key)
+            row = self.cache.get(key)
             if row is None:
-                reply = await transport.complete(question.prompt.messages, model=self.config.model, max_tokens=room)
+                reply = await transport.complete(question.prompt.messages, model=self.model, max_tokens=room)
                 if isinstance(reply, NoReply):
                     if judgment is not None and reply.reason == "http_400":
                         return judgment  # only the larger room was refused: the reply that was cut off stands
-                    return Judgment(None, reply.reason, reply.detail, f"{self.config.model} {question.prompt.name}")
-                row = _row(reply, question.prompt, self.config)
-                self._cache.put(key, row)
+                    return Judgment(None, reply.reason, reply.detail, f"{self.model} {question.prompt.name}")
+                row = {
+                    "judgment": reply.text,
+                    "judge": f"{reply.model} {question.prompt.name}",
+                    "asked": self.model,
+                    "endpoint": self.endpoint.shown_url,
+                    "finish_reason": reply.finish_reason,
+                    "problem": reply.problem,
+                    "usage": asdict(reply.usage) if reply.usage else None,
+                    "likely": likely_tokens(question.prompt.messages),
+                    "sent": reply.sent,
+                }
+                self.cache.put(key, row)
             judgment = _read(row, read, question.prompt)
             if _is_final(judgment):
                 break
@@ -236,20 +230,6 @@ class Asker:
                 room *= 2
         assert judgment is not None  # attempts >= 1
         return judgment
-
-
-def _row(reply: Reply, prompt: Prompt, config: AskingConfig) -> dict[str, Any]:
-    return {
-        "judgment": reply.text,
-        "judge": f"{reply.model} {prompt.name}",
-        "asked": config.model,
-        "endpoint": config.endpoint.shown_url,
-        "finish_reason": reply.finish_reason,
-        "problem": reply.problem,
-        "usage": asdict(reply.usage) if reply.usage else None,
-        "likely": likely_tokens(prompt.messages),
-        "sent": reply.sent,
-    }
 
 
 def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
@@ -273,7 +253,8 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Ma
     Tokens follow from the kept replies of the same model at the same endpoint, whatever their language: what they took
     beside what was likely. Without any, a prompt has its likely tokens, and a reply counts as long as it may be.
     """
-    model, past = asker.config.model, asker.past_usage()
+    model, here = asker.model, (asker.model, asker.endpoint.shown_url)
+    past = [row for row in asker.cache.values() if (row["asked"], row["endpoint"]) == here and row["usage"]]
     missing = asker.missing(questions, read)
     n_unique = len({asker.key(question) for question in questions})
     said = f"[judge] {model}: {n_unique} judgments, {n_unique - len(missing)} of them kept"
@@ -285,7 +266,7 @@ def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Ma
         per_reply = sum(row["usage"]["completion"] for row in past) / len(past)
         basis = f"as in {len(past):,} kept replies"
     else:
-        per_reply = asker.config.max_tokens
+        per_reply = asker.max_tokens
         basis = "with replies as long as they may be"
     completion = per_reply * len(missing)
     price = prices.get(model)

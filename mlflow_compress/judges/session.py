@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,10 @@ class Session:
             return endpoint
         prices_of(settings)
         cache = ReplyCache(folder / JUDGMENTS, asking.KEPT_FIELDS)
-        each = asking.AskingConfig(endpoint=endpoint, attempts=settings.judge_attempts)
-        askers = [asking.Asker(replace(each, model=model), cache=cache) for model in judge_models(settings)]
+        askers = [
+            asking.Asker(endpoint=endpoint, model=model, attempts=settings.judge_attempts, cache=cache)
+            for model in judge_models(settings)
+        ]
         return cls(askers, settings.judge_max_unscored)
 
     def ask(
@@ -107,9 +109,8 @@ class Session:
             inputs.say(asking.estimate(asker, questions, read, inputs.spending.prices))
         by_model = {}
         for asker in self.askers:
-            model = asker.config.model
-            by_model[model] = asker.ask_all(questions, read, spending=inputs.spending, label=model)
-            self._judgments.setdefault(model, []).extend(by_model[model])
+            by_model[asker.model] = asker.ask_all(questions, read, spending=inputs.spending)
+            self._judgments.setdefault(asker.model, []).extend(by_model[asker.model])
         return by_model
 
     def account(self) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Session:
         answers = [j for part in self._judgments.values() for j in part if j.value is not None or j.sent is not None]
         sent = {", ".join(f"{k}={v}" for k, v in j.sent.items()) for j in answers if j.sent is not None}
         parameters = {
-            "judge_model": ",".join(asker.config.model for asker in self.askers),
+            "judge_model": ",".join(asker.model for asker in self.askers),
             "judge_answered_by": ",".join(sorted({j.judge.rsplit(" ", 1)[0] for j in answers})),
             "judge_sent": "; ".join(sorted(sent)),
         }

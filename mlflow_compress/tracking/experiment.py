@@ -169,17 +169,17 @@ def tags_filter(tags: Mapping[str, str]) -> str:
     A value with one kind of quotes is quoted with the other kind. A value with both kinds, or with a backslash, cannot
     be expressed and is left out. So filter the results of the search with `has_tags`.
     """
-    return " and ".join(f"tags.`{key}` = {quoted}" for key, value in tags.items() if (quoted := _quoted(value)))
+    wanted = []
+    for key, value in tags.items():
+        quote = next((mark for mark in "'\"" if mark not in value), None)
+        if quote is not None and "\\" not in value:
+            wanted.append(f"tags.`{key}` = {quote}{value}{quote}")
+    return " and ".join(wanted)
 
 
 def has_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Return whether a run's tags hold every wanted value exactly (some databases compare without case)."""
     return all(found.get(key) == value for key, value in wanted.items())
-
-
-def _quoted(value: str) -> str | None:
-    quote = next((mark for mark in "'\"" if mark not in value), None)
-    return f"{quote}{value}{quote}" if quote and "\\" not in value else None
 
 
 def search_runs(client: Any, filter_string: str) -> list[Run]:

@@ -192,27 +192,22 @@ class ReplyCache:
 
     def __init__(self, path: Path | None, fields: Collection[str] = ()) -> None:
         self._path = path
-        self._fields = fields
         self._lock = threading.Lock()
         self._rows: dict[str, dict[str, Any]] = {}
-        if path is not None and path.is_file():
-            self._read(path)
-
-    def _read(self, path: Path) -> None:
+        if path is None or not path.is_file():
+            return
         with alone_with(_lock_of(path)):
             data = path.read_bytes()
         for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
             row = parse_json(line, source=f"{path}, line {number}")
-            if (
-                not isinstance(row, dict)
-                or not isinstance(row.get("key"), str)
-                or not isinstance(row.get("value"), dict)
-            ):
-                raise DataError(f"{path}, line {number}: not a stored answer", fix="Delete the file")
-            if missing := [name for name in self._fields if name not in row["value"]]:
+            match row:
+                case {"key": str(key), "value": dict(value)}:
+                    self._rows[key] = value
+                case _:
+                    raise DataError(f"{path}, line {number}: not a stored answer", fix="Delete the file")
+            if missing := [name for name in fields if name not in value]:
                 problem = f"{path}, line {number}: a stored answer without {', '.join(missing)}"
                 raise DataError(problem, fix="Delete the line, and what it holds is asked for again")
-            self._rows[row["key"]] = row["value"]
 
     def get(self, key: str) -> dict[str, Any] | None:
         return self._rows.get(key)

@@ -29,7 +29,7 @@ from mlflow_compress.compression import compress_model
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.judges import Judged
-from mlflow_compress.judges.asking import Asker, AskingConfig, Question, estimate, gradings, read_rating
+from mlflow_compress.judges.asking import Asker, Question, estimate, gradings, read_rating
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.prompts import Prompt
 from mlflow_compress.judges.session import spending_of
@@ -363,8 +363,7 @@ def test_an_estimate_knows_neither_the_replies_of_another_endpoint_nor_letters_o
     with judge_server(lambda *_: (200, answered)) as server, judge_server(lambda *_: "[[5]]") as another:
         cache = ReplyCache(None)
         here, there = (
-            Asker(AskingConfig(endpoint=EndpointConfig(base_url=one.base_url, key=KEY)), cache=cache)
-            for one in (server, another)
+            Asker(endpoint=EndpointConfig(base_url=one.base_url, key=KEY), cache=cache) for one in (server, another)
         )
         here.ask_all([english], read_rating)
         assert "about 40 prompt tokens and 7 tokens of replies" in estimate(here, [chinese], read_rating, {})

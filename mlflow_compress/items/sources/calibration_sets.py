@@ -7,9 +7,9 @@ from typing import Any, TypeGuard
 
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
-from mlflow_compress.errors import CheckpointError, ConfigError, DataError
+from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.items.named.corpora import ARTICLE, read_pile, read_wikitext2
-from mlflow_compress.items.sources.data_dir import check_data_dir, check_set_or_file, load_split, read_data_file
+from mlflow_compress.items.sources.data_dir import load_split, read_data_file, reader_of
 from mlflow_compress.items.sources.question_files import read_jsonl, read_text
 
 Conversation = list[dict[str, str]]  # messages with "role" and "content"
@@ -90,16 +90,11 @@ def load_calibration(name_or_file: str, *, model: str, data_dir: str) -> Calibra
 
     `name_or_file` is a name of `SETS`, a file, or "auto": the demo's set for an embedded model.
     """
-    name = EMBEDDED if name_or_file == "auto" and model in demo.MODELS else name_or_file
-    if name == "auto":
-        fix = "Give calibration=NAME or FILE"
-        raise ConfigError("'calibration' has a default for the embedded models only", fix=fix)
-    if name in SETS:
-        check_data_dir(data_dir)
-        return SETS[name](data_dir)
-    check_set_or_file("calibration", name, SETS)
-    path = Path(name)
-    return _rows_file(name, path) if path.suffix == ".jsonl" else _text_file(name, path)
+    fix = "Give calibration=NAME or FILE"
+    if (read := reader_of("calibration", name_or_file, SETS, model=model, data_dir=data_dir, fix=fix)) is not None:
+        return read(data_dir)
+    path = Path(name_or_file)
+    return _rows_file(name_or_file, path) if path.suffix == ".jsonl" else _text_file(name_or_file, path)
 
 
 def _text_file(name: str, path: Path) -> CalibrationSet:

@@ -4,14 +4,19 @@ import contextlib
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from mlflow_compress import demo
+from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.files import is_too_deep
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.task import Corpus, Parts, TaskSettings
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 _MANY_BRACKETS = 500  # in one line; records have fewer
 
@@ -26,6 +31,20 @@ def check_set_or_file(parameter: str, name: str, sets: Collection[str]) -> None:
     """Refuse a name that is neither that of a set nor a file."""
     if name not in sets and not Path(name).is_file():
         raise ConfigError(f"Parameter {parameter!r} names no set and no file", allowed=sorted(sets), got=name)
+
+
+def reader_of(
+    parameter: str, name: str, sets: Mapping[str, Callable[[A], R]], *, model: str, data_dir: str, fix: str
+) -> Callable[[A], R] | None:
+    """Return what reads a named set, None of a file; "auto" is the demo's set, for the embedded models only."""
+    if name == "auto" and model not in demo.MODELS:
+        raise ConfigError(f"'{parameter}' has a default for the embedded models only", fix=fix)
+    chosen = EMBEDDED if name == "auto" else name
+    check_set_or_file(parameter, chosen, sets)
+    if chosen not in sets:
+        return None
+    check_data_dir(data_dir)
+    return sets[chosen]
 
 
 def folder_of(dataset: str, data_dir: str) -> Path | None:

@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
-from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.errors import DataError
 from mlflow_compress.items.sources.conversations import Redaction, answers_of, smallest_digests
-from mlflow_compress.items.sources.data_dir import check_data_dir, check_set_or_file, load_split
+from mlflow_compress.items.sources.data_dir import load_split, reader_of
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings, limited
 from mlflow_compress.records import Instruction as Instruction
@@ -211,15 +211,9 @@ def find_instructions(
 
     "auto" is the demo's set, for embedded models only. `parameter` is the one that names them, for the messages.
     """
-    name = EMBEDDED if name_or_file == "auto" and model in demo.MODELS else name_or_file
-    if is_logged(name):
-        return _first_questions(Path(name.removeprefix(LOGGED)), settings)
-    if name == "auto":
-        instead = "judge=false" if parameter == "instructions" else "leave these tasks out"
-        fix = f"Give {parameter}=NAME or FILE, or {instead}"
-        raise ConfigError(f"'{parameter}' has a default for the embedded models only", fix=fix)
-    if name in SETS:
-        check_data_dir(settings.data_dir)
-        return SETS[name](settings)
-    check_set_or_file(parameter, name, SETS)
-    return load_instructions(Path(name), settings)
+    if is_logged(name_or_file):
+        return _first_questions(Path(name_or_file.removeprefix(LOGGED)), settings)
+    instead = "judge=false" if parameter == "instructions" else "leave these tasks out"
+    fix = f"Give {parameter}=NAME or FILE, or {instead}"
+    read = reader_of(parameter, name_or_file, SETS, model=model, data_dir=settings.data_dir, fix=fix)
+    return load_instructions(Path(name_or_file), settings) if read is None else read(settings)
