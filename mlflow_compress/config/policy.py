@@ -245,7 +245,8 @@ class Policy(Group):
         for name in dict.fromkeys(map(_place, entries)):
             others = {part: tuple(e for e in getattr(self, part) if _place(e) != name) for part in ("gates", "margins")}
             found[name] = self.model_copy(update=others)
-        for name, nothing in _ASKS_NOTHING.items():
+        asks_nothing = Requirements().model_dump() | {"max_unscored_pct": 100.0, "max_cut_pct": 100.0}
+        for name, nothing in asks_nothing.items():
             if getattr(self.require, name) != nothing:
                 found[f"require.{name}"] = self.model_copy(
                     update={"require": self.require.model_copy(update={name: nothing})}
@@ -255,16 +256,6 @@ class Policy(Group):
             if getattr(self, name) != nothing:
                 found[name] = self.model_copy(update={name: nothing})
         return found
-
-
-_ASKS_NOTHING: dict[str, object] = {
-    "stages": (),
-    "items": 0,
-    "replicates": 1,
-    "items_by_task": {},
-    "max_unscored_pct": 100.0,
-    "max_cut_pct": 100.0,
-}
 
 
 def _place(entry: MetricGate | MarginGate) -> str:

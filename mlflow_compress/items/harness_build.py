@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -252,16 +252,6 @@ UNCONDITIONAL = ".unconditional"  # suffix of the task of options without contex
 DEFAULT_TOKENS = 256  # longest answer if the task does not set it, as in the harness's Hugging Face backend
 
 
-@dataclass
-class _Rows:
-    """Items and requests of one task, collected over its leaf tasks."""
-
-    items: list[dict[str, Any]] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    extra: list[Request] = field(default_factory=list)
-    extra_items: list[dict[str, Any]] = field(default_factory=list)
-
-
 def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tuple[str, ...] = ()) -> Parts:
     """Return the tasks of a name of lm-evaluation-harness.
 
@@ -356,58 +346,64 @@ def _rule(leaf: Leaf) -> str:
 
 def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
     """Return the tasks of one or several leaf tasks: the task itself, and its options without context if needed."""
-    first, rows = leaves[0], _Rows()
+    first = leaves[0]
     family, rule = _family(first), _rule(first)
+    items: list[dict[str, Any]] = []
+    requests: list[Request] = []
     for leaf in leaves:
         for document in leaf.documents:
-            _add(rows, name, family, rule, leaf, document)
+            own_items, own_requests = _rows(name, family, rule, leaf, document)
+            items += own_items
+            requests += own_requests
     answering, documents = None, ()
     if first.kind == "answer":
         until, length = generation_settings(first.documents[0].instances[0].args[1], first.name)
         answering = Answering(until=until, max_new_tokens=length, judge=partial(judge_answers, first))
     elif first.kind == "rolling":
         documents = tuple(document.instances[0].args[0] for document in first.documents)
-        rows = _Rows()
+        items = []
     tasks = [
         Task(
             name=name,
             family=family,
-            items=Items.from_rows(rows.items),
-            requests=tuple(rows.requests),
+            items=Items.from_rows([item for item in items if item["task"] == name]),
+            requests=tuple(request for request in requests if request.task == name),
             answering=answering,
             documents=documents,
             harness_metrics=partial(harness_metrics, name, tuple(leaves), groups),
         )
     ]
-    if rows.extra:
-        items = Items.from_rows(rows.extra_items)
-        tasks.append(Task(name=name + UNCONDITIONAL, family="ungraded", items=items, requests=tuple(rows.extra)))
+    if extra := tuple(request for request in requests if request.task != name):
+        alone = Items.from_rows([item for item in items if item["task"] != name])
+        tasks.append(Task(name=name + UNCONDITIONAL, family="ungraded", items=alone, requests=extra))
     return tasks
 
 
-def _add(rows: _Rows, name: str, family: str, rule: str, leaf: Leaf, document: Document) -> None:
-    """Add the item and the requests of a document to `rows`."""
+def _rows(
+    name: str, family: str, rule: str, leaf: Leaf, document: Document
+) -> tuple[list[dict[str, Any]], list[Request]]:
+    """Return the items and requests of a document, those of the task of options without context included."""
     contexts = list(dict.fromkeys(str(instance.args[0]) for instance in document.instances))
     question, group = leaf.task.doc_to_text(document.doc), group_of(shared_text(document.doc))
     question = question if isinstance(question, str) else contexts[0]
     row = {"id": document.item_id, "category": leaf.name if leaf.records != leaf.name else None, "group_id": group}
     item = item_row(name, family, rule, row, question=question, prompt="\n".join(contexts))
     if leaf.kind != "options":
-        rows.items.append(item)
-        return
+        return [item], []
     choices = _choices(leaf, document)
     gold = 0 if family == "last_word" else _gold(leaf, document, choices)
-    rows.items.append({**item, "options": choices, "gold": None if family == "ungraded" else gold})
+    items = [{**item, "options": choices, "gold": None if family == "ungraded" else gold}]
+    if len(document.instances) > len(choices):
+        alone = {**item, "task": name + UNCONDITIONAL, "family": "ungraded", "rule": "loglik", "prompt": ""}
+        items.append({**alone, "options": choices})
+    requests = []
     for instance in document.instances:
         conditional = instance.idx < len(choices)
         option = instance.idx if conditional else instance.idx - len(choices)
         task = name if conditional else name + UNCONDITIONAL
         context, continuation = instance.args[:2]
-        request = Request.of(task, document.item_id, context, continuation, choices[option], option)
-        (rows.requests if conditional else rows.extra).append(request)
-    if len(document.instances) > len(choices):
-        alone = {**item, "task": name + UNCONDITIONAL, "family": "ungraded", "rule": "loglik", "prompt": ""}
-        rows.extra_items.append({**alone, "options": choices})
+        requests.append(Request.of(task, document.item_id, context, continuation, choices[option], option))
+    return items, requests
 
 
 def generation_settings(arguments: Mapping[str, Any], task: str | None) -> tuple[tuple[str, ...], int]:

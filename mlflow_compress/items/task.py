@@ -8,7 +8,7 @@ from importlib.metadata import version
 from itertools import accumulate
 from typing import Any
 
-from mlflow_compress.errors import ConfigError
+from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.records import Items, Request, RunRecords, Traces
 from mlflow_compress.registry import Registry
@@ -19,26 +19,21 @@ Row = Mapping[str, Any]  # one line of a question file, with its line number und
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """How items are drawn and shown. Each field has the name of its parameter on the command line."""
+    """How items are drawn and shown: parameters of the command line, by their names; "" is none."""
 
-    num_fewshot: int = 5  # Few-shot examples per prompt
-    num_shuffles: int = 2  # Shuffled answer orders per item, besides the original order
-    seed: int = 42  # Seed of every random draw
-    limit: int = 0  # Items per category; 0 takes all
-    # Items per lettered task that are also scored in every answer order, as a task of their own; 0 for none
+    num_fewshot: int = 5
+    num_shuffles: int = 2
+    seed: int = 42
+    limit: int = 0
     all_orders: int = 0
-    shuffle_fewshot: bool = False  # Whether a shuffle also reorders the answers of the few-shot examples
-    # Prompt styles of lettered tasks, comma-separated (see `prompt_style`); "auto" is the task's default
+    shuffle_fewshot: bool = False
     prompt_style: str = "auto"
-    redact: str = ""  # What is cleaned from logged conversations: names of patterns, or files with patterns
-    data_dir: str = ""  # Folder of data sets in hub layout ("" for none): the data set ORG/NAME is in data_dir/ORG/NAME
-    # Whether the baseline's chat template is applied to lettered tasks and to those of lm-evaluation-harness
+    redact: str = ""
+    data_dir: str = ""  # The data set ORG/NAME is in data_dir/ORG/NAME
     apply_chat_template: bool = False
-    # Whether the chat template shows each few-shot example of lm-evaluation-harness as a turn of its own. If not, all
-    # examples are in the user's one turn.
     fewshot_as_multiturn: bool = True
-    system_prompt: str = ""  # System prompt of the chat template; "" for none
-    model: str = ""  # The baseline
+    system_prompt: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +199,13 @@ def register_family(name: str, family: Family) -> None:
     for kind, properties in family.items.items():
         ITEM_FAMILIES.register(kind)(properties)
     FAMILIES.register(name)(family)
+
+
+def check_answer(row: Row) -> None:
+    """Refuse an answer that is not the index of a choice."""
+    if not 0 <= row["answer"] < len(row["choices"]):
+        allowed = f"0 to {len(row['choices']) - 1}"
+        raise DataError("'answer' is not the index of a choice", allowed=allowed, got=row["answer"])
 
 
 def check_tasks(tasks: object, origin: str) -> None:

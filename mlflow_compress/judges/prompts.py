@@ -62,19 +62,14 @@ _MULTI_REFERENCE_SYSTEM = (
     f"question. {_COMPARE} {_RATE}\n\n"
 )
 
-_MULTI = (
-    "<|The Start of Assistant A's Conversation with User|>\n\n"
-    "### User:\n{question_1}\n\n### Assistant A:\n{answer_1}\n\n"
-    "### User:\n{question_2}\n\n### Assistant A:\n{answer_2}\n\n"
-    "<|The End of Assistant A's Conversation with User|>"
-)
 
-_MULTI_REFERENCE = (
-    "<|The Start of Reference Answer|>\n\n"
-    "### User:\n{question_1}\n\n### Reference answer:\n{reference_1}\n\n"
-    "### User:\n{question_2}\n\n### Reference answer:\n{reference_2}\n\n"
-    "<|The End of Reference Answer|>\n\n\n" + _MULTI
-)
+def _conversation(who: str, name: str, answer: str) -> str:
+    turns = "\n\n".join(f"### User:\n{{question_{t}}}\n\n### {name}:\n{{{answer}_{t}}}" for t in (1, 2))
+    return f"<|The Start of {who}|>\n\n{turns}\n\n<|The End of {who}|>"
+
+
+_MULTI = _conversation("Assistant A's Conversation with User", "Assistant A", "answer")
+_MULTI_REFERENCE = f"{_conversation('Reference Answer', 'Reference answer', 'reference')}\n\n\n{_MULTI}"
 
 
 # What delimits the parts of a prompt, and what a judge's verdict looks like.
@@ -156,12 +151,6 @@ _ANSWERS = (
     "[The Start of Assistant A's Answer]\n{answer_a}\n[The End of Assistant A's Answer]\n\n"
     "[The Start of Assistant B's Answer]\n{answer_b}\n[The End of Assistant B's Answer]"
 )
-
-
-def _conversation(who: str, name: str, answer: str) -> str:
-    turns = "\n\n".join(f"### User:\n{{question_{t}}}\n\n### {name}:\n{{{answer}_{t}}}" for t in (1, 2))
-    return f"<|The Start of {who}|>\n\n{turns}\n\n<|The End of {who}|>"
-
 
 _REFERENCES = _conversation("Reference Answer", "Reference answer", "ref_answer")
 _CONVERSATIONS = "\n\n\n".join(

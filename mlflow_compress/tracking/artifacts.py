@@ -1,7 +1,6 @@
 """Reads the artifacts of runs: in place where they lie in a local folder, otherwise through the download cache."""
 
 import atexit
-import hashlib
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.files import read_json
 from mlflow_compress.home import home
+from mlflow_compress.models.stored_weights import sha256_file
 from mlflow_compress.tracking.waiting import PatientClient
 
 LIMIT_VARIABLE = "MLFLOW_COMPRESS_CACHE_GB"
@@ -170,11 +170,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    found = {}
-    for path in _files(folder):
-        with path.open("rb") as source:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(source, "sha256").hexdigest()
-    return found
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in _files(folder)}
 
 
 def local_folder(client: PatientClient, run: Run, folder: str) -> Path:

@@ -51,8 +51,7 @@ def _check(row: task.Row) -> None:
         raise DataError("'choices' has a wrong number of options", allowed=f"2 to {most}", got=len(choices))
     if any(not isinstance(choice, str) or not choice.strip() for choice in choices):
         raise DataError("'choices' must be texts that are not empty", got=choices)
-    if not 0 <= row["answer"] < len(choices):
-        raise DataError("'answer' is not the index of a choice", allowed=f"0 to {len(choices) - 1}", got=row["answer"])
+    task.check_answer(row)
     if row.get("split", "test") not in ("dev", "test"):
         raise DataError("'split' is unknown", allowed=("dev", "test"), got=row["split"])
     if kind_of(row) not in PASSAGES:

@@ -19,6 +19,7 @@ from mlflow_compress.items.task import (
     Row,
     Task,
     TaskSettings,
+    check_answer,
     item_row,
     limited,
     register_family,
@@ -35,8 +36,7 @@ def _check_cloze(row: Row) -> None:
     choices = row["choices"]
     if len(choices) < 2 or any(not isinstance(choice, str) or not choice.strip() for choice in choices):
         raise DataError("'choices' must be two or more texts that are not empty", got=choices)
-    if not 0 <= row["answer"] < len(choices):
-        raise DataError("'answer' is not the index of a choice", allowed=f"0 to {len(choices) - 1}", got=row["answer"])
+    check_answer(row)
 
 
 def _build_cloze(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:

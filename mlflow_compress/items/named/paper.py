@@ -1,73 +1,45 @@
 """The benchmarks of "Accuracy is Not All You Need", with the paper's few-shot numbers and rules, from the harness."""
 
 from functools import partial
-from typing import Any
 
 from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.harness_tasks import definition
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
-from mlflow_compress.items.task import Parts, TaskSettings
 
 ACC = "argmax of the log-likelihood"
 ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
+LAST_WORD = "every token of the last word is greedy"
 
 
-def _harness(name: str, *folders: str, shots: int = 0, **described: Any) -> None:
-    """Register a task of the harness. `folders` are its folders in the collection, so that the others are not read."""
-
-    def make(settings: TaskSettings, n_shots: int | None) -> Parts:
-        return build(name, shots=n_shots, settings=settings, folders=folders)
-
+def _register(name: str, folder: str, source: str, licence: str, items: str, shots: int, rule: str) -> None:
+    """Register a task of the harness. `folder` is its folder in the collection, so that the others are not read."""
     TASKS.register(name)(
         NamedTask(
-            **described,
+            source=source,
+            licence=licence,
+            items=items,
             shots=str(shots),
-            definition=partial(definition, name, folders),
-            build=make,
+            rule=rule,
+            definition=partial(definition, name, (folder,)),
+            build=lambda settings, given: build(name, shots=given, settings=settings, folders=(folder,)),
             requires=("lm_eval",),
             extra="harness",
         )
     )
 
 
-_harness(
-    "mmlu",
-    "mmlu/default",
-    source="cais/mmlu",
-    licence="MIT",
-    items="14,042 test, 57 subjects",
-    rule=ACC,
-)
-_harness("piqa", "piqa", source="baber/piqa", licence="not stated", items="1,838 validation", rule=ACC_NORM)
-_harness("hellaswag", "hellaswag", source="Rowan/hellaswag", licence="MIT", items="10,042 validation", rule=ACC_NORM)
-_harness("arc_easy", "arc", source="allenai/ai2_arc", licence="CC BY-SA 4.0", items="2,376 test", rule=ACC_NORM)
-_harness("arc_challenge", "arc", source="allenai/ai2_arc", licence="CC BY-SA 4.0", items="1,172 test", rule=ACC_NORM)
-_harness(
-    "lambada_openai",
-    "lambada",
-    source="EleutherAI/lambada_openai",
-    licence="modified MIT",
-    items="5,153 test",
-    rule="every token of the last word is greedy",
-)
-_harness("winogrande", "winogrande", source="allenai/winogrande", licence="CC BY", items="1,267 validation", rule=ACC)
-_harness(
-    "gsm8k",
-    "gsm8k",
-    source="openai/gsm8k",
-    licence="MIT",
-    items="1,319 test",
-    shots=5,
-    rule="exact match of the number after '####'",
-)
-_harness(
-    "triviaqa",
-    "triviaqa",
-    source="mandarjoshi/trivia_qa",
-    licence="unknown",
-    items="17,944 validation",
-    rule="exact match of any alias",
-)
+for _row in (
+    ("mmlu", "mmlu/default", "cais/mmlu", "MIT", "14,042 test, 57 subjects", 0, ACC),
+    ("piqa", "piqa", "baber/piqa", "not stated", "1,838 validation", 0, ACC_NORM),
+    ("hellaswag", "hellaswag", "Rowan/hellaswag", "MIT", "10,042 validation", 0, ACC_NORM),
+    ("arc_easy", "arc", "allenai/ai2_arc", "CC BY-SA 4.0", "2,376 test", 0, ACC_NORM),
+    ("arc_challenge", "arc", "allenai/ai2_arc", "CC BY-SA 4.0", "1,172 test", 0, ACC_NORM),
+    ("lambada_openai", "lambada", "EleutherAI/lambada_openai", "modified MIT", "5,153 test", 0, LAST_WORD),
+    ("winogrande", "winogrande", "allenai/winogrande", "CC BY", "1,267 validation", 0, ACC),
+    ("gsm8k", "gsm8k", "openai/gsm8k", "MIT", "1,319 test", 5, "exact match of the number after '####'"),
+    ("triviaqa", "triviaqa", "mandarjoshi/trivia_qa", "unknown", "17,944 validation", 0, "exact match of any alias"),
+):
+    _register(*_row)
 
 TASKS.register("paper")(
     NamedTask(

@@ -36,7 +36,7 @@ R = TypeVar("R")
 OWN, ALL = 4, 6  # options of a question, without and with E and F
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Published:
     """One of the published files."""
 
@@ -49,27 +49,13 @@ class Published:
 
 
 FILES = {
-    "uncertainty_qa": Published(file="mmlu_10k.json", kind="QA", source="MMLU", category="question answering"),
-    "uncertainty_rc": Published(
-        file="cosmosqa_10k.json", kind="RC", source="CosmosQA", category="reading comprehension"
-    ),
-    "uncertainty_ci": Published(
-        file="hellaswag_10k.json", kind="CI", source="HellaSwag", category="commonsense inference"
-    ),
+    "uncertainty_qa": Published("mmlu_10k.json", "QA", "MMLU", "question answering"),
+    "uncertainty_rc": Published("cosmosqa_10k.json", "RC", "CosmosQA", "reading comprehension"),
+    "uncertainty_ci": Published("hellaswag_10k.json", "CI", "HellaSwag", "commonsense inference"),
     "uncertainty_drs": Published(
-        file="halu_dialogue.json",
-        kind="DRS",
-        source="Halu-OpenDialKG",
-        category="dialogue response selection",
-        examples=(5, 7, 9),
+        "halu_dialogue.json", "DRS", "Halu-OpenDialKG", "dialogue response selection", (5, 7, 9)
     ),
-    "uncertainty_ds": Published(
-        file="halu_summarization.json",
-        kind="DS",
-        source="Halu-CNN/DailyMail",
-        category="document summarization",
-        examples=(9,),
-    ),
+    "uncertainty_ds": Published("halu_summarization.json", "DS", "Halu-CNN/DailyMail", "document summarization", (9,)),
 }
 
 
