@@ -42,10 +42,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file or folder, and wait until the new name is synchronised to disk.
-
-    `target` may be a file, which is replaced, or an empty folder.
-    """
+    """Rename a file or folder, to a file or an empty folder, and wait until the new name is on disk."""
     source.replace(target)
     if os.name == "posix":  # other systems cannot open a folder
         folder = os.open(target.parent, os.O_RDONLY)

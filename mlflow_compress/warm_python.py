@@ -20,15 +20,12 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from mlflow_compress.lifetime import end_process
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 _HEADER = 8  # bytes of a number: how long a request is, and what it has returned
-
-# In what was forked: the connection to a fork that was made before anything ran, and what that one has imported.
-_clean: tuple[socket.socket, frozenset[str]] | None = None
 
 
 class WarmPython(AbstractContextManager["WarmPython"]):
@@ -41,6 +38,9 @@ class WarmPython(AbstractContextManager["WarmPython"]):
 
     Where there is no safe fork, which is everywhere but on Linux, each is a new interpreter.
     """
+
+    # In what was forked: the connection to a fork that was made before anything ran, and what that one has imported.
+    clean: ClassVar[tuple[socket.socket, frozenset[str]] | None] = None
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class WarmPython(AbstractContextManager["WarmPython"]):
             return
         self._connection, theirs = socket.socketpair()
         with theirs:
-            if _clean is not None and _clean[1].issuperset(modules):
-                _send(_clean[0], {"nice": 0}, [theirs.fileno()])
+            if self.clean is not None and self.clean[1].issuperset(modules):
+                _send(self.clean[0], {"nice": 0}, [theirs.fileno()])
                 return
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "mlflow_compress.warm_python", str(theirs.fileno()), *modules, "--", *later],
@@ -71,10 +71,7 @@ class WarmPython(AbstractContextManager["WarmPython"]):
             )
 
     def another(self, *, nice: int = 0) -> "WarmPython":
-        """Return one that has imported the same, so that two can run at once. Ask while nothing runs.
-
-        - `nice`: How far what it runs gives way to other processes, as in `nice -n`.
-        """
+        """Return one that has imported the same, for what runs at once and is that `nice`. Ask while nothing runs."""
         other = WarmPython.__new__(WarmPython)
         other._path, other._connection, other.server, other._ended = self._path, None, None, False
         if self._connection is not None:
@@ -213,7 +210,6 @@ def serve_forks(connection: socket.socket, later: Sequence[str] = ()) -> None:
 
 def _keep_clean_fork(files: Sequence[int]) -> None:
     """Fork what serves a `WarmPython` in this process, before this process does anything."""
-    global _clean
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         for file in (ours.detach(), *files):
@@ -221,7 +217,7 @@ def _keep_clean_fork(files: Sequence[int]) -> None:
         serve_forks(theirs)
         os._exit(0)
     theirs.close()
-    _clean = ours, frozenset(sys.modules)
+    WarmPython.clean = ours, frozenset(sys.modules)
 
 
 def _become(arguments: Sequence[str]) -> NoReturn:

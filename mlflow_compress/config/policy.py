@@ -219,23 +219,19 @@ class Policy(Group):
         kl = {"max_kl": max_kl, "max_outliers_pct": max_kl_outliers_pct}
         if bounds := {name: value for name, value in kl.items() if value is not None}:
             changes["kl"] = KlBounds(**{**(self.kl.model_dump() if self.kl else {}), **bounds})
-        gates = []
-        if max_flips_pct is not None:
-            gates.append(MetricGate(metric="distance/flips_pct", at_most=max_flips_pct))
-        if min_decode_speedup is not None:
-            gates.append(MetricGate(metric="speed/decode_ratio_batch_1", at_least=min_decode_speedup))
-        if max_memory_ratio is not None:
-            gates.append(MetricGate(metric="speed/memory_peak_ratio", at_most=max_memory_ratio))
+        bounds_on_metrics = (
+            ("distance/flips_pct", "at_most", max_flips_pct),
+            ("speed/decode_ratio_batch_1", "at_least", min_decode_speedup),
+            ("speed/memory_peak_ratio", "at_most", max_memory_ratio),
+        )
+        gates = [MetricGate(metric=name, **{end: bound}) for name, end, bound in bounds_on_metrics if bound is not None]
         if gates:
             replaced = {(gate.metric, gate.task, gate.end) for gate in gates}
             remaining = [gate for gate in self.gates if (gate.metric, gate.task, gate.end) not in replaced]
             changes["gates"] = (*gates, *remaining)
         if max_accuracy_drop_pct is not None:
             drop = MarginGate(metric="quality/accuracy_delta", margin=max_accuracy_drop_pct / 100.0)
-            changes["margins"] = (
-                drop,
-                *[m for m in self.margins if (m.metric, m.task) != (drop.metric, None)],
-            )
+            changes["margins"] = (drop, *(m for m in self.margins if (m.metric, m.task) != (drop.metric, None)))
         return self.model_copy(update=changes)
 
     def without_each(self) -> "dict[str, Policy]":

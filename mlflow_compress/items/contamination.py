@@ -46,10 +46,7 @@ class CalibrationText:
         return cls(runs, "\n".join(f" {' '.join(text)} " for text in tokens))
 
     def holds(self, item: Sequence[str]) -> bool:
-        """Return whether an item, given as its words, occurs in the text.
-
-        It does if 13 consecutive words of it do. An item of 6 to 12 words must occur completely.
-        """
+        """Return whether 13 words in a row of an item occur in the text, or all of an item of 6 to 12 words."""
         if len(item) >= RUN:
             return any(run in self.runs for run in _runs(item))
         return len(item) >= FEWEST and f" {' '.join(item)} " in self.all_words

@@ -52,10 +52,7 @@ Messages = list[dict[str, str]]
 
 
 def chat_arguments(settings: TaskSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the chat arguments for a harness task's `fewshot_context` and `construct_requests`, if they are asked for.
-
-    Raises `ConfigError`: the tokenizer has no chat template.
-    """
+    """Return the chat arguments of a harness task's `fewshot_context` and `construct_requests`, if there are any."""
     if not settings.apply_chat_template:
         return {}, {}
     request = {"apply_chat_template": True, "chat_template": partial(render, _tokenizer(settings.model))}

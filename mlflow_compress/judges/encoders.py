@@ -108,9 +108,7 @@ class SentenceEncoder:
 def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEncoder:
     """Return a loaded sentence encoder: "embedded", one in a folder, or one of the hub.
 
-    Any model that the library sentence-transformers reads, such as ConSCompF's
-    "sentence-transformers/all-MiniLM-L12-v2". It must have safetensors weights, say how it pools (`modules.json`), and
-    bring no code of its own.
+    It must have safetensors weights, say how it pools (`modules.json`), and bring no code of its own.
     """
     if not encoder.strip():
         raise ConfigError("No sentence encoder named", allowed=(EMBEDDED, "a folder", "a hub name"))

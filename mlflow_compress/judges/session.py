@@ -24,10 +24,7 @@ _METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
 def judge_models(settings: JudgeModelConfig) -> list[str]:
-    """Return the judge models that are asked for.
-
-    None may be named twice. The names of several become part of metric names, which allow few characters.
-    """
+    """Return the judge models that are asked for, none twice. The names of several become part of metric names."""
     names = [name.strip() for name in settings.judge_model.split(",")]
     if len(set(names)) != len(names):
         raise ConfigError("A judge model is named twice", got=settings.judge_model)

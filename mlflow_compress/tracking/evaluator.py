@@ -1,7 +1,4 @@
-"""MLflow's evaluator "compress": `mlflow.models.evaluate` compares a variant with its baseline, as our commands do.
-
-MLflow imports this module when it first evaluates something; what computes is imported after that.
-"""
+"""MLflow's evaluator "compress": `mlflow.models.evaluate` compares a variant with its baseline, as our commands do."""
 
 import json
 from collections.abc import Mapping
@@ -45,6 +42,9 @@ class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
         **_: Any,
     ) -> EvaluationResult:
         """Log metrics and a table of the items to MLflow's run, and return both."""
+        from mlflow.models.evaluation.artifacts import JsonEvaluationArtifact  # imports matplotlib
+
+        import mlflow_compress as mc
         from mlflow_compress.decide.gates import gate_values
 
         config = dict(evaluator_config)
@@ -63,13 +63,21 @@ class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
             if model is not None:
                 config["checkpoint"] = _checkpoint_of(model, config)
             config.setdefault("experiment", client.get_experiment(run.info.experiment_id).name)
-            evaluation = _measured(rows, config)
+            if "checkpoint" not in config:
+                allowed = "a model, evaluator_config={'checkpoint': ...}, or predictions"
+                raise ConfigError("There is nothing to evaluate", allowed=allowed)
+            evaluation = mc.evaluate(model=config.pop("baseline"), tasks=rows, **config)
             metrics, items = evaluation.metrics | gate_values(evaluation.pooled), evaluation.items()
+            assert evaluation.run is not None
             client.set_tag(evaluation.run.run_id, MLFLOW_PARENT_RUN_ID, run_id)
         if model_id is None:  # otherwise MLflow logs what is returned to the run and the model
             for name, value in metrics.items():
                 client.log_metric(run_id, name, value)
-        return EvaluationResult(metrics, _logged(client, run, items), run_id)
+        file = f"{ITEMS_TABLE}.json"
+        client.log_table(run_id, items, file)
+        table = json.loads(items.to_json(orient="split"))
+        artifact = JsonEvaluationArtifact(uri=f"{run.info.artifact_uri}/{file}", content=table)
+        return EvaluationResult(metrics, {ITEMS_TABLE: artifact}, run_id)
 
 
 def _checkpoint_of(model: Any, config: Mapping[str, Any]) -> str:
@@ -84,16 +92,6 @@ def _checkpoint_of(model: Any, config: Mapping[str, Any]) -> str:
             got=type(model).__name__,
             fix="Give models:/NAME/VERSION of one, or leave out model and give evaluator_config={'checkpoint': FOLDER}",
         ) from error
-
-
-def _measured(rows: pd.DataFrame, config: dict[str, Any]) -> Any:
-    """Return what `mlflow-compress evaluate` measures on rows, by a run of its own."""
-    import mlflow_compress as mc
-
-    if "checkpoint" not in config:
-        allowed = "a model, evaluator_config={'checkpoint': ...}, or predictions"
-        raise ConfigError("There is nothing to evaluate", allowed=allowed)
-    return mc.evaluate(model=config.pop("baseline"), tasks=rows, **config)
 
 
 def _compared(rows: pd.DataFrame, dataset: Any, config: dict[str, Any]) -> tuple[dict[str, float], pd.DataFrame]:
@@ -126,16 +124,6 @@ def _compared(rows: pd.DataFrame, dataset: Any, config: dict[str, Any]) -> tuple
     answered = ((b, v, None not in (b.pred, v.pred)) for b, v in zip(baseline, variant, strict=True))
     change = [changes.get((b.is_correct, v.is_correct)) if both else None for b, v, both in answered]
     return metrics, rows.assign(gold=gold, prediction=sides[1], change=change)
-
-
-def _logged(client: MlflowClient, run: Any, items: pd.DataFrame) -> dict[str, Any]:
-    """Log the items as a table, and return it as MLflow's artifact."""
-    from mlflow.models.evaluation.artifacts import JsonEvaluationArtifact  # imports matplotlib
-
-    file = f"{ITEMS_TABLE}.json"
-    client.log_table(run.info.run_id, items, file)
-    content = json.loads(items.to_json(orient="split"))
-    return {ITEMS_TABLE: JsonEvaluationArtifact(uri=f"{run.info.artifact_uri}/{file}", content=content)}
 
 
 def metric_thresholds(policy: str | PathLike[str] | None, metrics: Mapping[str, float]) -> dict[str, MetricThreshold]:

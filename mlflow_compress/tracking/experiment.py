@@ -147,9 +147,8 @@ def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
 def _artifact_location(client: PatientClient, name: str, uri: str) -> str | None:
     """Return where a new experiment's artifacts go; None lets the server decide.
 
-    In a database this is beside those of MLflow's "Default": MLflow itself would take the working folder, which is
-    another one in every stage. A SQLite file's artifacts go beside the file, if those of "Default" are behind a server
-    or in the folder where MLflow was first started.
+    MLflow itself would take the working folder, which is another one in every stage: they go beside those of MLflow's
+    "Default", or beside a SQLite file, if those are behind a server or where MLflow was first started.
     """
     database = database_file(uri)
     if uri.partition(":")[0].partition("+")[0] not in DATABASE_ENGINES:

@@ -29,9 +29,6 @@ class Lease:
     lease on the work writes one, and then looks again: where several have written at once, all of them withdraw, and
     try again after a random pause. A process that waits, and sees no change for 60 seconds of its own clock, takes the
     next number. So clocks are never compared, and a dead holder needs no hand.
-
-    `key` names the work in letters and digits. The tag goes to the given experiment; the leases of all experiments
-    count.
     """
 
     def __init__(self, client: PatientClient, experiment_id: str, key: str, holder: str) -> None:

@@ -139,10 +139,7 @@ class VariantEntry:
 
 
 def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str:
-    """Log the variant of a main run as an MLflow model and return the model's id. A resumed run keeps its model.
-
-    The checkpoint is copied or referenced, never loaded.
-    """
+    """Log the variant of a main run as an MLflow model, and return its id. A resumed run keeps its model."""
     client = tracker.client
     storage = entry.storage
     identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: storage}

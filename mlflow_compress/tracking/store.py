@@ -35,10 +35,7 @@ def whole_id(text: str, found: Sequence[str]) -> str:
 
 
 def require_runs(run_ids: Sequence[str]) -> None:
-    """Refuse runs that MLflow's store does not have, without MLflow's three seconds.
-
-    A store that is no SQLite file is asked when the work begins.
-    """
+    """Refuse runs that MLflow's store does not have, if it is a SQLite file, without MLflow's three seconds."""
     if not run_ids or (found := _rows("SELECT run_uuid FROM runs")) is None:
         return
     for run_id in run_ids:

@@ -12,14 +12,8 @@ from mlflow import entities
 from mlflow.entities.trace_state import TraceState
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.tracing import constant
 from mlflow.tracing.client import TracingClient
-from mlflow.tracing.constant import (
-    TRACE_SCHEMA_VERSION,
-    TRACE_SCHEMA_VERSION_KEY,
-    SpanAttributeKey,
-    TraceMetadataKey,
-    TraceTagKey,
-)
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -48,8 +42,11 @@ def _info(one: JudgedAnswer, trace_id: str, experiment_id: str, run_id: str, now
         state=TraceState.OK,
         request_preview=one.messages[-1]["content"][:_PREVIEW],
         response_preview=one.answer[:_PREVIEW],
-        trace_metadata={TraceMetadataKey.SOURCE_RUN: run_id, TRACE_SCHEMA_VERSION_KEY: str(TRACE_SCHEMA_VERSION)},
-        tags={TraceTagKey.TRACE_NAME: f"{one.model}'s answer", "model": one.model, **one.tags},
+        trace_metadata={
+            constant.TraceMetadataKey.SOURCE_RUN: run_id,
+            constant.TRACE_SCHEMA_VERSION_KEY: str(constant.TRACE_SCHEMA_VERSION),
+        },
+        tags={constant.TraceTagKey.TRACE_NAME: f"{one.model}'s answer", "model": one.model, **one.tags},
         assessments=[_feedback(given, trace_id) for given in one.feedback],
     )
 
@@ -71,10 +68,10 @@ def _feedback(given: AnswerFeedback, trace_id: str) -> entities.Feedback:
 def _span(one: JudgedAnswer, trace_id: str, now: int) -> entities.Span:
     """Return the answer as a span without a duration: when it was generated is not known here."""
     attributes: dict[str, Any] = {
-        SpanAttributeKey.REQUEST_ID: trace_id,
-        SpanAttributeKey.SPAN_TYPE: entities.SpanType.CHAT_MODEL,
-        SpanAttributeKey.INPUTS: {"messages": [dict(message) for message in one.messages]},
-        SpanAttributeKey.OUTPUTS: one.answer,
+        constant.SpanAttributeKey.REQUEST_ID: trace_id,
+        constant.SpanAttributeKey.SPAN_TYPE: entities.SpanType.CHAT_MODEL,
+        constant.SpanAttributeKey.INPUTS: {"messages": [dict(message) for message in one.messages]},
+        constant.SpanAttributeKey.OUTPUTS: one.answer,
     }
     context = SpanContext(
         int(trace_id.removeprefix("tr-"), 16), secrets.randbits(63) + 1, is_remote=False, trace_flags=TraceFlags(1)

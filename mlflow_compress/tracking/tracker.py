@@ -65,10 +65,7 @@ def _stored(run: Run) -> StoredRun:
 
 
 def close_dead_runs(client: PatientClient, uri: str) -> None:
-    """End the runs of processes of this machine that died with runs open: they become KILLED.
-
-    Their leases are given back. A process that is alive, or on another machine, is left alone.
-    """
+    """End the runs of dead processes of this machine, which become KILLED, and give back their leases."""
     for run_id in live_processes.runs_not_closed(uri):  # the server was away when this process wanted to
         _close(client, run_id, "the tracking server was away at its end")
         live_processes.run_ended(uri, run_id)
@@ -88,10 +85,7 @@ def _close(client: PatientClient, run_id: str, reason: str) -> None:
 
 
 def drop_unfinished(client: PatientClient, run_id: str) -> None:
-    """Delete the artifacts and models that a killed run has stored: nobody reads the results of half a run.
-
-    The parameters stay, from which `resume` goes on. It stores everything else again.
-    """
+    """Delete what a killed run has stored, but the parameters, from which `resume` goes on and stores it again."""
     run: Run = client.get_run(run_id)
     if RunStatus.is_terminated(RunStatus.from_string(run.info.status)) and run.info.status != "KILLED":
         return
@@ -256,11 +250,7 @@ class Tracker:
 
     @contextmanager
     def run(self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True) -> Iterator[TrackedRun]:
-        """Open a run; it ends FINISHED, FAILED with the error as tag and note, or KILLED when interrupted.
-
-        `own=True` fills the run that `mlflow run` has created for this process, if there is one. False creates another
-        run, for example for the baseline of an evaluation.
-        """
+        """Open a run; `own=True` fills the run that `mlflow run` has created for this process, if there is one."""
         given, signpost = self._take_given() if own else (None, None)
         every = {run_names.STAGE: stage, **tags}
         try:

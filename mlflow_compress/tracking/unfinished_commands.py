@@ -78,11 +78,9 @@ def note_run(uri: str, stage: str, run_id: str) -> None:
 
 @contextmanager
 def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[list[str]]:
-    """Keep a note of a command, until it has ended by itself: well, or with an error that would come again.
+    """Keep a note of a command until it has ended: well, or with an error that would come again. Stages need none.
 
-    Yields the runs of the same work that was killed before.
-
-    The stages of a command that is noted need no note of their own. The parameters must hold no secret.
+    Yields the runs of the same work that was killed before. The parameters must hold no secret.
     """
     if is_stage():
         yield []
@@ -109,10 +107,7 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[lis
 
 
 def unfinished_commands(uri: str) -> list[UnfinishedCommand]:
-    """Return the commands of this machine that have not ended, and that nobody runs now; the oldest comes first.
-
-    A note that cannot be read is a `TrackingError`.
-    """
+    """Return the commands of this machine that have not ended, and that nobody runs now; the oldest comes first."""
     found = []
     for path in sorted(_notes(uri).glob("*.json"), key=lambda path: path.stat().st_mtime):
         note = _read(path)

@@ -39,18 +39,6 @@ def view_tag(key: str) -> str:
     return f"mlflow.sharedViewState.{key}"
 
 
-def _runs(evaluation: str) -> dict[str, object]:
-    """Return the state of a page of runs: one evaluation's variants, sorted by KL."""
-    return {
-        "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
-        "orderByKey": f"metrics.`{KL}`",
-        "orderByAsc": True,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "modelVersionFilter": "All Runs",
-    }
-
-
 def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
     """Return the state of the table: the verdict in short, metrics, and the verdict in full, in this order.
 
@@ -73,10 +61,7 @@ def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
 
 
 def _charts(measured: Collection[str]) -> dict[str, object]:
-    """Return the state of the charts: size, speed and memory against distance first, then a bar per main metric.
-
-    `measured` are the metrics that a variant has: a chart without data is not made.
-    """
+    """Return the state of the charts of what was measured: size, speed and memory against distance, then bars."""
     section = "size-and-distance"
     common = {"metricSectionId": section, "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
     scatters = [
@@ -135,6 +120,14 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
     variants = search_runs(client, tags_filter({run_names.STAGE: "main", run_names.EVALUATION: evaluation}))
     _colour(client, variants)
     measured = {name for variant in variants for name in variant.data.metrics}
+    page = {
+        "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
+        "orderByKey": f"metrics.`{KL}`",
+        "orderByAsc": True,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+    }
     views = {
         LEADERBOARD: ("Leaderboard", _table((FLIPS, KL, DELTA, RATIO, *_COSTS), description=250)),
         f"{LEADERBOARD}-all": (
@@ -144,7 +137,7 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
         CHARTS: ("Size against distance", _charts(measured)),
     }
     for view, (name, state) in views.items():
-        content = json.dumps({**_runs(evaluation), **state}).encode()
+        content = json.dumps({**page, **state}).encode()
         packed = f"deflate;{base64.b64encode(zlib.compress(content)).decode()}"
         newest = (view, f"{name} (newest)")
         for key, shown in ((f"{view}-{evaluation[:8]}", f"{name}, evaluation {evaluation[:8]}"), newest):
@@ -171,10 +164,7 @@ def shared_run_address(uri: str, experiment_id: str, run_id: str) -> str:
 
 
 def how_to_open(client: PatientClient, uri: str, run_id: str) -> str:
-    """Return the lines that say where results are. For a local store they include the command that starts the UI.
-
-    The text is empty for a child run, because its parent prints the lines.
-    """
+    """Return the lines that say where results are; none for a child run, because its parent prints them."""
     run = client.get_run(run_id)
     tags, experiment = run.data.tags, run.info.experiment_id
     if MLFLOW_PARENT_RUN_ID in tags:

@@ -11,18 +11,13 @@ from threading import Lock
 
 from mlflow.artifacts import download_artifacts
 from mlflow.exceptions import MlflowException
-from mlflow.webhooks.constants import (
-    WEBHOOK_DELIVERY_ID_HEADER,
-    WEBHOOK_SIGNATURE_HEADER,
-    WEBHOOK_SIGNATURE_VERSION,
-    WEBHOOK_TIMESTAMP_HEADER,
-)
+from mlflow.webhooks import constants
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.tracking.experiment import every_page
 from mlflow_compress.tracking.tracker import Tracker
 
-HEADERS = (WEBHOOK_DELIVERY_ID_HEADER, WEBHOOK_TIMESTAMP_HEADER, WEBHOOK_SIGNATURE_HEADER)
+HEADERS = (constants.WEBHOOK_DELIVERY_ID_HEADER, constants.WEBHOOK_TIMESTAMP_HEADER, constants.WEBHOOK_SIGNATURE_HEADER)
 TOLERANCE_S = 300  # as the specification Standard Webhooks recommends, by whose scheme MLflow signs
 _TAG, _PENDING = "delivery.", "pending"
 _LONGEST_TAG = 5000
@@ -52,7 +47,7 @@ def delivery_id(headers: Mapping[str, str], body: bytes, secret: str, now: float
     """
     given_id, sent, signature = (headers.get(name, "") for name in HEADERS)
     signed = hmac.new(secret.encode(), f"{given_id}.{sent}.".encode() + body, hashlib.sha256).digest()
-    expected = f"{WEBHOOK_SIGNATURE_VERSION},{base64.b64encode(signed).decode()}"
+    expected = f"{constants.WEBHOOK_SIGNATURE_VERSION},{base64.b64encode(signed).decode()}"
     if not hmac.compare_digest(expected.encode(), signature.encode()):
         raise RefusedError(401, "the signature is not that of the secret")
     if not re.fullmatch(r"\d{1,12}", sent, re.ASCII) or abs(now - int(sent)) > TOLERANCE_S:

@@ -16,22 +16,9 @@ from functools import cache
 from typing import Any, Self, TypeVar
 
 from mlflow_compress.errors import MlflowCompressError
+from mlflow_compress.transport import replies
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import (
-    BUDGET,
-    CONNECTION,
-    ERROR_INSIDE,
-    FILTERED,
-    NOT_A_COMPLETION,
-    NOT_JSON,
-    TIMEOUT,
-    Answered,
-    Embedded,
-    NoReply,
-    Reply,
-    read_completion,
-    read_embeddings,
-)
+from mlflow_compress.transport.replies import Answered, Embedded, NoReply, Reply
 from mlflow_compress.transport.spending import BYTES_PER_TOKEN, Spending, prompt_bytes
 
 T = TypeVar("T")
@@ -105,7 +92,7 @@ def refused(config: EndpointConfig, status: int, body: object, message: str, hea
         useless = config.error(what, fix=fix)
     elif code == "insufficient_quota":
         useless = config.error(f"{config.where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
-    reason = FILTERED if "content_filter" in code or "content_policy" in code else f"http_{status}"
+    reason = replies.FILTERED if "content_filter" in code or "content_policy" in code else f"http_{status}"
     return Failure(
         NoReply(reason, f"answered HTTP {status}: {said}"),
         useless=useless,
@@ -119,11 +106,11 @@ def given_up(config: EndpointConfig, failure: Failure, *, answered: bool) -> NoR
     """Return why a call is not made again; where the endpoint has never `answered` as one, its address is wrong."""
     tried = f"Tried {config.max_retries + 1} times"
     reason, detail = failure.no_reply.reason, f"{config.where} {failure.no_reply.detail}"
-    if not answered and reason == CONNECTION:
+    if not answered and reason == replies.CONNECTION:
         raise config.error(detail, fix=f"{tried}. Check {config.url_parameter}")
-    if not answered and reason == ERROR_INSIDE:
+    if not answered and reason == replies.ERROR_INSIDE:
         raise config.error(detail, fix=tried)
-    if not answered and reason in (NOT_JSON, NOT_A_COMPLETION):
+    if not answered and reason in (replies.NOT_JSON, replies.NOT_A_COMPLETION):
         raise config.error(detail, fix=f"Check {config.url_parameter}: it often ends in /v1")
     return NoReply(reason, f"{detail}. {tried}" if failure.passing else detail)
 
@@ -316,7 +303,7 @@ class Transport(AbstractContextManager["Transport"]):
         n_bytes = sum(len(text.encode()) for text in texts)
         return await self._retried(
             lambda: self._paced(
-                "/embeddings", body, lambda said: read_embeddings(said, model, len(texts)), model, n_bytes, 0
+                "/embeddings", body, lambda said: replies.read_embeddings(said, model, len(texts)), model, n_bytes, 0
             )
         )
 
@@ -343,7 +330,7 @@ class Transport(AbstractContextManager["Transport"]):
             found = await self._paced(
                 "/chat/completions",
                 {"model": model, "messages": own, **settings},
-                lambda body: read_completion(body, model),
+                lambda body: replies.read_completion(body, model),
                 model,
                 prompt_bytes(own),
                 settings[dialect.length],
@@ -400,7 +387,7 @@ class Transport(AbstractContextManager["Transport"]):
         async with self._money:
             await self._money.wait_for(lambda: self.spending.is_decided(most))
             if not self.spending.begin(most):
-                return NoReply(BUDGET, "Not asked: it could have cost more than judge_max_cost allows")
+                return NoReply(replies.BUDGET, "Not asked: it could have cost more than judge_max_cost allows")
         found: A | Failure | None = None
         sent = False
         try:
@@ -426,12 +413,12 @@ class Transport(AbstractContextManager["Transport"]):
         try:
             response = await self._client.post(path, cast_to=httpx.Response, body=dict(body))
         except openai.APITimeoutError:
-            no_reply = NoReply(TIMEOUT, f"did not answer within {self.config.timeout:g} s")
+            no_reply = NoReply(replies.TIMEOUT, f"did not answer within {self.config.timeout:g} s")
             return Failure(no_reply, passing=True, lost=True)
         except openai.APIConnectionError as error:
             reason = self.config.clean(str(error.__cause__ or error))
             reached = not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
-            return Failure(NoReply(CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
+            return Failure(NoReply(replies.CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
         except openai.APIStatusError as error:
             return refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
         found = read(response.text)

@@ -13,84 +13,73 @@ from typing import Any
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
-from mlflow_compress.items.task import (
-    Answering,
-    Family,
-    Row,
-    Task,
-    TaskSettings,
-    check_answer,
-    item_row,
-    limited,
-    register_family,
-    request,
-)
+from mlflow_compress.items import task
 from mlflow_compress.records import Items
 
 
-def _item(task: str, family: str, rule: str, row: Row, prompt: str, **columns: Any) -> dict[str, Any]:
-    return item_row(task, family, rule, row, question=row[prompt], prompt=row[prompt], **columns)
+def _item(name: str, family: str, rule: str, row: task.Row, prompt: str, **columns: Any) -> dict[str, Any]:
+    return task.item_row(name, family, rule, row, question=row[prompt], prompt=row[prompt], **columns)
 
 
-def _check_cloze(row: Row) -> None:
+def _check_cloze(row: task.Row) -> None:
     choices = row["choices"]
     if len(choices) < 2 or any(not isinstance(choice, str) or not choice.strip() for choice in choices):
         raise DataError("'choices' must be two or more texts that are not empty", got=choices)
-    check_answer(row)
+    task.check_answer(row)
 
 
-def _build_cloze(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    sample = limited(name, rows, settings)
+def _build_cloze(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Task]:
+    sample = task.limited(name, rows, settings)
     rule = "loglik_per_char"
     items = [_item(name, "cloze", rule, r, "context", options=r["choices"], gold=r["answer"]) for r in sample]
     requests = [
-        request(name, row, row["context"], choice, index)
+        task.request(name, row, row["context"], choice, index)
         for row in sample
         for index, choice in enumerate(row["choices"])
     ]
-    return [Task(name=name, family="cloze", items=Items.from_rows(items), requests=tuple(requests))]
+    return [task.Task(name=name, family="cloze", items=Items.from_rows(items), requests=tuple(requests))]
 
 
-def _build_last_word(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
-    sample = limited(name, rows, settings)
+def _build_last_word(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Task]:
+    sample = task.limited(name, rows, settings)
     items = [_item(name, "last_word", "greedy", row, "context", options=[row["target"]], gold=0) for row in sample]
-    requests = tuple(request(name, row, row["context"], row["target"]) for row in sample)
-    return [Task(name=name, family="last_word", items=Items.from_rows(items), requests=requests)]
+    requests = tuple(task.request(name, row, row["context"], row["target"]) for row in sample)
+    return [task.Task(name=name, family="last_word", items=Items.from_rows(items), requests=requests)]
 
 
-def _check_exact(row: Row) -> None:
+def _check_exact(row: task.Row) -> None:
     if not row["answers"] or any(not isinstance(answer, str) or not answer.strip() for answer in row["answers"]):
         raise DataError("'answers' must be one or more texts that are not empty", got=row["answers"])
 
 
-def _build_exact(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Task]:
+def _build_exact(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Task]:
     """Return one task without requests: its answers are generated."""
-    sample = limited(name, rows, settings)
+    sample = task.limited(name, rows, settings)
     items = [_item(name, "exact", "exact_match", row, "prompt", answers=row["answers"]) for row in sample]
-    return [Task(name=name, family="exact", items=Items.from_rows(items), answering=Answering())]
+    return [task.Task(name=name, family="exact", items=Items.from_rows(items), answering=task.Answering())]
 
 
-register_family(
+task.register_family(
     "cloze",
-    Family(
+    task.Family(
         fields={"context": str, "choices": list, "answer": int},
         check=_check_cloze,
         build=_build_cloze,
         items={"cloze": ItemFamily(chooses=True, graded=True, headline=True)},
     ),
 )
-register_family(
+task.register_family(
     "exact",
-    Family(
+    task.Family(
         fields={"prompt": str, "answers": list},
         check=_check_exact,
         build=_build_exact,
         items={"exact": ItemFamily(graded=True)},
     ),
 )
-register_family(
+task.register_family(
     "last_word",
-    Family(
+    task.Family(
         fields={"context": str, "target": str},
         build=_build_last_word,
         items={"last_word": ItemFamily(graded=True)},

@@ -15,13 +15,6 @@ from typing import Any, TypeVar
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
 from mlflow_compress.items.named import halueval_lettered, hub_choice
-from mlflow_compress.items.named.hub_choice import (
-    RULE,
-    checked_rows,
-    cosmos_qa_question,
-    hellaswag_question,
-    lettered_parts,
-)
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import file_of, load_split
@@ -97,7 +90,7 @@ def _asked_rows(
         return {"id": f"{number:05d}", "category": published.category, "kind": published.kind, "split": split}
 
     used = (pair for pair in enumerate(records) if pair[0] not in NEVER_ASKED or pair[0] in published.examples)
-    return checked_rows(used, head, question, place)
+    return hub_choice.checked_rows(used, head, question, place)
 
 
 def register_types(
@@ -118,7 +111,7 @@ def register_types(
         style = PROMPTS if settings.prompt_style == "auto" else settings.prompt_style
         shots = len(types[name].examples) if shots is None else shots
         questions = rows(name, types[name], settings.data_dir)
-        return lettered_parts(name, questions, replace(settings, prompt_style=style), shots)
+        return hub_choice.lettered_parts(name, questions, replace(settings, prompt_style=style), shots)
 
     for name, published in types.items():
         source, licence, definition = describe(published)
@@ -128,7 +121,7 @@ def register_types(
                 licence=licence,
                 items="9,995 (with the options E and F in three prompts, and once without)",
                 shots=str(len(published.examples)),
-                rule=RULE,
+                rule=hub_choice.RULE,
                 definition=definition.encode,
                 build=partial(build, name),
             )
@@ -155,8 +148,8 @@ register_types("uncertainty", FILES, describe=_described, rows=published_rows)
 
 DRAWN = 10_000
 OTHERS = {
-    "RC": ("allenai/cosmos_qa", "refs/convert/parquet", cosmos_qa_question),
-    "CI": ("Rowan/hellaswag", None, hellaswag_question),
+    "RC": ("allenai/cosmos_qa", "refs/convert/parquet", hub_choice.cosmos_qa_question),
+    "CI": ("Rowan/hellaswag", None, hub_choice.hellaswag_question),
 }
 HALUEVAL = {"DRS": halueval_lettered.DIALOGUE, "DS": halueval_lettered.SUMMARIZATION}
 
