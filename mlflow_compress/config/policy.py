@@ -219,12 +219,14 @@ class Policy(Group):
         kl = {"max_kl": max_kl, "max_outliers_pct": max_kl_outliers_pct}
         if bounds := {name: value for name, value in kl.items() if value is not None}:
             changes["kl"] = KlBounds(**{**(self.kl.model_dump() if self.kl else {}), **bounds})
-        bounds_on_metrics = (
+        gates = []
+        for name, end, bound in (
             ("distance/flips_pct", "at_most", max_flips_pct),
             ("speed/decode_ratio_batch_1", "at_least", min_decode_speedup),
             ("speed/memory_peak_ratio", "at_most", max_memory_ratio),
-        )
-        gates = [MetricGate(metric=name, **{end: bound}) for name, end, bound in bounds_on_metrics if bound is not None]
+        ):
+            limit: dict[str, Any] = {end: bound}
+            gates += [] if bound is None else [MetricGate(metric=name, **limit)]
         if gates:
             replaced = {(gate.metric, gate.task, gate.end) for gate in gates}
             remaining = [gate for gate in self.gates if (gate.metric, gate.task, gate.end) not in replaced]

@@ -71,10 +71,7 @@ def run_stage(
 
 
 def run_stage_here(tracker: Tracker, stage: str, work: Callable[[], object], *, parent: TrackedRun) -> str:
-    """Run a stage's work in this process, as a child of `parent`. Return the child's run id.
-
-    `work` opens the stage's run with `tracker.run`. A stage that fails is a `StageError`, and its run is FAILED.
-    """
+    """Run a stage's work, which opens its run with `tracker.run`, in this process, and return that run's id."""
     child = _create_child(tracker, stage, parent)
     try:
         with tracker.filling(child):

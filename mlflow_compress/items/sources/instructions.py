@@ -172,10 +172,7 @@ def fingerprint_of(instructions: Sequence[Instruction], named: str) -> list[obje
 
 
 def _first_questions(file: Path, settings: TaskSettings) -> list[Instruction]:
-    """Return the first question of each logged conversation, with the logged answer as its reference, by their digests.
-
-    The models answer after `settings.system_prompt`: conversations with another system prompt are left out.
-    """
+    """Return the first question of each logged conversation with this system prompt, and as reference its answer."""
     firsts, others = [], 0
     for one in answers_of(file, Redaction.of(settings.redact)):
         *before, last = one.messages
