@@ -18,11 +18,9 @@ class ItemFamily:
     # Its items are pooled into the headline values. Where an evaluation has no such item, all graded ones are.
     headline: bool = False
     by_category: bool = False  # Results are given for every category too
-    # The option is an answer that an application has logged: neither right nor wrong, but its tokens have distances.
-    # Its texts stay in the records: no page shows them.
+    # The option is an answer that an application has logged, neither right nor wrong; no page shows its texts
     logged: bool = False
-    # The item has tools; `options` is the mark of a call, `answers` the tools and, where they are known, the right
-    # calls, both in JSON. The option's one scored token is that at which a call begins.
+    # The item has tools: `options` is the mark of a call, `answers` the tools and, if known, the right calls in JSON
     calls: bool = False
     # The item is scored under every order of its options: only the metric `all_orders` reads its option scores
     every_order: bool = False

@@ -226,7 +226,8 @@ class Policy(Group):
             ("speed/memory_peak_ratio", "at_most", max_memory_ratio),
         ):
             limit: dict[str, Any] = {end: bound}
-            gates += [] if bound is None else [MetricGate(metric=name, **limit)]
+            if bound is not None:
+                gates.append(MetricGate(metric=name, **limit))
         if gates:
             replaced = {(gate.metric, gate.task, gate.end) for gate in gates}
             remaining = [gate for gate in self.gates if (gate.metric, gate.task, gate.end) not in replaced]

@@ -19,8 +19,7 @@ class NamedTask:
     items: str  # Number of items, and their split
     shots: str  # Number of few-shot examples; "" of a task that has none
     rule: str  # How an answer is chosen and graded
-    # Everything except the data that decides prompts and choice of items. Its SHA-256 distinguishes two versions of a
-    # task. (Each run also logs a hash of prompts and data.) A group is defined by its members.
+    # All but the data that decides prompts and choice of items: its SHA-256 tells versions apart. A group has none.
     definition: Callable[[], bytes] | None = None
     # Returns tasks and corpora; `shots` is None unless the user gave a number (NAME@5)
     build: Callable[[TaskSettings, int | None], Parts] | None = None

@@ -42,8 +42,7 @@ class Answering:
 
     until: tuple[str, ...] = ("\n",)  # Stop sequences; the answer is cut before the first one
     max_new_tokens: int = 32  # Longest answer, in tokens
-    # Takes the answers by item id; returns which are correct, or None for an item that the task does not grade. Without
-    # `judge`, an answer is correct if it equals one of the item's `answers`.
+    # Returns which answers are correct by item id, None where none is graded; without it, those that are in `answers`
     judge: Callable[[Mapping[str, str]], Mapping[str, bool | None]] | None = field(default=None, repr=False)
     # Answers per item that are drawn at temperature 1 besides the greedy one; the baseline draws as many a second time
     samples: int = 0
@@ -88,8 +87,7 @@ class Task:
     answering: Answering | None = None  # How answers are generated; None where no answer is generated
     # Whether prompts are user messages. `suite.rendered` turns them into the text that a model reads.
     chat: bool = False
-    # Whether prompts are lists of messages in JSON, or objects with `messages` and `tools`. `suite.rendered` renders
-    # them too.
+    # Whether prompts are lists of messages in JSON, or objects with `messages` and `tools`, which it renders too
     conversations: bool = False
     calls: bool = False
     # Texts whose every token is scored (rolling tasks, which have no items)

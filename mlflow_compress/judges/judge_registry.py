@@ -21,14 +21,12 @@ class JudgeInputs:
 
     instructions: Sequence[Instruction]
     graded: Mapping[str, Generations]  # One answer per turn of "baseline" and "variant", at MT-Bench's temperatures
-    # Several sampled answers to each first turn, of "baseline", "variant" and "again": a second, independent sample of
-    # the baseline
+    # Several sampled answers to each first turn, of "baseline", "variant" and "again": the baseline's second sample
     samples: Mapping[str, Generations]
     # Counts what all judges of the run spend, and holds their budget
     spending: Spending = field(default_factory=Spending)
     say: Callable[[str], None] = lambda line: None  # Shows a line to the user, such as what the judgments will cost
-    # Greedy answers of "baseline" and "variant" as tokens, and scores of both on the baseline's; empty unless a judge
-    # asks for them (`Judge.greedy`)
+    # Greedy answers of "baseline" and "variant", and scores of both on the baseline's, if a judge is `Judge.greedy`
     greedy: Mapping[str, RunRecords] = field(default_factory=dict)
 
 
@@ -48,8 +46,7 @@ class AnswerVectors:
 class Judged:
     """Output of a judge. Metrics compute numbers from it; a judge computes none."""
 
-    # Ratings of the answers of "baseline" and "variant"; their column `task` is the judge's name, by which a metric
-    # finds them (requirement `rated_by(name)`)
+    # Ratings of "baseline" and "variant"; by their column `task`, the judge's name, `rated_by(name)` finds them
     judgments: Mapping[str, Judgments] = field(default_factory=dict)
     vectors: AnswerVectors | None = None  # Embeddings of the sampled answers, for the similarity metrics
     # Further records of "baseline" and "variant", from which metrics are computed
@@ -57,8 +54,7 @@ class Judged:
     skipped: str | None = None  # Reason why the judge could not judge, as a sentence
     # Settings that reproduce the output; logged as the run's parameters
     parameters: Mapping[str, str] = field(default_factory=dict)
-    # Numbers of judgments, and of those without a rating; logged as metrics. Values that several judges give under one
-    # name are added up.
+    # Numbers of judgments, and of those without a rating; logged as metrics, and added up over judges
     values: Mapping[str, float] = field(default_factory=dict)
     remarks: Sequence[str] = ()  # Sentences for the run's note
     failed: str | None = None  # Why the stage fails after everything else has been logged, as sentences
@@ -72,8 +68,8 @@ class NoSettings(BaseModel):
 class Judge:
     """A way to compare or grade generated answers."""
 
-    # Called with the settings before any answer is generated. It loads what the judge needs, and raises an error if
-    # that is missing. The returned function judges the answers. The judge may store paid results in the folder.
+    # Loads what the judge needs, or raises, before any answer is generated, and returns the function that judges. Paid
+    # results may be stored in the folder.
     open: Callable[[Any, Path], Callable[[JudgeInputs], Judged]]
     settings: type[BaseModel] = NoSettings  # What `open` gets: its fields are parameters of the judge command
     requires: str  # What the judge needs to run, in one sentence

@@ -28,8 +28,7 @@ from mlflow_compress.tracking.tracker import Tracker, models_of_run
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
-# Distributions that loading and scoring import for every checkpoint format. A test compares them with the imports of a
-# fresh process.
+# Distributions that loading and scoring import for every checkpoint format. A test compares them with a fresh process.
 ALWAYS = (
     "mlflow", "pandas", "torch", "transformers", "tokenizers", "accelerate", "safetensors", "huggingface_hub", "numpy",
     "pyarrow", "numba", "llvmlite", "tqdm", "jinja2", "pydantic", "pyyaml",

@@ -40,15 +40,13 @@ DELIVERY = "delivery"  # of a decision that a webhook has asked for: MLflow's id
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
 SWEEP_RUN = "sweep_run_id"  # of a main run: the sweep or search that made it. Not nested: MLflow's list shows variants.
-# Of a main run: the name of the checkpoint's folder that it has made again, with other calibration samples
 ASKED = "asked"  # of a main run: hash of everything that decides it, by which the same command finds it
-REPLICATE_OF = "replicate_of"
+REPLICATE_OF = "replicate_of"  # of a main run: name of the checkpoint's folder that it made with other samples
 SWEEP_KEY = "sweep_key"  # of a sweep: hash of its variants' keys, by which the same command goes on
 FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the other stages
 
-# Parameters of a main run: whether it is worse than its baseline (or how many items would tell), and the share of
-# changed answers. MLflow's page of several runs opens on the first three parameters that differ, by name, and on the
-# first metric.
+# Parameters of a main run: whether it is worse than its baseline (or how many items would tell), and changed answers.
+# MLflow's page of several runs opens on the first three parameters that differ, by name, and on the first metric.
 WORSE, FLIPPED = "accuracy", "answers_flipped_pct"
 
 # Artifact folders and files of the stages' runs.

@@ -20,8 +20,7 @@ _LONGEST_MESSAGE = 300
 class EndpointConfig:
     """Address and key of an endpoint, and how often and how fast it is called."""
 
-    # Endpoint that speaks the chat-completions protocol, without ``/chat/completions``. User and password in it are
-    # sent as basic authentication, and never shown.
+    # Without ``/chat/completions``; user and password in it are sent as basic authentication, and never shown
     base_url: str = field(default=OPENAI_URL, repr=False)
     key: str = field(repr=False)  # API key, sent as a bearer token; never shown
     timeout: float = 120.0  # Seconds for one request

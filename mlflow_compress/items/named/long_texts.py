@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +133,6 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A line that stands in a text, and where: a share of its tokens."""
-
-    depth: float
-    text: str
-
-
-@dataclass(frozen=True)
 class _Question:
     """What is asked at the end of a text."""
 
@@ -150,30 +143,30 @@ class _Question:
     gold: int
 
 
-def _lines(draw: random.Random) -> tuple[list[_Line], list[_Question]]:
-    """Return the needles and chains of one text, and the questions about them."""
+def _lines(draw: random.Random) -> tuple[list[tuple[float, str]], list[_Question]]:
+    """Return the needles and chains of one text, each with its depth as a share of the tokens, and the questions."""
     names = draw.sample(_NAMES, NEEDLES + CHAINS * (HOPS + 1))
     lines, questions = [], []
     for number in range(NEEDLES):
         depth, name, gold = (number + 0.5) / NEEDLES, names.pop(), draw.randrange(len(_LETTERS))
-        lines.append(_Line(depth, f"{name}: {_LETTERS[gold]}"))
+        lines.append((depth, f"{name}: {_LETTERS[gold]}"))
         questions.append(_Question("needle", depth, f"{name}:", _LETTERS, gold))
     for gold in draw.sample(range(len(_LETTERS)), CHAINS):
         value = _LETTERS[gold]
         for hop in range(HOPS + 1):
             name = names.pop()
-            lines.append(_Line((hop + draw.random()) / (HOPS + 1), f"{name} = {value}"))
+            lines.append(((hop + draw.random()) / (HOPS + 1), f"{name} = {value}"))
             value = name
         questions.append(_Question("chain", None, f"{value} =", _LETTERS, gold))
-    return sorted(lines, key=lambda line: line.depth), questions
+    return sorted(lines, key=itemgetter(0)), questions
 
 
-def _placed(units: Sequence[str], sizes: Sequence[int], lines: Sequence[_Line]) -> tuple[str, list[int]]:
+def _placed(units: Sequence[str], sizes: Sequence[int], lines: Sequence[tuple[float, str]]) -> tuple[str, list[int]]:
     """Return a text with its lines at their depths, and the characters at which its own sentences begin."""
     ends = list(accumulate(sizes))
     before: dict[int, list[str]] = {}
-    for line in lines:
-        before.setdefault(bisect_left(ends, line.depth * ends[-1]), []).append(line.text)
+    for depth, line in lines:
+        before.setdefault(bisect_left(ends, depth * ends[-1]), []).append(line)
     text, begins = "", []
     for number, unit in enumerate(units):
         if number in before:
@@ -290,7 +283,7 @@ def _task(texts: Sequence[_Text], length: Length, reader: _Reader) -> Task:
 def _build(lengths: Sequence[Length], own: Sequence[str] | None, settings: TaskSettings) -> Parts:
     reader = _Reader.of(settings.model or "demo")
     # A third of a text at most is needles and links of chains.
-    lines = "\n\n".join(line.text for line in _lines(random.Random(0))[0])
+    lines = "\n\n".join(line for _, line in _lines(random.Random(0))[0])
     shortest = 3 * reader.counts([lines])[0]
     if not lengths:  # the largest power of two, its half and its quarter
         most = 1 << (min(reader.most, _DEFAULT_LONGEST).bit_length() - 1)
