@@ -137,14 +137,7 @@ class EndpointError(MlflowCompressError):
 
 
 class StageError(MlflowCompressError):
-    """A stage of the main job failed.
-
-    - `what`: The stage's own error message, or the signal that killed it.
-    - `stage`: Name of the stage.
-    - `fix`: What to change.
-    - `published`: What the finished stages have found.
-    - `broke_off`: Whether the stage was killed, or broke off, see `breaks_off`.
-    """
+    """A stage of the main job failed: `what` is its own message, or the signal that killed it; see `breaks_off`."""
 
     def __init__(
         self, what: str, *, stage: str, fix: str | None = None, published: Any = None, broke_off: bool = False
@@ -157,12 +150,7 @@ class StageError(MlflowCompressError):
 
 
 class SweepError(MlflowCompressError):
-    """Variants of a sweep failed; the others are published.
-
-    - `what`: How many failed, and why.
-    - `published`: What the others have found.
-    - `fix`: What to change.
-    """
+    """Variants of a sweep failed; `published` is what the others have found."""
 
     def __init__(self, what: str, *, published: Any, fix: str) -> None:
         super().__init__(what, fix=fix)
@@ -261,5 +249,4 @@ def _number_of(error: BaseException) -> int | None:
 
 
 def _line(error: BaseException) -> str:
-    """Return the first line of an error's text."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -240,7 +240,6 @@ TOP_LADDER = (100, 20, 5)
 
 
 def _columns(kind: pa.DataType) -> Callable[..., list[pa.Field]]:
-    """Return what makes columns of one type, by their names."""
     return lambda *names: [pa.field(name, kind) for name in names]
 
 

@@ -98,7 +98,6 @@ class Registry(Generic[T]):
         return decorate
 
     def _load(self) -> None:
-        """Import the package's modules and the plug-ins once."""
         if self._loaded:
             return
         package = importlib.import_module(self._package)

@@ -221,7 +221,6 @@ def _keep_clean_fork(files: Sequence[int]) -> None:
 
 
 def _become(arguments: Sequence[str]) -> NoReturn:
-    """Do what `python *arguments` does, and end."""
     code: object = 0
     try:
         if arguments[0] == "-m":

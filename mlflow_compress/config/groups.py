@@ -129,7 +129,6 @@ class SamplingConfig(Group):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what is none of these."""
         _ = self.size
 
     @property

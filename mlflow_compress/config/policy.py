@@ -64,7 +64,6 @@ class MetricGate(Group):
     category: OptionalText = option(None, "of this category of the task; none: of all")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse a gate without exactly one limit, and a category without its task."""
         if (self.at_most is None) == (self.at_least is None):
             raise ConfigError(f"The gate on {self.metric} needs one limit", allowed="at_most or at_least")
         if self.category is not None and self.task is None:
@@ -93,7 +92,6 @@ class MarginGate(Group):
     category: OptionalText = option(None, "of this category of the task; none: of all")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse a category without its task."""
         if self.category is not None and self.task is None:
             raise ConfigError(f"The margin on {self.metric} names a category without its task", got=self.category)
 
@@ -139,7 +137,6 @@ class Objective(Group):
     utility: tuple[UtilityTerm, ...] = option((), "its terms: {metric: size/bytes, weight: 0.7}")
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse a utility without terms."""
         if self.by == "utility" and not self.utility:
             raise ConfigError("The objective 'utility' has no terms", fix="Give utility: [{metric: ..., weight: ...}]")
 
@@ -273,7 +270,6 @@ class Waiver(Group):
     until: date = option(..., "its last day (UTC)")
 
     def require_valid(self) -> None:
-        """Refuse the waiver after its last day."""
         if (today := datetime.now(UTC).date()) > self.until:
             raise ConfigError(
                 f"The waiver of {self.requirement} by {self.person} has expired",

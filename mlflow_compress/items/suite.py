@@ -138,7 +138,6 @@ def _named(part: str, settings: TaskSettings) -> Parts:
 
 
 def _with_named_grader(name: str, task: Task) -> Task:
-    """Return a task the errors of whose grading name the plug-in."""
     if task.answering is None or (judge := task.answering.judge) is None:
         return task
 

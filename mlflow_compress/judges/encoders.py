@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,21 +38,6 @@ _SHA256 = {
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
 }
-
-
-class AnswerEncoder(Protocol):
-    """Interface of an encoder."""
-
-    @property
-    def name(self) -> str:
-        """Name for people: "all-MiniLM-L6-v2 (embedded)", a hub name, a folder, or "NAME at ADDRESS"."""
-
-    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return one vector per text, shape (n, d); equal texts have equal vectors."""
-
-    @property
-    def identity(self) -> str:
-        """Digest of everything that decides a vector. Vectors of unlike encoders are never compared."""
 
 
 @dataclass(eq=False)
@@ -82,7 +67,6 @@ class SentenceEncoder:
 
     @cached_property
     def dimension(self) -> int:
-        """Length d of a vector."""
         dimension = self.model.get_embedding_dimension()
         if dimension is None:
             raise CheckpointError("The sentence encoder does not state the length of its vectors", got=self.name)
@@ -298,6 +282,9 @@ class EndpointEncoder:
                 f"{len(failed)} of {len(parts)} calls for embeddings failed: {failed[0].detail}",
                 fix="What was embedded is kept: the same command again asks only for the rest",
             )
+
+
+AnswerEncoder = SentenceEncoder | RememberingEncoder | EndpointEncoder
 
 
 class EncoderSettings(BaseModel):

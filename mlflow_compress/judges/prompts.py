@@ -210,7 +210,6 @@ def pair_prompt(
 def _values(
     questions: Sequence[str], first: Sequence[str], second: Sequence[str], reference: Sequence[str]
 ) -> dict[str, str]:
-    """Return the values of a template, under FastChat's names."""
     a, b = [harmless(text) for text in first], [harmless(text) for text in second]
     values = {"question": questions[0], "answer_a": a[0], "answer_b": b[0]}
     for t, question in enumerate(questions, start=1):

@@ -53,7 +53,6 @@ def answer_embeddings(
 
 
 def _by_item(generations: Generations) -> dict[str, list[str]]:
-    """Return the texts per instruction, in the order of their sample numbers."""
     rows = sorted(range(len(generations)), key=generations.column("sample").__getitem__)
     item_ids, texts = generations.column("item_id"), generations.column("text")
     by_item: dict[str, list[str]] = {item: [] for item in item_ids}
@@ -63,7 +62,6 @@ def _by_item(generations: Generations) -> dict[str, list[str]]:
 
 
 def _open(settings: encoders.EncoderSettings, folder: Path) -> Callable[[JudgeInputs], Judged]:
-    """Return the judge, with its encoder opened."""
     if settings.encoder_base_url is not None:
         remote = encoders.open_endpoint_encoder(settings, folder)
         return lambda inputs: _by_endpoint(inputs, remote)

@@ -55,7 +55,6 @@ def names_of(checkpoints: Iterable[tuple[str, str]]) -> dict[tuple[str, str], st
 
 
 def _checkpoint(run: Run) -> tuple[str, str]:
-    """Return what identifies a variant: its name and its checkpoint's hash."""
     return run.data.tags[run_names.VARIANT], run.data.tags.get(run_names.CHECKPOINT_SHA256, "unknown")
 
 

@@ -81,7 +81,6 @@ class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
 
 
 def _checkpoint_of(model: Any, config: Mapping[str, Any]) -> str:
-    """Return the checkpoint's folder of a loaded MLflow model, which must be one that a main run logged."""
     if "checkpoint" in config:
         raise ConfigError("There are two variants", allowed="a model or a checkpoint", got=config["checkpoint"])
     try:

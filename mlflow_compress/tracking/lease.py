@@ -40,7 +40,6 @@ class Lease:
         self._beats: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Wait until this process has the lease."""
         seen: dict[str, tuple[str, float, float]] = {}  # by tag: its value, when first and last seen with it
         told = False
         while True:
@@ -102,7 +101,6 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Give the lease back."""
         self._stop.set()
         if self._beats is not None:
             self._beats.join(timeout=_BEAT_S)

@@ -118,36 +118,20 @@ class OpenRun(Protocol):
 
     run_id: str
 
-    def rename(self, name: str) -> None:
-        """Give the run its short name."""
-
-    def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Set tags."""
-
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Log parameters."""
-
-    def log_values(self, values: Mapping[str, float]) -> None:
-        """Log plain numbers."""
+    def rename(self, name: str) -> None: ...
+    def set_tags(self, tags: Mapping[str, object]) -> None: ...
+    def log_params(self, params: Mapping[str, object]) -> None: ...
+    def log_values(self, values: Mapping[str, float]) -> None: ...
 
     def log_results(self, results: "Sequence[MetricResult]") -> None:
         """Log results, exact: who shows them rounds them. A task's result gets its name appended."""
         self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): r.value for r in results})
 
-    def log_file(self, path: Path, folder: str = "") -> None:
-        """Store one file."""
-
-    def log_folder(self, path: Path, folder: str) -> None:
-        """Store a folder's content."""
-
-    def log_json(self, value: Any, name: str) -> None:
-        """Store a JSON-serialisable value."""
-
-    def log_judged_answers(self, judged: "Sequence[JudgedAnswer]") -> None:
-        """Show judged answers, where the store has a page for them."""
-
-    def set_note(self, markdown: str) -> None:
-        """Set the run's description."""
+    def log_file(self, path: Path, folder: str = "") -> None: ...
+    def log_folder(self, path: Path, folder: str) -> None: ...
+    def log_json(self, value: Any, name: str) -> None: ...
+    def log_judged_answers(self, judged: "Sequence[JudgedAnswer]") -> None: ...
+    def set_note(self, markdown: str) -> None: ...
 
 
 class Store(Protocol):

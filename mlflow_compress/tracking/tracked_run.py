@@ -102,7 +102,6 @@ class TrackedRun(OpenRun):
 
     @property
     def info(self) -> Any:
-        """The run's MLflow information (experiment id, artifact location, status)."""
         return self._client.get_run(self.run_id).info
 
     @property
@@ -135,7 +134,6 @@ class TrackedRun(OpenRun):
         self._client.log_batch(self.run_id, params=[entities.Param(key, value) for key, value in new.items()])
 
     def remove_tags(self, *keys: str) -> None:
-        """Remove those of these tags that the run has."""
         there = self._client.get_run(self.run_id).data.tags
         for key in keys:
             if key in there:

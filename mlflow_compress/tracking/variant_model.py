@@ -103,7 +103,6 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         return table[["loglik", "n_tokens", "greedy"]].reset_index(drop=True)
 
     def _reply(self, row: "GenerationRow", limit: int) -> dict[str, Any]:
-        """Return an answer as a chat completion."""
         n_read, n_written = len(row.prompt), len(row.tokens)
         whole = bool(row.end) or n_written < limit
         message = ChatMessage(role="assistant", content=row.text.strip())

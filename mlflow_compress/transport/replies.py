@@ -216,7 +216,6 @@ class ReplyCache:
         self.put_all({key: value})
 
     def put_all(self, values: Mapping[str, dict[str, Any]]) -> None:
-        """Store answers that came together."""
         with self._lock:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,6 @@ def _task(
 def _examples(
     name: str, rows: Sequence[task.Row], tests: Sequence[task.Row], settings: task.TaskSettings
 ) -> dict[str, list[task.Row]]:
-    """Return the few-shot examples by category: the rows marked "dev"."""
     examples: dict[str, list[task.Row]] = {}
     for row in rows:
         if row.get("split", "test") == "dev":

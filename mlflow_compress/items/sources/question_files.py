@@ -59,7 +59,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _answer_index(place: str, row: dict[str, Any]) -> None:
-    """Replace an answer that is given as a letter by its index."""
     answer, choices = row.get("answer"), row.get("choices")
     if not (isinstance(answer, str) and len(answer) == 1 and "A" <= answer <= "Z" and isinstance(choices, list)):
         return
