@@ -109,28 +109,22 @@ class WarmPython(AbstractContextManager["WarmPython"]):
 
         If this process is interrupted meanwhile, the other one is ended first, and no more can be run.
         """
-        if self._connection is None:
-            out, err = output
-            self.server = process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=folder,
-                env={**environment, "PYTHONPATH": self._path},
-                stdout=out,
-                stderr=err,
-            )
-            try:
-                code = process.wait()
-            except KeyboardInterrupt:
-                self.__exit__()
-                raise
-            if self._ended:
-                raise KeyboardInterrupt
-            return code
+        received = b""
         try:
-            with suppress(BrokenPipeError):  # its imports have failed
-                asked = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
-                _send(self._connection, asked, output)
-            received = self._connection.recv(_HEADER, socket.MSG_WAITALL)
+            if self._connection is None:
+                self.server = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    cwd=folder,
+                    env={**environment, "PYTHONPATH": self._path},
+                    stdout=output[0],
+                    stderr=output[1],
+                )
+                self.server.wait()
+            else:
+                with suppress(BrokenPipeError):  # its imports have failed
+                    asked = {"arguments": list(arguments), "environment": dict(environment), "folder": str(folder)}
+                    _send(self._connection, asked, output)
+                received = self._connection.recv(_HEADER, socket.MSG_WAITALL)
         except KeyboardInterrupt:
             self.__exit__()
             raise

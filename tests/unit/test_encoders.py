@@ -309,11 +309,11 @@ def test_vectors_of_the_same_texts_are_found_again_without_the_model(
     embedded: encoders.SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["One.", "Two.", "One."]
-    vectors = encoders.RememberingEncoder(embedded, tmp_path).encode(texts)
+    vectors = encoders.load_encoder("embedded", device="cpu", vectors=tmp_path).encode(texts)
     np.testing.assert_array_equal(vectors, embedded.encode(texts))
-    again = encoders.RememberingEncoder(encoders.load_encoder("embedded", device="cpu"), tmp_path)
+    again = encoders.load_encoder("embedded", device="cpu", vectors=tmp_path)
     np.testing.assert_array_equal(again.encode(texts), vectors)
-    assert "model" not in vars(again.encoder)  # it was not loaded
+    assert "model" not in vars(again)  # it was not loaded
     other = again.encode(["Two.", "One.", "One."])  # other texts, in another order, are encoded
     error = 2 * rounding_of_vectors(embedded)  # both are rounded
     np.testing.assert_allclose(other, vectors[[1, 0, 2]], rtol=0, atol=error)
