@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from copy import copy
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -72,8 +73,8 @@ class WarmPython(AbstractContextManager["WarmPython"]):
 
     def another(self, *, nice: int = 0) -> "WarmPython":
         """Return one that has imported the same, for what runs at once and is that `nice`. Ask while nothing runs."""
-        other = WarmPython.__new__(WarmPython)
-        other._path, other._connection, other.server, other._ended = self._path, None, None, False
+        other = copy(self)
+        other.server, other._ended = None, False
         if self._connection is not None:
             other._connection, theirs = socket.socketpair()
             with theirs:

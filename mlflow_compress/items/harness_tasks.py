@@ -7,7 +7,7 @@ import logging
 import random
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,7 +104,13 @@ def load_harness_tasks(
     index = manager((alone,) if alone else folders)
     if name not in index.task_index:
         raise _unknown(name)
-    with _local_data(index, name, shots, data_dir), _seeded(), quiet_bars():
+    with ExitStack() as loading:
+        loading.callback(random.setstate, random.getstate())
+        loading.callback(np.random.set_state, np.random.get_state())
+        random.seed(RANDOM_SEED)  # as the harness does
+        np.random.seed(FEWSHOT_SEED)
+        loading.enter_context(_local_data(index, name, shots, data_dir))
+        loading.enter_context(quiet_bars())
         results = index.load([name])
     for leaf, task in results["tasks"].items():
         _prepare(leaf, task, shots)
@@ -213,16 +219,3 @@ def _drop_missing_splits(config: dict[str, Any], local: Path, shots: int | None)
             allowed=sorted(there),
             got=judged,
         )
-
-
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Seed the global random generators while tasks are loaded, as the harness does, and restore them."""
-    state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(RANDOM_SEED)
-    np.random.seed(FEWSHOT_SEED)
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)

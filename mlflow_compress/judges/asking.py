@@ -57,10 +57,8 @@ def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
     Reasons are "no_rating", "ambiguous", "quoted", and "out_of_range" for a rating outside 1..10. `shown` are the texts
     that the judge was shown.
     """
-    mark, reason = _one_mark(_RATING, text, shown, float)
-    if mark is None:
-        return Reading(None, reason)
-    return Reading(mark) if LOW <= mark <= HIGH else Reading(None, OUT_OF_RANGE)
+    found = _one_mark(_RATING, text, shown, float)
+    return found if found.value is None or LOW <= found.value <= HIGH else Reading(None, OUT_OF_RANGE)
 
 
 def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:
@@ -68,23 +66,20 @@ def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:
 
     1 is A, 0 is B, 0.5 is C (a tie). Reasons as in `read_rating`, but for "out_of_range".
     """
-    mark, reason = _one_mark(_VERDICT, text, shown, {"A": 1.0, "B": 0.0, "C": 0.5}.__getitem__)
-    return Reading(mark, reason)
+    return _one_mark(_VERDICT, text, shown, {"A": 1.0, "B": 0.0, "C": 0.5}.__getitem__)
 
 
-def _one_mark(
-    pattern: re.Pattern[str], text: str, shown: Sequence[str], value: Callable[[str], float]
-) -> tuple[float | None, str | None]:
+def _one_mark(pattern: re.Pattern[str], text: str, shown: Sequence[str], value: Callable[[str], float]) -> Reading:
     """Return the one value that the text gives, or the reason why there is none."""
     marks = list(pattern.finditer(text))
     values = {value(mark[1]) for mark in marks}
     if len(values) != 1:
-        return None, AMBIGUOUS if values else NO_RATING
+        return Reading(None, AMBIGUOUS if values else NO_RATING)
     [rating] = values
     sources = [_words_before(mark) for source in shown for mark in pattern.finditer(source) if value(mark[1]) == rating]
     if sources and not any(_is_own(mark, sources) for mark in marks):
-        return None, QUOTED
-    return rating, None
+        return Reading(None, QUOTED)
+    return Reading(rating)
 
 
 def _is_own(mark: re.Match[str], sources: Sequence[str]) -> bool:

@@ -4,8 +4,8 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -54,12 +54,10 @@ def requirements(checkpoint: Path | None) -> list[str]:
         config = read_json_object(checkpoint / "config.json", error=CheckpointError)
         method = str((config.get("quantization_config") or {}).get("quant_method"))
         optional = [*BY_METHOD.get(method, ()), *(GGUF if any(checkpoint.glob("*.gguf")) else ())]
-    pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ALWAYS]
-    for name in optional:
-        try:
+    pinned = []
+    for name in (*ALWAYS, *optional):
+        with suppress(PackageNotFoundError):
             pinned.append(f"{name}=={version(name).partition('+')[0]}")
-        except PackageNotFoundError:
-            continue
     return pinned
 
 
@@ -193,7 +191,9 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
         ),
         encoding="utf-8",
     )
-    with _without_announcements():
+    with ExitStack() as at_end:
+        at_end.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.INFO)  # MLflow announces that it validates the example
         mlflow.pyfunc.save_model(
             str(folder / "model"),
             python_model=str(_MODEL_FILE),
@@ -211,17 +211,6 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
     flavor["artifacts"]["variant"]["uri"] = flavor["artifacts"]["variant"]["path"]
     saved.save(str(folder / "model" / "MLmodel"))
     return folder / "model"
-
-
-@contextmanager
-def _without_announcements() -> Iterator[None]:
-    """Within this block, log no INFO messages: MLflow announces that it validates the example."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 @dataclass(frozen=True, kw_only=True)

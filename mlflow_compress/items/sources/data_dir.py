@@ -1,10 +1,10 @@
 """Loads data sets in hub layout: from the user's folder if it has them, otherwise from the hub."""
 
-import contextlib
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,11 +158,9 @@ def reason(error: Exception, local: Path | None) -> str:
     return f"{local} cannot be read ({first})" if local else f"it is not in data_dir, and cannot be fetched ({first})"
 
 
-@contextlib.contextmanager
-def quiet_bars() -> Iterator[None]:
+def quiet_bars() -> AbstractContextManager[object]:
     """Hide the libraries' progress bars, unless they are shown in a terminal."""
-    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        yield
+    return nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
 
 
 def register_corpus(
