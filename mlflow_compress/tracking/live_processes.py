@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,23 +135,18 @@ def dead_processes(uri: str) -> Iterator[list[str]]:
 
     While the block runs, no other process gets the same names.
     """
-    locks: dict[str, FileLock] = {}
     alive = {presence.path for presence in _mine.values()}
-    try:
-        for path in sorted(_place(uri).glob(f"*{_SUFFIX}")):
-            lock = FileLock(path)
+    names = []
+    with ExitStack() as locked:
+        for path in sorted(set(_place(uri).glob(f"*{_SUFFIX}")) - alive):
             with suppress(Timeout, OSError):
-                if path not in alive:
-                    lock.acquire(timeout=0)
-                    locks[path.name.removesuffix(_SUFFIX)] = lock
-        yield list(locks)
-        for name in locks:
+                locked.enter_context(FileLock(path).acquire(timeout=0))
+                names.append(path.name.removesuffix(_SUFFIX))
+        yield names
+        for name in names:
             path = _place(uri) / f"{name}{_SUFFIX}"
             shutil.rmtree(path.with_suffix(".scratch"), ignore_errors=True)
             path.unlink(missing_ok=True)
-    finally:
-        for lock in locks.values():
-            lock.release()
 
 
 def is_alive(uri: str, name: str) -> bool:
@@ -161,10 +156,8 @@ def is_alive(uri: str, name: str) -> bool:
         return True
     if not path.exists():
         return False
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(path).acquire(timeout=0):
+            return False
     except Timeout:
         return True
-    lock.release()
-    return False
