@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_type_hints
 
@@ -86,11 +86,10 @@ def parse_json(text: str | bytes, *, source: object, error: type[MlflowCompressE
 def is_too_deep(text: bytes) -> bool:
     """Return whether brackets are nested more deeply than Python's parser takes, in a text that may be no JSON."""
     try:
-        json.loads(text)
+        with suppress(ValueError):
+            json.loads(text)
     except RecursionError:
         return True
-    except ValueError:
-        return False
     return False
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -158,13 +159,11 @@ class SamplingConfig(Group):
         name, colon, number = self.items.partition(":")
         if name == "auto" and (number or not colon):
             return SampleSize(policy=read_policy(number or None))
-        try:
+        with suppress(ValueError):
             if not colon and int(name) > 0:
                 return SampleSize(count=int(name))
             if name == "width" and 0 < float(number) < math.inf:
                 return SampleSize(width=float(number))
-        except ValueError:
-            pass
         allowed = "all, auto, auto:POLICY.yaml, a number of items, or width:POINTS such as width:0.5"
         raise ConfigError("Parameter 'items' cannot be read", allowed=allowed, got=self.items)
 

@@ -101,12 +101,9 @@ class Downloads:
         listing = self._listing(key)
         if not listing.is_file():
             return False
-        try:
-            expected = json.loads(listing.read_text(encoding="utf-8"))
-        except ValueError:  # damaged, like any other file that is not what was downloaded
-            expected = None
-        if expected is not None and expected == _checksums(self.folder / key):
-            return True
+        with suppress(ValueError):  # damaged, like any other file that is not what was downloaded
+            if json.loads(listing.read_text(encoding="utf-8")) == _checksums(self.folder / key):
+                return True
         logger.warning("The downloaded copy %s was changed; it is downloaded again", self.folder / key)
         return False
 

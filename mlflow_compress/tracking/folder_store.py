@@ -9,7 +9,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,8 @@ class FolderStore:
         run._content = self._content(run_id)
         return run
 
-    @contextmanager
-    def alone(self, key: str) -> Iterator[Callable[[], None]]:
-        yield lambda: None
+    def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(lambda: None)
 
     def _content(self, run_id: str) -> dict[str, Any]:
         path = self.root / run_id / RUN_FILE
