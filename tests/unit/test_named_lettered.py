@@ -369,12 +369,12 @@ def test_mmlu_gives_a_quarter_of_each_category(tmp_path: Path, monkeypatch: pyte
             path = tmp_path / "cais" / "mmlu" / split / f"{subject}_{split}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{split} {subject} {i}?,a,b,c,d,{'ABCD'[i]}\n" for i in range(3)))
-    rows = uncertainty_built.built_rows("uncertainty_built_qa", QA, str(tmp_path))
+    rows = uncertainty_built.built_rows(QA, "uncertainty_built_qa", str(tmp_path))
     assert len(rows) == 40 and Counter(row["split"] for row in rows) == {"test": 35, "dev": 5}
     assert [int(row["id"]) for row in rows if row["split"] == "dev"] == [1, 3, 5, 7, 9]
     assert quarters(rows, by_question(tmp_path)) == dict.fromkeys(CATEGORIES, 10)
     assert all(row["question"].startswith("test ") for row in rows)
-    assert rows == uncertainty_built.built_rows("uncertainty_built_qa", QA, str(tmp_path))
+    assert rows == uncertainty_built.built_rows(QA, "uncertainty_built_qa", str(tmp_path))
 
 
 @needs_shared
@@ -382,7 +382,7 @@ def test_mmlu_gives_a_quarter_of_each_category(tmp_path: Path, monkeypatch: pyte
 def test_real_mmlu_has_enough_questions_in_every_category(monkeypatch: pytest.MonkeyPatch) -> None:
     once = cache(hub_choice.subject_rows)
     monkeypatch.setattr(hub_choice, "subject_rows", lambda subject, folder, **_: once(subject, folder))
-    rows = uncertainty_built.built_rows("uncertainty_built_qa", QA, str(HUB))
+    rows = uncertainty_built.built_rows(QA, "uncertainty_built_qa", str(HUB))
     assert Counter(row["split"] for row in rows) == {"test": 9_995, "dev": 5}
     category = by_question(HUB)
     shared = sum(len(category[f"{row['question']} {row['choices']}"]) - 1 for row in rows)  # asked in two categories

@@ -96,5 +96,5 @@ for _name, _part in (("halueval_dialogue_lettered", DIALOGUE), ("halueval_summar
         source=f"{DATASET}, {_part.config}",
         licence="Apache-2.0 (hub card)",
         items="9,990 (each also with the options E and F)",
-        definition=f"{DATASET} {_part} {EXAMPLES} examples",
+        definition=f"{DATASET} {_part} {EXAMPLES} examples lettered",
     )

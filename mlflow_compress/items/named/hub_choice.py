@@ -85,25 +85,30 @@ def labelled(record: Record, text: str = "question") -> dict[str, Any]:
     return {"question": record[text], "choices": choices, "answer": labels.index(record["answerKey"])}
 
 
-def lettered_parts(name: str, rows: list[dict[str, Any]], settings: TaskSettings, shots: int | None) -> Parts:
-    """Return the lettered tasks of rows. `shots` is None unless the user gave a number."""
-    chosen = settings if shots is None else replace(settings, num_fewshot=shots)
-    return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows, chosen)))
-
-
 def register_lettered(
-    name: str, rows: Callable[[str, str], list[dict[str, Any]]], *, definition: str, **described: Any
+    name: str,
+    rows: Callable[[str, str], list[dict[str, Any]]],
+    *,
+    definition: str,
+    prompts: str = "auto",
+    shots: int | None = None,
+    **described: Any,
 ) -> None:
     """Register a data set as a named task.
 
-    `rows` takes the task's name and the folder of data sets, `described` are the other fields of `NamedTask`.
+    `rows` takes the task's name and the folder of data sets; `prompts` and `shots` are those where the user gives no
+    others, `described` the other fields of `NamedTask`.
     """
 
-    def build(settings: TaskSettings, shots: int | None) -> Parts:
-        return lettered_parts(name, rows(name, settings.data_dir), settings, shots)
+    def build(settings: TaskSettings, given: int | None) -> Parts:
+        if settings.prompt_style == "auto":
+            settings = replace(settings, prompt_style=prompts)
+        given = shots if given is None else given
+        chosen = settings if given is None else replace(settings, num_fewshot=given)
+        return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows(name, settings.data_dir), chosen)))
 
-    encoded = f"{definition} lettered".encode
-    TASKS.register(name)(NamedTask(**described, shots=SHOTS, rule=RULE, definition=encoded, build=build))
+    shown = SHOTS if shots is None else str(shots)
+    TASKS.register(name)(NamedTask(**described, shots=shown, rule=RULE, definition=definition.encode, build=build))
 
 
 def register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:
@@ -114,7 +119,7 @@ def register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -
         source=", ".join(part for part in (source.dataset, source.config) if part),
         licence=licence,
         items=items,
-        definition=f"{source.dataset} {source.config} {source.examples} {source.test} {source.category}",
+        definition=f"{source.dataset} {source.config} {source.examples} {source.test} {source.category} lettered",
     )
 
 
@@ -269,5 +274,5 @@ register_lettered(
     source=MMLU,
     licence="MIT",
     items="14,042 test, 57 subjects (each also with the options E and F)",
-    definition=f"{MMLU} {SUBJECTS}",
+    definition=f"{MMLU} {SUBJECTS} lettered",
 )

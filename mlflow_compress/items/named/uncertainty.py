@@ -8,7 +8,7 @@ cannot be reproduced from the sources. `uncertainty_built` draws other questions
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import LETTERS
 from mlflow_compress.items.sources.data_dir import file_of, load_split
 from mlflow_compress.items.sources.question_files import read_text
-from mlflow_compress.items.task import Parts, TaskSettings, seeded
+from mlflow_compress.items.task import TaskSettings, seeded
 
 DATASET = "ErikYip/LLM-Uncertainty-Bench"
 PROMPTS = "base,shared,task"  # the published numbers are means over these three
@@ -71,7 +71,7 @@ def _question(published: Published, record: Any) -> dict[str, Any]:
     return question if published.kind == "QA" else {**question, "context": str(record["context"])}
 
 
-def published_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
+def published_rows(published: Published, name: str, data_dir: str) -> list[dict[str, Any]]:
     """Return the published file of task `name` as rows of a question file."""
     path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
     records = parse_json(read_text(path), source=path)
@@ -98,33 +98,24 @@ def register_types(
     types: Mapping[str, Published],
     *,
     describe: Callable[[Published], tuple[str, str, str]],
-    rows: Callable[[str, Published, str], list[dict[str, Any]]],
+    rows: Callable[[Published, str, str], list[dict[str, Any]]],
 ) -> None:
     """Register the five task types and their group.
 
     `types` are published files by task name. `describe` returns a type's source, its licence, and what defines its
-    questions; `rows` its rows of a question file, given task name, type and the folder of data sets.
+    questions; `rows` its rows of a question file, given type, task name and the folder of data sets.
     """
-
-    def build(name: str, settings: TaskSettings, shots: int | None) -> Parts:
-        # The published prompts and number of examples, unless the user gave others.
-        style = PROMPTS if settings.prompt_style == "auto" else settings.prompt_style
-        shots = len(types[name].examples) if shots is None else shots
-        questions = rows(name, types[name], settings.data_dir)
-        return hub_choice.lettered_parts(name, questions, replace(settings, prompt_style=style), shots)
-
     for name, published in types.items():
         source, licence, definition = describe(published)
-        TASKS.register(name)(
-            NamedTask(
-                source=source,
-                licence=licence,
-                items="9,995 (with the options E and F in three prompts, and once without)",
-                shots=str(len(published.examples)),
-                rule=hub_choice.RULE,
-                definition=definition.encode,
-                build=partial(build, name),
-            )
+        hub_choice.register_lettered(
+            name,
+            partial(rows, published),
+            definition=definition,
+            prompts=PROMPTS,
+            shots=len(published.examples),
+            source=source,
+            licence=licence,
+            items="9,995 (with the options E and F in three prompts, and once without)",
         )
     TASKS.register(group)(
         NamedTask(
@@ -192,7 +183,7 @@ BUILDERS: dict[str, Callable[[str, str], list[Question]]] = {
 }
 
 
-def built_rows(name: str, published: Published, data_dir: str) -> list[dict[str, Any]]:
+def built_rows(published: Published, name: str, data_dir: str) -> list[dict[str, Any]]:
     """Return the task's questions as rows of a question file."""
     try:
         questions = BUILDERS[published.kind](name, data_dir)
