@@ -77,7 +77,7 @@ class Downloads:
             if entry in _in_use:
                 return entry
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = self._lock(key)
+            lock = ReadWriteLock(self.folder / f"{key}.lock")
             while True:
                 lock.acquire_read()  # waits for a process that downloads or deletes this entry
                 if self._is_complete(key):
@@ -90,9 +90,6 @@ class Downloads:
                         self._download(key, download)
             self._make_room()
         return entry
-
-    def _lock(self, key: str) -> ReadWriteLock:
-        return ReadWriteLock(self.folder / f"{key}.lock")
 
     def _listing(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -109,7 +106,7 @@ class Downloads:
 
     def _download(self, key: str, download: Callable[[Path], None]) -> None:
         self._delete(key)
-        partial = self._partial(key)
+        partial = self.folder / f"{key}.partial"
         partial.mkdir()
         try:
             download(partial)
@@ -120,12 +117,9 @@ class Downloads:
         text = json.dumps(_checksums(self.folder / key), indent=1)
         atomic.write(self._listing(key), f"{text}\n".encode())
 
-    def _partial(self, key: str) -> Path:
-        return self.folder / f"{key}.partial"
-
     def _delete(self, key: str) -> None:
         self._listing(key).unlink(missing_ok=True)
-        for path in (self.folder / key, self._partial(key)):
+        for path in (self.folder / key, self.folder / f"{key}.partial"):
             if path.is_dir():
                 shutil.rmtree(path)
 
@@ -152,9 +146,9 @@ class Downloads:
         if self.folder / key in _in_use:
             return False
         try:
-            with self._lock(key).write_lock(blocking=False):
+            with ReadWriteLock(self.folder / f"{key}.lock").write_lock(blocking=False):
                 if only_partial:
-                    shutil.rmtree(self._partial(key), ignore_errors=True)
+                    shutil.rmtree(self.folder / f"{key}.partial", ignore_errors=True)
                 else:
                     self._delete(key)
         except Timeout:

@@ -115,8 +115,7 @@ class VariantModel(PythonModel):  # type: ignore[misc]
         return dict(response.to_dict())
 
 
-def _refusal(message: str) -> MlflowException:
-    return MlflowException.invalid_parameter_value(message)
+_refusal = MlflowException.invalid_parameter_value
 
 
 def _refuse_unknown_fields(meta: Model) -> None:
