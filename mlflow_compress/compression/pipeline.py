@@ -422,8 +422,6 @@ def _versions() -> dict[str, str]:
 
     versions = {"python": platform.python_version(), "mlflow_compress": __version__}
     for library in LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):  # an optional backend that this method did not use
             versions[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue  # an optional backend that this method did not use
     return versions

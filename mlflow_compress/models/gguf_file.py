@@ -265,23 +265,18 @@ def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:
     tokens = {index: token for token, index in tokenizer.get_vocab().items()}
     special = {added["id"] for added in backend["added_tokens"] if added["special"]}
     kinds = gguf.TokenType
-    names, types = [], []
-    for index in range(config.vocab_size):
-        names.append(tokens.get(index, f"[PAD{index}]"))
-        known = kinds.CONTROL if index in special else kinds.NORMAL
-        types.append(known if index in tokens else kinds.UNUSED)
+    names = [tokens.get(index, f"[PAD{index}]") for index in range(config.vocab_size)]
+    known = {index: kinds.CONTROL if index in special else kinds.NORMAL for index in tokens}
+    types = [known.get(index, kinds.UNUSED) for index in range(config.vocab_size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer_name(backend["pre_tokenizer"]) or "default")
     writer.add_token_list(names)
     writer.add_token_types(types)
     merges = backend["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    if tokenizer.bos_token_id is not None:
-        writer.add_bos_token_id(tokenizer.bos_token_id)
-    if tokenizer.eos_token_id is not None:
-        writer.add_eos_token_id(tokenizer.eos_token_id)
-    if tokenizer.unk_token_id is not None:
-        writer.add_unk_token_id(tokenizer.unk_token_id)
+    for kind in ("bos", "eos", "unk"):
+        if (number := getattr(tokenizer, f"{kind}_token_id")) is not None:
+            getattr(writer, f"add_{kind}_token_id")(number)
     writer.add_add_bos_token(tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id])
 
 

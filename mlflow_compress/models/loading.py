@@ -105,34 +105,40 @@ class LoadedModel(OpenedModel):
         return self.model.config
 
 
+@contextlib.contextmanager
+def clear_errors(folder: Path, done: str) -> Iterator[None]:
+    """Within this block, what libraries raise because a checkpoint cannot be "loaded", or "read", is our error."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"The checkpoint cannot be {done}: {error}", got=str(folder)) from error
+
+
 def load_model(config: LoadConfig) -> LoadedModel:
     """Load a checkpoint of any format that transformers reads (compressed-tensors, bitsandbytes, ...)."""
     from transformers import AutoModelForCausalLM
 
     folder = model_folder(config.path)
-    common: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     placed, kernel = placement(config.device, config.max_memory), checkpoint_config.attention(folder)
     kept_on_disk = offloading.offload_folder(config.offload_dir) if config.device == BALANCED else None
     if kept_on_disk is not None:
         placed["offload_folder"] = kept_on_disk.name
-    try:
-        with _bars_on_terminals_only():
-            tokenizer = open_tokenizer(folder, trust_remote_code=config.trust_remote_code)
-            model, info = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
-                output_loading_info=True,
-                **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
-                **({"attn_implementation": kernel} if kernel else {}),
-                **placed,
-                **common,
-            )
-    except ImportError as error:
-        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
+    with clear_errors(folder, "loaded"), _bars_on_terminals_only():
+        tokenizer = open_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            output_loading_info=True,
+            **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
+            **({"attn_implementation": kernel} if kernel else {}),
+            **placed,
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+        )
     architectures.require_complete(info, folder)
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     if kept_on_disk is not None and not offloading.is_offloaded(model):
         kept_on_disk = None  # everything fits: the folder is removed
     if kept_on_disk is not None:
@@ -192,17 +198,13 @@ def open_light(config: LoadConfig) -> LightModel:
     folder = model_folder(config.path)
     trusted = config.trust_remote_code
     device = placement(config.device, config.max_memory)["device_map"]
-    try:
+    with clear_errors(folder, "read"):
         options = architectures.loading_options(folder, trust_remote_code=trusted)
         model_config = options.get("config")
         if model_config is None:
             model_config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
         tokenizer = open_tokenizer(folder, trust_remote_code=trusted)
         dtype = _stored_dtype(model_config, folder) if config.dtype == "auto" else getattr(torch, config.dtype)
-    except ImportError as error:
-        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"The checkpoint cannot be read: {error}", got=str(folder)) from error
     # Where `from_pretrained` would put the embeddings; "auto" fills the first GPU first.
     first = "cuda:0" if torch.cuda.is_available() else "cpu"
     first = device[""] if isinstance(device, dict) else first

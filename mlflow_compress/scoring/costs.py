@@ -7,7 +7,7 @@ part runs at scored positions only.
 """
 
 import os
-import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from math import prod
@@ -292,12 +292,7 @@ def this_machine() -> tuple[float, float, float]:
 
     def best(work: Callable[[], object]) -> float:
         work()
-        seconds = []
-        for _ in range(5):
-            began = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - began)
-        return min(seconds)
+        return min(timeit.repeat(work, number=1, repeat=5))
 
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return memory, 2.0 * size**3 / best(lambda: matrix @ matrix), 4.0 * len(row) / best(row.sum)

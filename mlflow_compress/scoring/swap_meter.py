@@ -10,12 +10,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -268,17 +269,9 @@ class KeptOutputs:
         return None
 
 
-@contextmanager
-def _answers(module: torch.nn.Module, answer: Callable[[], Any]) -> Iterator[None]:
-    """Within this block the module returns an answer, whatever it is given."""
-    before = vars(module).get("forward")  # accelerate's hooks are such functions
-    module.forward = lambda *_args, **_kwargs: answer()
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
+def _answers(module: torch.nn.Module, answer: Callable[[], Any]) -> AbstractContextManager[object]:
+    """Return a block within which the module returns an answer, whatever it is given."""
+    return patch.object(module, "forward", lambda *_args, **_kwargs: answer())
 
 
 @dataclass(frozen=True)

@@ -238,15 +238,11 @@ def _fetched_once(model: "torch.nn.Module") -> Iterator[None]:
 
         return call
 
-    layers = [module for module in model.modules() if hasattr(module, "quantization_scheme")]
-    before = [layer.forward for layer in layers]
-    for layer, forward in zip(layers, before, strict=True):
-        layer.forward = once(forward)
-    try:
+    with contextlib.ExitStack() as replaced:
+        for module in model.modules():
+            if hasattr(module, "quantization_scheme"):
+                replaced.enter_context(patch.object(module, "forward", once(module.forward)))
         yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            layer.forward = forward
 
 
 def _round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlflow_compress.compression import gguf_model, reload_check
 from mlflow_compress.compression.method import CompressionJob, Logits, Method, register
-from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
+from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, checkpoint_config, stored_weights
 from mlflow_compress.models import source_model as source_module
 from mlflow_compress.models.source_model import SourceModel
@@ -111,14 +111,10 @@ class Checkpoint(Method[CheckpointConfig]):
                 shutil.copyfile(path, job.folder / path.name)
         if not (job.folder / "tokenizer_config.json").exists():
             job.source.tokenizer().save_pretrained(job.folder)
-        try:
+        from mlflow_compress.models.loading import clear_errors  # imports torch
+
+        with clear_errors(folder, "loaded"):
             model = reload_check.load_checkpoint(
                 folder, device=job.device, trust_remote_code=job.source.trust_remote_code
             )
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"The checkpoint's format needs a package: {error}", got=str(folder)
-            ) from error
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(f"The checkpoint cannot be loaded: {error}", got=str(folder)) from error
         return job.probe.logits(model)

@@ -9,15 +9,17 @@ was not, and ends with the same texts.
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, GenerationMixin
+from transformers import GenerationConfig as Settings
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from mlflow_compress.models.identity import IdentifiedModel
@@ -124,9 +126,8 @@ class CachedBatch:
                 self._ending.add(row, token)
 
 
-def _left_padded(sequences: Sequence[Sequence[int]]) -> Tensor:
-    length = max(map(len, sequences))
-    return torch.tensor([[0] * (length - len(ids)) + list(ids) for ids in sequences])
+def _left_padded(sequences: Iterable[Sequence[int]]) -> Tensor:
+    return pad_sequence([torch.tensor(ids) for ids in sequences], batch_first=True, padding_side="left")
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
@@ -306,7 +307,11 @@ def _with_transformers(
     """
     stage, grown = _FIRST_STAGE, 0
     waiting = list(rows)
-    with _own_settings(loaded, ending.end_tokens):
+    # In place of the checkpoint's own settings, which `generate` would merge into ours. Padding is where the mask is 0,
+    # or after an end token: any id will do.
+    ends = ending.end_tokens
+    settings = Settings(eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0))
+    with patch.object(loaded.model, "generation_config", settings):
         while waiting:
             step = min(stage, config.max_new_tokens - grown)
             for start in range(0, len(waiting), config.batch_rows):
@@ -373,20 +378,6 @@ def end_tokens_of(settings: Any, tokenizer: Any) -> set[int]:
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)
     return ends
-
-
-@contextmanager
-def _own_settings(loaded: LoadedModel, ends: Collection[int]) -> Iterator[None]:
-    """Within this block, replace the checkpoint's generation settings, which `generate` would merge into ours."""
-    from transformers import GenerationConfig as Settings
-
-    original = loaded.model.generation_config
-    # Padding is where the mask is 0, or after an end token: any id will do.
-    loaded.model.generation_config = Settings(eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0))
-    try:
-        yield
-    finally:
-        loaded.model.generation_config = original
 
 
 class RemoteCausalLM(IdentifiedModel, Protocol):
