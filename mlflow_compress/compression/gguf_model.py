@@ -218,10 +218,10 @@ def _require_llama_cpps_mixture(source: SourceModel) -> None:
         )
 
 
-def load_llama_like(job: CompressionJob[MethodConfig]) -> Any:
+def load_llama_like(source: SourceModel, device: str) -> Any:
     """Load the base in float32 for evaluation, as the architecture that it is in GGUF."""
-    model = job.source.load(job.device)
-    return as_llama(model) if ARCHITECTURES[job.source.architecture] == "llama" else model
+    model = source.load(device)
+    return as_llama(model) if ARCHITECTURES[source.architecture] == "llama" else model
 
 
 def plain_kind(dtype: str) -> Callable[[Any], Any]:
@@ -362,7 +362,7 @@ def save(
 
 def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> Logits:
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
-    model, path = load_llama_like(job), job.folder / gguf_file.FILE
+    model, path = load_llama_like(job.source, job.device), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)
     save_configuration(job, model)
     return file_logits(job, model, path)
@@ -396,8 +396,7 @@ def write_plain(source: SourceModel, path: Path) -> None:
     import gguf
 
     require_known_architecture(source, block=1)
-    model, name = source.load("cpu"), ARCHITECTURES[source.architecture]
-    model = as_llama(model) if name == "llama" else model
+    model, name = load_llama_like(source, "cpu"), ARCHITECTURES[source.architecture]
     plain = plain_kind(source.dtype)
     tensors = tensors_of(model, lambda _, parameter: plain(parameter))
     kind = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}[source.dtype]

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -333,28 +335,21 @@ def _readers(model: Any) -> dict[str, list[str]]:
     """Return, by norm, the modules whose input is its output, from a short pass."""
     outputs: dict[int, tuple[str, Tensor]] = {}
     readers: dict[str, list[str]] = {}
-    handles = []
-    for name in swap_units(model):
-        module = model.get_submodule(name)
-        is_norm = all(parameter.ndim < 2 for parameter in module.parameters())
-        if is_norm:
-            readers[name] = []
 
-        def called(_module: Any, inputs: Any, output: Any, name: str = name, is_norm: bool = is_norm) -> None:
-            read = next((value for value in inputs if isinstance(value, Tensor)), None)
-            if read is not None and (source := outputs.get(read.data_ptr())) and source[1].numel() == read.numel():
-                readers[source[0]].append(name)
-            if is_norm and isinstance(output, Tensor):
-                outputs[output.data_ptr()] = (name, output)  # kept alive, so that no other tensor gets its address
+    def called(name: str, _module: Any, inputs: Any, output: Any) -> None:
+        read = next((value for value in inputs if isinstance(value, Tensor)), None)
+        if read is not None and (source := outputs.get(read.data_ptr())) and source[1].numel() == read.numel():
+            readers[source[0]].append(name)
+        if name in readers and isinstance(output, Tensor):
+            outputs[output.data_ptr()] = (name, output)  # kept alive, so that no other tensor gets its address
 
-        handles.append(module.register_forward_hook(called))
-    try:
-        ids = torch.arange(4, device=model.get_input_embeddings().weight.device)[None]
-        with torch.inference_mode():
-            model(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.inference_mode():
+        for name in swap_units(model):
+            module = model.get_submodule(name)
+            if all(parameter.ndim < 2 for parameter in module.parameters()):
+                readers[name] = []
+            hooks.callback(module.register_forward_hook(partial(called, name)).remove)
+        model(input_ids=torch.arange(4, device=model.get_input_embeddings().weight.device)[None], use_cache=False)
     return readers
 
 

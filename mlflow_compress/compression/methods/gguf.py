@@ -51,7 +51,7 @@ class Gguf(ForTensors[GgufConfig]):
     def compress(self, job: CompressionJob[GgufConfig]) -> Logits:
         import gguf
 
-        model, path = gguf_model.load_llama_like(job), job.folder / gguf_file.FILE
+        model, path = gguf_model.load_llama_like(job.source, job.device), job.folder / gguf_file.FILE
         blocks = {*job.source.linear, *(("model.embed_tokens", "lm_head") if job.config.embeddings else ())}
         quantized, plain = (
             gguf.GGMLQuantizationType[self.tensor_type(job.config)],

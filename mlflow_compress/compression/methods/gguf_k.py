@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -74,7 +75,7 @@ class KQuantMethod(ForTensors[K]):
         return f"MOSTLY_{config.type_name}"
 
     def compress(self, job: CompressionJob[K]) -> Logits:
-        model = gguf_model.load_llama_like(job)
+        model = gguf_model.load_llama_like(job.source, job.device)
         importance = self.importance(job, model)
         return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)
 
@@ -166,41 +167,11 @@ def quantized_logits(
     importance: Mapping[str, np.ndarray[Any, Any]] | None,
     *,
     pure: bool,
-    types: Mapping[str, str] | None = None,
+    types: Mapping[str, str] = MappingProxyType({}),
 ) -> Logits:
     """Write a model of `gguf_model.load_llama_like`, let llama.cpp quantize the file, and return the new file's logits.
 
-    The other arguments are those of `quantize_file`.
-    """
-    import gguf
-
-    path, plain = job.folder / gguf_file.FILE, gguf_model.plain_kind(job.source.dtype)
-    tensors = gguf_model.tensors_of(model, lambda _, parameter: plain(parameter))
-    with tempfile.TemporaryDirectory(dir=job.folder) as scratch:
-        full = Path(scratch) / gguf_file.FILE
-        gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
-        embedding_type = None if job.config.embeddings else int(tensors["token_embd.weight"][1])
-        quantize_file(
-            full, path, gguf.LlamaFileType[file_type], embedding_type, importance, pure=pure, types=types or {}
-        )
-    return gguf_model.file_logits(job, model, path)
-
-
-def quantize_file(
-    source: Path,
-    target: Path,
-    file_type: int,
-    embedding_type: int | None = None,
-    importance: Mapping[str, np.ndarray[Any, Any]] | None = None,
-    *,
-    pure: bool = False,
-    types: Mapping[str, str] | None = None,
-) -> None:
-    """Quantize a GGUF file with `llama_model_quantize`.
-
-    - `file_type`: A member of `gguf.LlamaFileType`.
-    - `embedding_type`: `gguf.GGMLQuantizationType` of the embeddings; the head is then not quantized. None: llama.cpp
-      chooses both.
+    - `file_type`: Name of a member of `gguf.LlamaFileType`.
     - `importance`: The importance matrix: float32, shape (in_features,), by GGUF tensor name.
     - `pure`: Give no layer another type than the file's.
     - `types`: GGUF types of single tensors by their names: ``{"blk.0.attn_q.weight": "Q6_K"}``.
@@ -208,10 +179,12 @@ def quantize_file(
     import gguf
     import llama_cpp
 
+    path, plain = job.folder / gguf_file.FILE, gguf_model.plain_kind(job.source.dtype)
+    tensors = gguf_model.tensors_of(model, lambda _, parameter: plain(parameter))
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype, settings.pure = int(file_type), pure
-    if embedding_type is not None:
-        settings.token_embedding_type, settings.quantize_output_tensor = embedding_type, False
+    settings.ftype, settings.pure = int(gguf.LlamaFileType[file_type]), pure
+    if not job.config.embeddings:  # otherwise llama.cpp chooses the types of both
+        settings.token_embedding_type, settings.quantize_output_tensor = int(tensors["token_embd.weight"][1]), False
     if importance is not None:
         entries = (llama_cpp.llama_model_imatrix_data * (len(importance) + 1))()  # one without a name marks the end
         for entry, (name, values) in zip(entries, importance.items(), strict=False):
@@ -224,5 +197,9 @@ def quantize_file(
         for override, (name, kind) in zip(overrides, types.items(), strict=False):
             override.pattern, override.type = f"^{re.escape(name)}$".encode(), int(gguf.GGMLQuantizationType[kind])
         settings.tt_overrides = overrides
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings)) != 0:
-        raise UnsupportedError("llama.cpp could not quantize the model", got=gguf.LlamaFileType(file_type).name)
+    with tempfile.TemporaryDirectory(dir=job.folder) as scratch:
+        full = Path(scratch) / gguf_file.FILE
+        gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
+        if llama_cpp.llama_model_quantize(str(full).encode(), str(path).encode(), ctypes.byref(settings)) != 0:
+            raise UnsupportedError("llama.cpp could not quantize the model", got=file_type)
+    return gguf_model.file_logits(job, model, path)

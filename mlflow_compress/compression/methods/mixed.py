@@ -298,7 +298,7 @@ def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, 
 
     first: Any = next(iter(formats.values())).config
     job = replace(job, config=first)
-    model = gguf_model.load_llama_like(job)
+    model = gguf_model.load_llama_like(job.source, job.device)
     plain = gguf_model.plain_kind(job.source.dtype)
     types: dict[str, str] = {}  # by parameter
     importance: dict[str, Any] = {}  # by GGUF's name

@@ -512,10 +512,8 @@ def _arrays(targets: Targets, found: Rows) -> Arrays:
     rows, tokens = targets.row.tolist(), targets.token.tolist()
     logprob = np.asarray([found.logprob.get(pair, np.nan) for pair in zip(rows, tokens, strict=True)], np.float64)
     tops = [found.best.get(row, (None, np.nan)) for row in rows]
-    argmax, best = (
-        np.asarray([token for token, _ in tops], object),
-        np.asarray([value for _, value in tops], np.float64),
-    )
+    argmax = np.asarray([token for token, _ in tops], object)
+    best = np.asarray([value for _, value in tops], np.float64)
     # Of equally probable tokens a server may write any; each of them is what greedy decoding can give.
     return {"logprob": logprob, "is_argmax": logprob >= best, "argmax": argmax}
 
