@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.language import language, script
 from mlflow_compress.metrics.core.metric_inputs import AnswerSamples, MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import SAMPLES, VARIANT
-from mlflow_compress.metrics.core.slicing import SlicedDistance, by_slice, slice_key, slicings
+from mlflow_compress.metrics.slices import SlicedDistance, by_slice, slice_key, slicings
 from mlflow_compress.metrics.stats.arrays import Bool, Float
 from mlflow_compress.metrics.stats.bootstrap import ratio
 from mlflow_compress.records import Generations, MetricResult

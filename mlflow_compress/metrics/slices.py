@@ -1,15 +1,141 @@
-"""Slices: the tasks, categories and scripts in which a variant moves more than in the others."""
+"""Slices: tasks, categories, scripts and languages, each tested against the items outside it."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion
+from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion, of_subset
+from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.language import language, script
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import metric
+from mlflow_compress.metrics.core.metric_registry import MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEM_DISTANCES, ITEMS, PREDICTIONS, VARIANT
-from mlflow_compress.metrics.core.slicing import SlicedDistance, by_slice, slice_key, slicings
 from mlflow_compress.metrics.kl_tail import CLIP
 from mlflow_compress.metrics.stats.arrays import Float, Int
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.significance import OneEnd, holm, larger_part_p
 from mlflow_compress.records import MetricResult
+
+
+def slice_key(name: str, what: str, **more: Any) -> MetricKey:
+    """Return the key of a distance by slice; `what` is the beginning of its meaning."""
+    worst = (
+        "in the slice with most: a task, a category, or items of one script or language; each slice has its value too."
+    )
+    return MetricKey(
+        name=name, direction="lower", meaning=f"{what} {worst}", on_request=True, worst_of_slices=True, **more
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Slicing:
+    """Items sorted into slices by one property. Items that are in no slice are among the others."""
+
+    names: Sequence[tuple[str | None, str | None]]  # Task and category of each slice
+    code: Int  # Number of each item's slice, `len(names)` and more for none; shape (n,)
+
+
+def slicings(task: Sequence[str], category: Sequence[str | None], texts: Sequence[str]) -> list[Slicing]:
+    """Return how items are sliced: by task, by the categories of each task, and by script and language of their text.
+
+    A property that all items share makes no slices, nor do languages that part the items as their scripts do. The
+    script is that of most letters, see `script`; a text whose language is not sure is in the slice of none.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+    for one, part in zip(task, category, strict=True):
+        found[one].add(part or "")
+    split = [(one, part or "") if len(found[one]) > 1 else None for one, part in zip(task, category, strict=True)]
+    scripts, languages = [script(text) for text in texts], [language(text) for text in texts]
+    if len(set(zip(scripts, languages, strict=True))) == len(set(scripts)):
+        languages = [None] * len(texts)
+    columns: list[list[tuple[str | None, str | None] | None]] = [
+        [(one, None) for one in task],
+        [place if place is not None and place[1] else None for place in split],
+        [None if one is None else (None, f"{one if one == 'CJK' else one.capitalize()} script") for one in scripts],
+        [None if one is None else (None, f"language {one}") for one in languages],
+    ]
+    result = []
+    for column in columns:
+        names = sorted({place for place in column if place is not None}, key=str)
+        if len(names) > 1:
+            number = {place: i for i, place in enumerate(names)}
+            code = np.array([len(names) if place is None else number[place] for place in column], dtype=np.int64)
+            result.append(Slicing(names, code))
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedDistance:
+    """One distance of some items, a value per item, with its estimate for any of them."""
+
+    key: MetricKey
+    values: Float  # Larger is worse, NaN for an item without a value; shape (n,)
+    groups: Int  # shape (n,)
+    estimate: Callable[[Int], Estimate]  # From the numbers of some of the items
+
+
+def by_slice(
+    inputs: MetricInputs, slices: Sequence[Slicing], distances: Sequence[SlicedDistance]
+) -> list[MetricResult]:
+    """Return the worst slice's value of every distance, each followed by those of the slices.
+
+    Slices of fewer than `FEWEST_GROUPS` groups, or with fewer beside them, are left out. `p` of a slice is the
+    permutation test's "its distance is larger than that of the other items", after Holm's correction over all slices
+    and distances together. The first result of a distance has the largest value of any slice, and an interval of the
+    largest true one: no slice is above the largest upper end with 97.5 %, as each one's own end errs no more often; and
+    one is above the largest lower end, where each end holds for all slices at once.
+    """
+    found: dict[str, list[MetricResult]] = {}
+    raw: list[float] = []
+    for distance in distances:
+        rows = np.flatnonzero(np.isfinite(distance.values))
+        for slicing in slices:
+            code, groups = slicing.code[rows], distance.groups[rows]
+            units = [len(np.unique(groups[code == i])) for i in range(len(slicing.names))]
+            n_units = len(np.unique(groups))
+            large = [i for i, n in enumerate(units) if n >= FEWEST_GROUPS and n_units - n >= FEWEST_GROUPS]
+            if not large:
+                continue
+            present, parts = np.unique(code, return_inverse=True)
+            tested = larger_part_p(distance.values[rows], parts, groups, seed=inputs.settings.seed)
+            p = dict(zip(present.tolist(), tested, strict=True))
+            for i in large:
+                subset = ItemSubset(*slicing.names[i], rows[code == i])
+                found.setdefault(distance.key.name, []).extend(
+                    of_subset(inputs, subset, {distance.key: distance.estimate(subset.rows)})
+                )
+                raw.append(float(p[i]))
+    adjusted = iter(holm(raw).tolist() if raw else [])
+    results = []
+    for distance in distances:
+        parts_of = [replace(result, p=next(adjusted)) for result in found.get(distance.key.name, [])]
+        if parts_of:
+            results += [_worst(distance.key, parts_of), *parts_of]
+    return results
+
+
+def _worst(key: MetricKey, slices: Sequence[MetricResult]) -> MetricResult:
+    """Return the largest value of some slices as a pooled result."""
+    top = max(slices, key=lambda result: result.value)
+    lows = [
+        OneEnd(value=r.value, end=r.low, low=key.low, high=key.high).for_all(len(slices))
+        for r in slices
+        if r.low is not None
+    ]
+    highs = [r.high for r in slices if r.high is not None]
+    both = len(highs) == len(slices)
+    return replace(
+        top,
+        task=None,
+        category=None,
+        low=max(lows) if both else None,
+        high=max(highs) if both else None,
+        p=min(r.p for r in slices if r.p is not None),
+    )
+
 
 WORST_FLIPS = slice_key(
     "distance/worst_slice_flips_pct",

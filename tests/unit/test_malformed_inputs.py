@@ -21,7 +21,7 @@ from mlflow_compress.files import parse_json, read_json, read_yaml
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import MAX_NAME, RESERVED, load_file, read_jsonl
 from mlflow_compress.items.task import TaskSettings
-from mlflow_compress.metrics.bertscore import authors_layer
+from mlflow_compress.metrics.text import authors_layer
 from mlflow_compress.models.placement import placement
 from mlflow_compress.records import Generations
 from mlflow_compress.transport.endpoint import EndpointConfig

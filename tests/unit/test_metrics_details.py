@@ -15,10 +15,10 @@ from transformers import AutoModel, AutoTokenizer
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.judges.encoders import embedded_folder
 from mlflow_compress.metrics import METRICS, MetricInputs, MetricSettings, compute_all, headline
-from mlflow_compress.metrics.bertscore import authors_layer, bert_score
 from mlflow_compress.metrics.core.requirements import BERTSCORE_MODEL
 from mlflow_compress.metrics.stats.bootstrap import resample_counts
 from mlflow_compress.metrics.stats.conformal import SCORES, conformal, split
+from mlflow_compress.metrics.text import authors_layer, bert_score
 from mlflow_compress.metrics.uncertainty import scored_rows, six_probabilities, split_seed
 from mlflow_compress.records import Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.details import conformal_table, corpus_table, details, divergence_table

@@ -9,9 +9,8 @@ from mlflow_compress.config.policy import MetricGate, Policy
 from mlflow_compress.decide.promotion import gates_of, read_gates
 from mlflow_compress.metrics import AnswerSamples, MetricInputs, MetricSettings, compute_all, headline
 from mlflow_compress.metrics.core.metric_registry import compute
-from mlflow_compress.metrics.core.slicing import slicings
 from mlflow_compress.metrics.health import WORST_SLICE
-from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS
+from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, slicings
 from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.metrics.stats.significance import holm, larger_part_p
 from mlflow_compress.records import Draws, Generations, Items, MetricResult, OptionScores, RunRecords

@@ -25,8 +25,8 @@ from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges, o
 from mlflow_compress.judges.encoders import EMBEDDED, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
-from mlflow_compress.metrics.bertscore import authors_layer
 from mlflow_compress.metrics.core import metric_inputs, metric_registry
+from mlflow_compress.metrics.text import authors_layer
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.source_model import resolve_folder
 from mlflow_compress.records import AnswerFeedback, Embeddings, Generations, JudgedAnswer, Judgments, RunRecords
