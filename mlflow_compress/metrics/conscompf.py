@@ -13,7 +13,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import EMBEDDINGS, GENERATIONS, VARIANT, package
 from mlflow_compress.metrics.stats.arrays import Float, finite
-from mlflow_compress.metrics.stats.correlation import correlate
+from mlflow_compress.metrics.stats.correlation import pearson, spearman
 from mlflow_compress.metrics.text import answer_pairs, rouge_l
 from mlflow_compress.records import MetricResult
 
@@ -178,7 +178,10 @@ def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:
         return []
     x: Float = similarity(given.baseline, given.variant).per_instruction("equation4")[rows]
     y = np.array([differences[given.item_ids[row]] for row in rows])
-    found = correlate(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method)
+    found = {
+        "pearson": pearson(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method),
+        "spearman": spearman(x, y, level=s.level),
+    }
     left = len(given.item_ids) - len(rows)
     estimates = {
         _ROUGE[name]: Number(one.value, one.n, left, one.interval) for name, one in found.items() if one is not None

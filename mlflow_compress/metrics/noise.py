@@ -1,6 +1,6 @@
 """Noise floors: what a second run, another engine or a server moves by itself, and which distances exceed it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from mlflow_compress.metrics.core import requirements
 from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, MetricKey, compute, key, metric
+from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Metric, MetricKey, compute, key, metric
 from mlflow_compress.metrics.divergence import ACCEPTANCE, ITEM_COLUMNS
 from mlflow_compress.metrics.flips import ALL_FLIPS, C2W, CHANGED_CORRECT, CHANGED_INCORRECT, FLIPS, W2C, W2W
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
@@ -25,9 +25,9 @@ SIGNIFICANT = 0.05
 """P-value below which a distance stands out from its noise floor."""
 
 
-def floors() -> list[MetricKey]:
-    """Return the distances that declare a noise floor, in the order of the headline table."""
-    every = [key for _, found in METRICS.items() if found.noise for key in found.keys]
+def floors(wanted: Callable[[Metric], bool] = lambda metric: True) -> list[MetricKey]:
+    """Return the distances of the wanted metrics that declare a noise floor, in the order of the headline table."""
+    every = [key for _, found in METRICS.items() if found.noise and wanted(found) for key in found.keys]
     floors = [key for key in every if key.floor is not None and key.floor.startswith("noise/")]
     return sorted(floors, key=lambda key: (key.headline is None, key.headline or 0, key.name))
 
@@ -74,10 +74,7 @@ def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
 
 def _of_both_engines() -> list[MetricKey]:
     """Return the distances that both engines have; bounds from lists of tokens are for models behind a server."""
-    bounds = {
-        key.name for _, found in METRICS.items() if requirements.OPTION_BOUNDS in found.requires for key in found.keys
-    }
-    return [key for key in floors() if key.name not in bounds]
+    return floors(lambda metric: requirements.OPTION_BOUNDS not in metric.requires)
 
 
 @metric(
@@ -102,9 +99,7 @@ def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
 def _of_a_server() -> list[MetricKey]:
     """Return the distances that a server shows: those of answers, and bounds from lists of tokens."""
     complete = {requirements.OPTION_DISTANCES, requirements.TOKEN_DISTANCES}
-    floored = [found for _, found in METRICS.items() if found.noise]
-    shown = {key.name for found in floored if not complete & set(found.requires) for key in found.keys}
-    return [key for key in floors() if key.name in shown]
+    return floors(lambda metric: not complete & set(metric.requires))
 
 
 @metric(

@@ -20,18 +20,8 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import details
 from mlflow_compress.reporting.html import Figure
 from mlflow_compress.reporting.plots import distances
+from mlflow_compress.reporting.plots import variants as plots
 from mlflow_compress.reporting.plots.style import RC, Drawing, state
-from mlflow_compress.reporting.plots.variants import (
-    MEMORY,
-    SPEED,
-    draw_budget_front,
-    draw_correlations,
-    draw_layer_map,
-    draw_map,
-    draw_matrix,
-    draw_pairs,
-    draw_variants,
-)
 
 _A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
 
@@ -108,13 +98,13 @@ def draw_all(
 ) -> list[Figure]:
     """Draw every figure that has data, in reading order; `variants` are as `draw_variants` takes them."""
     drawings = {
-        "size_against_kl": draw_variants(variants, current),
-        "speed_against_kl": draw_variants(variants, current, costs=(SPEED,), fewest=_A_CHOICE),
-        "memory_against_kl": draw_variants(variants, current, costs=(MEMORY,), fewest=_A_CHOICE),
+        "size_against_kl": plots.draw_variants(variants, current),
+        "speed_against_kl": plots.draw_variants(variants, current, costs=(plots.SPEED,), fewest=_A_CHOICE),
+        "memory_against_kl": plots.draw_variants(variants, current, costs=(plots.MEMORY,), fewest=_A_CHOICE),
         "kl_by_item": _divergence(inputs),
         "change_by_margin": _margin(inputs),
         "flips_by_category": _categories(inputs),
-        "baseline_and_variant": draw_pairs(headline(list(results)), level=inputs.settings.level),
+        "baseline_and_variant": plots.draw_pairs(headline(list(results)), level=inputs.settings.level),
         "answers_part": _answers_part(judged),
         "kl_by_position": _positions(results),
         "kl_by_context": _contexts(results),
@@ -139,10 +129,10 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
     ]
     speed, memory = (board.serving_fronts.get(cost, ()) for cost in (DECODE_SPEEDUP, MEMORY_RATIO))
     drawings = {
-        "pareto_front": draw_variants(points, None, front=board.pareto),
-        "pareto_front_speed": draw_variants(points, None, front=speed, costs=(SPEED,), fewest=_A_CHOICE),
-        "pareto_front_memory": draw_variants(points, None, front=memory, costs=(MEMORY,), fewest=_A_CHOICE),
-        "correlations": draw_correlations(board),
+        "pareto_front": plots.draw_variants(points, None, front=board.pareto),
+        "pareto_front_speed": plots.draw_variants(points, None, front=speed, costs=(plots.SPEED,), fewest=_A_CHOICE),
+        "pareto_front_memory": plots.draw_variants(points, None, front=memory, costs=(plots.MEMORY,), fewest=_A_CHOICE),
+        "correlations": plots.draw_correlations(board),
     }
     return _saved(drawings, folder)
 
@@ -153,7 +143,7 @@ def draw_diagnosis(
 ) -> list[Figure]:
     """Draw where a variant moves: the map of layers and kinds of matrices, and the parts of the text."""
     drawings = {
-        "layer_map": draw_layer_map(results),
+        "layer_map": plots.draw_layer_map(results),
         "moved_parts": distances.draw_moved_parts(results.whole, positions, classes),
     }
     return _saved(drawings, folder)
@@ -162,13 +152,15 @@ def draw_diagnosis(
 @matplotlib.rc_context(RC)
 def draw_similarity(similarity: ModelSimilarity, folder: Path) -> list[Figure]:
     """Draw the similarity of all models' answers: the matrix, and the models on its principal components."""
-    return _saved({"answer_similarity": draw_matrix(similarity), "answer_map": draw_map(similarity)}, folder)
+    return _saved(
+        {"answer_similarity": plots.draw_matrix(similarity), "answer_map": plots.draw_map(similarity)}, folder
+    )
 
 
 @matplotlib.rc_context(RC)
 def draw_search(rows: Sequence[Mapping[str, Any]], folder: Path, *, gate: float | None) -> list[Figure]:
     """Draw the figure of a search: the rows of `results.Search` by size and KL, with the gate's line."""
-    return _saved({"budget_front": draw_budget_front(rows, gate=gate)}, folder)
+    return _saved({"budget_front": plots.draw_budget_front(rows, gate=gate)}, folder)
 
 
 def _saved(drawings: Mapping[str, Drawing | None], folder: Path) -> list[Figure]:

@@ -123,19 +123,3 @@ def pearson(
         moments = np.column_stack([u, v, u * u, v * v, u * v])
         bounds = bootstrap(moments, _from_moments, resamples=resamples, level=level, seed=seed, method=method)
     return Correlation(value=_clean(float(test.statistic)), interval=bounds, p_value=float(test.pvalue), n=len(a))
-
-
-def correlate(
-    x: npt.ArrayLike,
-    y: npt.ArrayLike,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-    method: Method = "bca",
-) -> dict[str, Correlation | None]:
-    """Return `pearson` and `spearman` of the same independent points by name; None where one does not exist."""
-    return {
-        "pearson": pearson(x, y, level=level, resamples=resamples, seed=seed, method=method),
-        "spearman": spearman(x, y, level=level),
-    }
