@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, SAMPLES, VARIANT
 from mlflow_compress.metrics.stats.arrays import Bool
-from mlflow_compress.metrics.stats.significance import count_flips
 from mlflow_compress.metrics.text import answer_pairs
 from mlflow_compress.records import MetricResult
 
@@ -157,20 +157,18 @@ def refusals(inputs: MetricInputs) -> list[MetricResult]:
         scored = ~by_instruction(unread, subset.rows)
         if not scored.any():
             continue
-        found = count_flips(by_instruction(ours, subset.rows)[scored], by_instruction(theirs, subset.rows)[scored])
-        ended, begun, n = found.c2w, found.w2c, found.n
-        unscored = int((~scored).sum())
-        difference = PairedDifference(begun, ended, n, unscored)
+        before, after = (by_instruction(refused, subset.rows)[scored] for refused in (ours, theirs))
+        difference = PairedDifference.of(before, after)
         estimates: Estimates = {
-            REFUSALS: Proportion(found.n_correct - ended + begun, n, unscored),
-            BASELINE: Proportion(found.n_correct, n, unscored),
+            REFUSALS: Proportion.of(after),
+            BASELINE: Proportion.of(before),
             DELTA: difference,
-            FLIPS: Proportion(begun + ended, n, unscored),
-            BEGUN: Proportion(begun, n, unscored),
-            ENDED: Proportion(ended, n, unscored),
-            P_VALUE: difference.p_value,
+            FLIPS: Proportion.of(before != after),
+            BEGUN: Proportion.of(after & ~before),
+            ENDED: Proportion.of(before & ~after),
+            P_VALUE: replace(difference.p_value, n_unscored=0),
         }
-        results += of_subset(inputs, subset, estimates)
+        results += of_subset(inputs, subset, estimates, n_unscored=int((~scored).sum()))
     return results
 
 
