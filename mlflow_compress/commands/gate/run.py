@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +54,8 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import OpenRun, RunLink, Store
 from mlflow_compress.tracking.tracker import Tracker
 
+DecidedBy = Literal["items", "all items", "checkpoint", "timing", "answers"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateRow:
@@ -64,7 +67,7 @@ class GateRow:
     decided_after: int | None = None  # Items that the gate had looked at; None where items did not decide
     # What decided: the items so far, the fixed-n rule after all of them, the checkpoint's size, a timing of it, or what
     # both models answer to instructions
-    by: Literal["items", "all items", "checkpoint", "timing", "answers"]
+    by: DecidedBy
     value: float | None = None  # The value so far, in the metric's unit; None where no item has one
     limit: float | None = None  # The limit
     n: int = 0  # Items that have a value
@@ -302,20 +305,21 @@ def at_once(work: GateWork) -> list[GateRow]:
     made, timed = work.made, work.timed
     sizes = size_values(made) if isinstance(made, CheckpointManifest) else {}
     values = {**sizes, **timed.values, "gate/kl_items": 0.0}
-    absent = without_speed(timed.reason)
     rows = []
     for number in sorted(work.wanted.at_once):
         gate = work.wanted.gates[number]
-        checks = gate.checks(values)
-        reason = "; ".join(in_words(check, absent) for check in checks)
-        of_speed = isinstance(gate, Gate) and gate.metric.startswith(SPEED)
-        by: Literal["timing", "checkpoint"] = "timing" if of_speed else "checkpoint"
-        rows.append(GateRow(gate=number + 1, name=reason, verdict=_verdict(checks), by=by, reason=reason))
+        by_timing = isinstance(gate, Gate) and gate.metric.startswith(SPEED)
+        row = _row(number, gate.checks(values), "timing" if by_timing else "checkpoint", without_speed(timed.reason))
+        rows.append(row)
     return rows
 
 
-def _verdict(checks: Sequence[Check]) -> Literal["pass", "fail"]:
-    return "pass" if all(check.passed for check in checks) else "fail"
+def _row(
+    number: int, checks: Sequence[Check], by: DecidedBy, absent: Mapping[str, str] = MappingProxyType({})
+) -> GateRow:
+    """Return a gate that was decided as a whole, with what a promotion says of it."""
+    reason, passed = "; ".join(in_words(check, absent) for check in checks), all(check.passed for check in checks)
+    return GateRow(gate=number + 1, name=reason, verdict="pass" if passed else "fail", by=by, reason=reason)
 
 
 def is_sure(work: GateWork, so_far: ChecksSoFar) -> bool:
@@ -346,10 +350,8 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
         failed = {row.gate for row in rows if row.verdict == "fail"}
     answered = MeasuredForGate() if failed else work.judged()
     for number in sorted(work.wanted.of_answers):
-        checks = work.wanted.gates[number].checks(answered.values)
-        reason = "; ".join(in_words(check, {}) for check in checks)
-        verdict = "undecided" if failed else _verdict(checks)
-        rows.append(GateRow(gate=number + 1, name=reason, verdict=verdict, by="answers", reason=reason))
+        row = _row(number, work.wanted.gates[number].checks(answered.values), "answers")
+        rows.append(replace(row, verdict="undecided") if failed else row)
     failed |= {row.gate for row in rows if row.verdict == "fail"}
     account = work.account(so_far)
     lacking = lacking_shares(policy.require, account.values()) if account.asked else []
@@ -400,12 +402,8 @@ def _fixed_n(work: GateWork, results: list[MetricResult], open_gates: list[int],
         **gate_values(pooled),
         **read_gates(results, gates_of(work.policy).readings),
     }
-    rows = []
-    for number in open_gates:
-        checks = work.wanted.gates[number].checks(values)
-        reason, verdict = "; ".join(check.reason for check in checks), _verdict(checks)
-        rows.append(GateRow(gate=number + 1, name=reason, verdict=verdict, by="all items", n=n, reason=reason))
-    return rows
+    rows = [_row(number, work.wanted.gates[number].checks(values), "all items") for number in open_gates]
+    return [replace(row, n=n) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from mlflow_compress.commands.shared.scores import (
 )
 from mlflow_compress.commands.shared.stored import read_metadata
 from mlflow_compress.commands.shared.tabular import ScoredVariants
-from mlflow_compress.config import check_text, parameters
+from mlflow_compress.config import parameters
 from mlflow_compress.config.policy import AnomalyRule, Policy, Requirements, read_policy
 from mlflow_compress.decide import promotion
 from mlflow_compress.decide.champion import choice_notes
@@ -96,22 +96,20 @@ def answer_similarity(
 
     A variant without answers, with answers of another setting, or embedded by another encoder is left out by name.
     """
-    judges, left_out = {}, {}
+    settings, left_out = {}, {}
     for row in board.finished:
         judge = finished_judge(children[row.name])
-        setting = answer_setting(judge) if judge is not None else None
-        if judge is None or setting is None:
-            left_out[row.name] = "no finished judge stage embedded its answers"
+        if judge is not None and (setting := answer_setting(judge)) is not None:
+            settings[row.name] = setting
         else:
-            judges[row.name] = judge, setting
-    settings = {name: setting for name, (_, setting) in judges.items()}
+            left_out[row.name] = "no finished judge stage embedded its answers"
     left_out |= unlike(settings)
     models: dict[str, npt.NDArray[np.floating]] = {}
     ids: tuple[str, ...] = ()
-    for name, (judge, _) in judges.items():
+    for name in settings:
         if name in left_out:
             continue
-        folder = tracker.fetch(judge.info.run_id, EMBEDDINGS)
+        folder = tracker.fetch(children[name]["judge"].info.run_id, EMBEDDINGS)
         if not models:
             for shown, stored in ((BASELINE, "baseline"), (AGAIN, "again")):
                 ids, models[shown] = Embeddings.read(folder / stored).by_instruction()
@@ -125,18 +123,6 @@ def answer_similarity(
     return model_similarity(models, encoder=common(settings).encoder, left_out=left_out)
 
 
-_NOT_SHOWN = {
-    "output_dir",
-    "log_weights",
-    "judge",
-    "resume",
-    "config",
-    "checkpoint",
-    run_names.WORSE,
-    run_names.FLIPPED,
-}
-
-
 def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_file: str | None) -> PageContent:
     """Return everything that the page shows about the variants of a scoreboard, read from their main runs."""
     if not board.finished:
@@ -148,7 +134,8 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     baseline_run = first["evaluate"].data.tags[run_names.BASELINE_RUN]
     baseline_folder = tracker.fetch(baseline_run, RECORDS)
     baseline = _read(baseline_folder, Items, OptionScores, Generations)
-    answers_run = next((j.data.tags[ANSWERS_RUN] for c in children.values() if (j := finished_judge(c))), None)
+    judges = filter(None, map(finished_judge, children.values()))
+    answers_run = next((judge.data.tags[ANSWERS_RUN] for judge in judges), None)
     settings = _settings(runs)
     variants = []
     for name, run in runs.items():
@@ -225,10 +212,7 @@ def _read(folder: Path, *kinds: type[Records]) -> RunRecords:
 
 def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]) -> Judgments | None:
     """Return the grades of the baseline's answers, from the first judge run that has them."""
-    for stages in children.values():
-        judge = finished_judge(stages)
-        if judge is None:
-            continue
+    for judge in filter(None, map(finished_judge, children.values())):
         if any(file.path == BASELINE_GRADES for file in tracker.client.list_artifacts(judge.info.run_id)):
             return _table(tracker.fetch(judge.info.run_id, BASELINE_GRADES), Judgments)
     return None
@@ -236,24 +220,25 @@ def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]
 
 def _settings(runs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the settings of compression in which variants differ, and method and bits, by variant."""
-    shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), *_NOT_SHOWN}
+    shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), run_names.WORSE, run_names.FLIPPED}
+    shared |= {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
     every = {}
     for name, run in runs.items():
         params = run.data.params
         final = params | {key.removeprefix(RESOLVED): v for key, v in params.items() if key.startswith(RESOLVED)}
         own = {key: value for key, value in final.items() if key not in shared and not key.startswith(RESOLVED)}
         every[name] = {key: value for key, value in own.items() if value != "none"}
-    names = dict.fromkeys(["method", "bits", *(key for settings in every.values() for key in settings)])
-    differing = [
-        key for key in names if key in ("method", "bits") or len({settings.get(key) for settings in every.values()}) > 1
-    ]
+    differing = ["method", "bits"]
+    for key in dict.fromkeys(key for settings in every.values() for key in settings):
+        if key not in differing and len({settings.get(key) for settings in every.values()}) > 1:
+            differing.append(key)
     return {name: {key: settings[key] for key in differing if key in settings} for name, settings in every.items()}
 
 
 def _notes(n: int, children: Mapping[str, Mapping[str, Any]], answered: int) -> list[str]:
     """Return what the page leaves out."""
     notes = []
-    judges = [judge for stages in children.values() if (judge := finished_judge(stages)) is not None]
+    judges = list(filter(None, map(finished_judge, children.values())))
     judged, hidden = len(judges), sum(HIDDEN in judge.data.tags for judge in judges)
     if hidden:
         notes.append(f"The answers of {hidden} variants to logged questions are not shown (show_logged)")
@@ -322,7 +307,6 @@ def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboa
     names: dict[str, str] = {}
     others: dict[str, ScoredVariant] = {}
     for run_id in run_ids:
-        check_text("runs", run_id)
         run = tracker.look_up(run_id)
         run_id, stage = run.run_id, run.tags.get(run_names.STAGE)
         if stage not in ("main", "sweep"):
