@@ -49,9 +49,7 @@ def head_to_head(champion: RunRecords, challenger: RunRecords) -> HeadToHead | s
     """Return the direct comparison of two variants of one baseline, or the reason why there is none.
 
     Per item, the difference of both models' KL to the baseline and of their correctness; intervals at 95 %, over groups
-    of items where they share a text.
-
-    Raises `AlignmentError`: the two answered other items.
+    of items where they share a text. Other items are an `AlignmentError`.
     """
     if champion.items is None or challenger.items is None:
         return "no items were evaluated"

@@ -90,10 +90,7 @@ class ItemScores:
 
 
 def item_scores(inputs: MetricInputs) -> ItemScores:
-    """Return the scores of a variant on the items that its headline values are pooled over.
-
-    Raises `DataError`: the inputs hold no variant, or no predictions.
-    """
+    """Return the scores of a variant on the items that its headline values are pooled over."""
     reason = inputs.missing(VARIANT, PREDICTIONS)
     if inputs.variant is None or reason is not None:
         raise DataError("The items of these records cannot be compared", got=reason)
@@ -274,12 +271,7 @@ def _correctness(first: ItemScores, second: ItemScores, level: float) -> Differe
 
 
 def separate(named: Sequence[tuple[str, ItemScores]], *, level: float = 0.95) -> tuple[Separation, ...]:
-    """Return every pair of variants, with Holm's correction over both tests of all pairs.
-
-    `named` has each variant's name and what it scored on its items.
-
-    Raises `AlignmentError`: two variants were not evaluated on the same items.
-    """
+    """Return every pair of variants, with Holm's correction over both tests of all pairs."""
     aligned = all(items.design is None for _, items in named)
     if aligned:  # once, not in every pair
         named = [(name, items.in_order_of(named[0][1])) for name, items in named]

@@ -204,10 +204,7 @@ class Forecast(Tabular):
 
 
 def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
-    """Return the flips to expect of a variant on the items of another evaluation that its own does not have.
-
-    Parts are the categories of tasks.
-    """
+    """Return the flips to expect of a variant on the items of another evaluation that its own does not have."""
     if variant.baseline_records_folder is None:
         raise ConfigError("A forecast needs the evaluation of a variant", got=f"{variant.name}, which has no baseline")
     folder = other.baseline_records_folder or other.records_folder
@@ -240,5 +237,5 @@ def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
 
 
 def _parts(inputs: MetricInputs, rows: Bool) -> npt.NDArray[np.str_]:
-    view = inputs.view
+    view = inputs.view  # a part is a category of a task
     return np.array([f"{a}\x1f{b}" for a, b in zip(view.task[rows], view.category[rows], strict=True)])

@@ -373,11 +373,7 @@ def _require_holds(condition: bool, what: str, allowed: str, got: str) -> None:
 
 
 def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
-    """Move the alias to a version that waits. Nothing is written where the decision no longer holds.
-
-    It holds while the policy has the same hash, the same version has the alias, its waiver has not expired, and no
-    newer decision was made.
-    """
+    """Move the alias to a version that waits. Nothing is written where the decision no longer holds."""
     tracker = Tracker(config.experiment)
     name = past_runs.registered_model_of(tracker, config.model)
     waiting = model_registry.waiting_versions(tracker, name)

@@ -104,10 +104,7 @@ def export_receipt(
 
 
 def verify_receipt(path: Path, key: Path | None, *, recompute: bool | None) -> Receipt:
-    """Return a receipt that is what was exported; otherwise raise an error that says what is wrong.
-
-    With None every figure is computed again if the records are there.
-    """
+    """Return a receipt that is what was exported. With None every figure is computed again if the records are there."""
     public = None if key is None else _key(key, private=False)
     try:
         data = path.read_bytes()

@@ -85,10 +85,6 @@ class VariantsReport(ScoredVariants):
         return "\n\n".join(["\n".join(wrapped(self.summary)), scoreboard_text(self.board), "\n".join(chosen)])
 
 
-BASELINE, AGAIN = "baseline", "baseline, second sample"
-"""Names of the baseline's two samples: their similarity is that of a model to itself."""
-
-
 def answer_similarity(
     tracker: Tracker, board: Scoreboard, children: Mapping[str, Mapping[str, Any]]
 ) -> ModelSimilarity | None:
@@ -111,8 +107,9 @@ def answer_similarity(
             continue
         folder = tracker.fetch(children[name]["judge"].info.run_id, EMBEDDINGS)
         if not models:
-            for shown, stored in ((BASELINE, "baseline"), (AGAIN, "again")):
-                ids, models[shown] = Embeddings.read(folder / stored).by_instruction()
+            # Two samples of the baseline: their similarity is that of a model to itself.
+            _, models["baseline"] = Embeddings.read(folder / "baseline").by_instruction()
+            ids, models["baseline, second sample"] = Embeddings.read(folder / "again").by_instruction()
         instructions, vectors = Embeddings.read(folder / "variant").by_instruction()
         if instructions != ids:
             raise AlignmentError("Two variants with one setting answered different instructions", got=name)

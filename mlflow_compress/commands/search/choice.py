@@ -233,24 +233,18 @@ class Mixture:
         return (0.0, self.allocation.n_bytes, self.measured) if self.is_inside(limit) else (1.0, self.high)
 
 
-Together = Callable[[Sequence[tuple[int, ...]]], Float]
-"""From choices of formats to the KL of their modules together in the baseline, shape (n_choices, n_windows)."""
-
-
 @dataclass(kw_only=True)
 class InPlace:
-    """Measures costs where they are chosen: around recipes whose modules are put together, without a checkpoint.
-
-    A choice is measured once for all limits of a search.
-    """
+    """Measures costs where they are chosen: around recipes whose modules are put together, without a checkpoint."""
 
     table: CostTable  # The costs of one group at a time in the baseline
-    together: Together
+    # From choices of formats to the KL of their modules together in the baseline, shape (n_choices, n_windows)
+    together: Callable[[Sequence[tuple[int, ...]]], Float]
     passes: int  # How many choices may still be measured, by all limits together
     rounds: int  # How often costs are measured around the best choice
     # Relative error of a prediction from which a limit gets passes of its own: as many as the table has cells
     tolerance: float
-    known: dict[tuple[int, ...], Float] = field(default_factory=dict)
+    known: dict[tuple[int, ...], Float] = field(default_factory=dict)  # Measured once for all limits of a search
 
     def measure(self, choices: Sequence[tuple[int, ...]]) -> list[Float]:
         """Return the KL of each choice, shape (n_windows,)."""
@@ -398,9 +392,6 @@ class _Prices:
             self.most = max(1, self.most // 2)
 
 
-Make = Callable[[Allocation, Limit], tuple[Combination, str]]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice(Mixture):
     """A choice of formats, made and measured on the search's text."""
@@ -414,7 +405,7 @@ def choose_formats(
     table: CostTable,
     mixtures: Sequence[Mixture],
     *,
-    make: Make,
+    make: Callable[[Allocation, Limit], tuple[Combination, str]],
     measure: Callable[[str], Float],
     around: Callable[[Allocation], tuple[Allocation, float] | None],
     uniform: Callable[[str], Float],

@@ -217,8 +217,7 @@ def joined_distances(groups: Sequence[WeightGroup], other: WeightGroup) -> list[
     return [whole if group is first else group for group in groups if group is first or group not in same]
 
 
-Tensor = torch.Tensor
-Calls = dict[str, list[tuple[Tensor, Tensor]]]  # by layer, inputs and outputs
+Calls = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]  # by layer, inputs and outputs
 
 
 def estimates(costs: SwapCosts, folders: Mapping[str, str | None]) -> Float:
@@ -287,7 +286,7 @@ def _noted(model: Any, layers: Sequence[str]) -> Iterator[Calls]:
         undo.callback(hook.remove)
         for name in layers:
 
-            def note(_module: Any, inputs: Any, output: Tensor, name: str = name) -> None:
+            def note(_module: Any, inputs: Any, output: torch.Tensor, name: str = name) -> None:
                 calls[name].append((inputs[0].detach(), output))
 
             undo.callback(model.get_submodule(name).register_forward_hook(note).remove)

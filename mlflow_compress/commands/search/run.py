@@ -483,10 +483,7 @@ class _Search:
         return table, estimation
 
     def _tried(self, limits: Sequence[Limit], table: CostTable, passes: int) -> tuple[dict[Limit, list[Mixture]], int]:
-        """Return the choices that were tried within each limit, and how many were measured.
-
-        The models of all formats are in memory meanwhile.
-        """
+        """Return the choices that were tried within each limit, and how many were measured; all models are open."""
         space = self.config.space
         options: list[Option] = [*map(self.costs.open, self.folders.values()), *self.caches.values()]
         place = InPlace(
