@@ -13,7 +13,11 @@ from mlflow_compress.config.declarations import as_typed
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError, breaks_off
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.tracking.unfinished_commands import UnfinishedCommand, note_continued, unfinished_commands
+from mlflow_compress.tracking.unfinished_commands import (
+    UnfinishedCommand,
+    note_continued,
+    unfinished_commands,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

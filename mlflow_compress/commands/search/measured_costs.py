@@ -24,7 +24,11 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, attention_modules, with_cache
 from mlflow_compress.models.loading import LoadedModel, load_model
 from mlflow_compress.models.source_model import SourceModel, without_weights
-from mlflow_compress.models.weight_groups import WeightGroup, find_differences, weight_groups
+from mlflow_compress.models.weight_groups import (
+    WeightGroup,
+    find_differences,
+    weight_groups,
+)
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.plan.corpus_windows import Windows
 from mlflow_compress.scoring.plan.packing import Ids

@@ -61,7 +61,12 @@ from mlflow_compress.decide.cost_table import (
     linear_mix,
 )
 from mlflow_compress.decide.separation import item_scores
-from mlflow_compress.errors import AlignmentError, CheckpointError, DataError, StageError
+from mlflow_compress.errors import (
+    AlignmentError,
+    CheckpointError,
+    DataError,
+    StageError,
+)
 from mlflow_compress.home import home, out_folder
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.suite import task_parts
