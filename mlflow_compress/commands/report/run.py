@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,9 @@ class VariantsReport(ScoredVariants):
 
         chosen = [*wrapped(self.choice), f"Report: {self.path}"]
         return "\n\n".join(["\n".join(wrapped(self.summary)), scoreboard_text(self.board), "\n".join(chosen)])
+
+
+R = TypeVar("R", bound=Records)
 
 
 def answer_similarity(
@@ -198,13 +201,14 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     )
 
 
-def _table(folder: Path, kind: type[Any]) -> Any | None:
+def _table(folder: Path, kind: type[R]) -> R | None:
     return kind.read(folder) if (folder / f"{kind.NAME}.parquet").is_file() else None
 
 
 def _read(folder: Path, *kinds: type[Records]) -> RunRecords:
     """Return some tables of a folder of records. Those of corpora are large, and the page does not need them."""
-    return RunRecords(**{kind.NAME: _table(folder, kind) for kind in kinds})
+    tables: dict[str, Any] = {kind.NAME: _table(folder, kind) for kind in kinds}
+    return RunRecords(**tables)
 
 
 def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]) -> Judgments | None:

@@ -28,6 +28,7 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
+from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, cache_bytes_per_token
 from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
@@ -123,13 +124,10 @@ def require_mixable(config: SearchConfig, choices: Sequence[CandidateFormat], so
         check_target(config.space.target, METHODS.get(MIXED), settings, source)
 
 
-def cache_bytes(config: SearchConfig, source: SourceModel, caches: Mapping[str, Any]) -> dict[str, int]:
-    """Return the bytes of one layer's cache in each format, and as `BASELINE` in the baseline; {} without formats.
-
-    `caches` has the `QuantizedCache` of each format; None for the one that stays as it is.
-    """
-    from mlflow_compress.models.architectures.quantized_cache import cache_bytes_per_token
-
+def cache_bytes(
+    config: SearchConfig, source: SourceModel, caches: Mapping[str, QuantizedCache | None]
+) -> dict[str, int]:
+    """Return the bytes of one layer's cache in each format, and as `BASELINE` in the baseline; {} without formats."""
     if not caches:
         return {}
     model = source.configuration()
@@ -169,9 +167,9 @@ def with_caches(sizes: StoredSizes, caches: Mapping[str, Mapping[str, int]]) -> 
     return replace(sizes, groups=groups, formats=formats, layers=layers, base=sizes.base + kept, cache=kept)
 
 
-def quantized_caches(config: SearchConfig, source: SourceModel) -> dict[str, Any]:
-    """Return the `QuantizedCache` of each format; None for the one that stays as it is."""
-    return {name: one and quantized_cache(one, source) for name, one in config.caches.items()}
+def quantized_caches(config: SearchConfig, source: SourceModel) -> dict[str, QuantizedCache | None]:
+    """Return what each format makes of a cache; None for the one that stays as it is."""
+    return {name: None if one is None else quantized_cache(one, source) for name, one in config.caches.items()}
 
 
 def require_in_reach(
