@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,32 @@ def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
 
         return native_gguf.loading_options(folder)
     if settings.get("model_type") == "mixtral":
-        from mlflow_compress.models.architectures.mixtral_gguf import register_mixtral
-
-        register_mixtral()
+        _register_mixtral()
     return {"gguf_file": files[0].name, "config": AutoConfig.from_pretrained(folder, local_files_only=True)}
+
+
+@cache
+def _register_mixtral() -> None:
+    """Let transformers' GGUF reader (5.17) take a Mixtral, which is a Llama with experts there.
+
+    It knows neither its name nor its experts. They are read as those of a Qwen mixture, which have the same names.
+    """
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    name_map = reading.get_gguf_hf_weights_map
+
+    class LlamaWithExperts(reading.LlamaTensorProcessor, reading.Qwen2MoeTensorProcessor):  # type: ignore[misc]
+        def process(self, weights: Any, name: str, **kwargs: Any) -> Any:
+            of_experts = re.fullmatch(self.GGUF_MOE_WEIGHTS_PATTERN, name)
+            kind = reading.Qwen2MoeTensorProcessor if of_experts else reading.LlamaTensorProcessor
+            return kind.process(self, weights, name, **kwargs)
+
+    def with_mixtral(hf_model: Any, processor: Any, model_type: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        kind = model_type or hf_model.config.model_type
+        return name_map(hf_model, processor, "llama" if kind == "mixtral" else kind, *args, **kwargs)
+
+    reading.get_gguf_hf_weights_map = with_mixtral
+    reading.TENSOR_PROCESSORS["llama"] = LlamaWithExperts
 
 
 def require_complete(info: Mapping[str, Any], folder: Path) -> None:

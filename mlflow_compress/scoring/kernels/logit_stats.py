@@ -80,13 +80,12 @@ def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
         base = baseline.logits.to(logits.device)
         sums = _sums(logits, base)
         return _distances(logits, base, sums)["kl"], most_probable(logits, sums.maxima).cpu()
-    rows = numba_kernel.compute_kl_rows(logits, baseline.rows)
-    _require_finite(rows.log_normaliser, rows.base_log_normaliser)
-    kl = rows.kl
+    kl, top, *log_normalisers = numba_kernel.compute_kl_rows(logits, baseline.rows)
+    _require_finite(*log_normalisers)
     for row in _unsure(kl[None], logits.shape[1]):
         both = (x[row] for x in (torch.from_numpy(baseline.rows.logits), logits))
         kl[row] = stable_divergences(*(torch.log_softmax(x, dim=1) for x in both))[0]
-    return kl.double(), rows.top
+    return kl.double(), top
 
 
 def _sums(logits: Tensor, baseline: Tensor | None) -> RowStats:

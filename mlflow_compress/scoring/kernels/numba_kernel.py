@@ -21,7 +21,6 @@ from numba.extending import intrinsic
 from mlflow_compress.scoring.kernels.row_stats import (
     BLOCK,
     MAX_LOG_RATIO,
-    KlRows,
     RowStats,
     distances_from_sums,
     n_blocks,
@@ -303,14 +302,19 @@ def baseline_rows(logits: torch.Tensor) -> BaselineRows:
     return BaselineRows(rows, normal)
 
 
-def compute_kl_rows(logits: torch.Tensor, baseline: BaselineRows) -> KlRows:
-    """Return KL(baseline || model) and the most probable token of float32 rows, without the other statistics."""
+def compute_kl_rows(
+    logits: torch.Tensor, baseline: BaselineRows
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return KL(baseline || model) of float32 rows, the model's most probable tokens, and both ``ln sum e^x``.
+
+    All have shape (n,). The KL is NaN where the sum is not exact; the token is the lowest id at a tie.
+    """
     variant = logits.contiguous().numpy()
     n = len(variant)
     normal, kl, top = np.empty((n, 2)), np.empty(n, dtype=f32), np.empty(n, dtype=np.int64)
     _run_in_threads(_kl_of_rows, baseline.logits, variant, baseline.normal, normal, kl, top)
     base_normal = torch.from_numpy(baseline.normal[:, 0].copy())
-    return KlRows(torch.from_numpy(kl), torch.from_numpy(top), _columns(normal)[0], base_normal)
+    return torch.from_numpy(kl), torch.from_numpy(top), _columns(normal)[0], base_normal
 
 
 @_sums

@@ -18,15 +18,6 @@ class RowStats(NamedTuple):
     distances: torch.Tensor | None = None  # As `distances_from_sums` returns them; shape (4, n)
 
 
-class KlRows(NamedTuple):
-    """KL and most probable token, row by row; every tensor has shape (n,) and is on the CPU."""
-
-    kl: torch.Tensor  # As `distances_from_sums` returns it: NaN where the sum is not exact
-    top: torch.Tensor  # The model's most probable token, at a tie the lowest id
-    log_normaliser: torch.Tensor  # As in `RowStats`, of the model and of the baseline
-    base_log_normaliser: torch.Tensor
-
-
 Tensor = torch.Tensor
 DIVERGENCES = ("kl", "kl_reverse", "js", "tv")
 UPPER_BOUNDS = (math.inf, math.inf, math.log(2), 1.0)  # of each divergence, in the same order

@@ -107,7 +107,11 @@ class MeasuredModel(JsonProcess):
         reply = self._ask(do="generate", prompts=[list(map(int, prompt)) for prompt in prompts], n_new=n_new)
         return [float(seconds) for seconds in reply["seconds"]]
 
-    def memory(self) -> Memory:
+    def measured(self, plan: "TimingPlan") -> Memory:
+        """Load the model, generate once with each batch size, and return what that takes."""
+        self.open()
+        for batch in BATCHES:
+            self.generate(plan.prompts(batch, 0), plan.new_tokens)
         reply = self._ask(do="memory")
         return Memory(int(reply["resident_bytes"]), int(reply["peak_bytes"]))
 
@@ -187,7 +191,7 @@ def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[st
 
     def alone(call: RuntimeCall) -> Memory:
         with MeasuredModel(call) as model:
-            return _memory(model, plan)
+            return model.measured(plan)
 
     with ThreadPoolExecutor(len(calls)) as pool:  # memory does not depend on what else the machine does
         for _ in range(PROCESSES - 1):
@@ -196,7 +200,7 @@ def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[st
     with ExitStack() as stack:
         models = {name: stack.enter_context(MeasuredModel(call)) for name, call in calls.items()}
         for name, model in models.items():
-            memory[name].append(_memory(model, plan))
+            memory[name].append(model.measured(plan))
         timings = timings_in_turn(models, plan)
         return {
             name: ModelTimes(
@@ -204,11 +208,3 @@ def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[st
             )
             for name, one in models.items()
         }
-
-
-def _memory(model: MeasuredModel, plan: TimingPlan) -> Memory:
-    """Load a model, generate once with each batch size, and return what that takes."""
-    model.open()
-    for batch in BATCHES:
-        model.generate(plan.prompts(batch, 0), plan.new_tokens)
-    return model.memory()
