@@ -3,16 +3,14 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, S
 from mlflow_compress.models.source_model import SourceModel
 
 if TYPE_CHECKING:
     import torch
-
-S = TypeVar("S", bound=MethodConfig)
 
 
 class ForLayers(Method[S]):

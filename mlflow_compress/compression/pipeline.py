@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -288,7 +288,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         weight_files=stored_weights.hash_weights(job.folder)[0],
         other_files=hash_others(job.folder),
         probe_sha256=stored_weights.sha256_file(probe_file),
-        reload=report.as_dict(),
+        reload=asdict(report),
     )
 
 

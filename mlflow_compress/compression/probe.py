@@ -1,6 +1,6 @@
 """The reload probe: a fixed input, a model's logits on it, and the comparison of two such sets of logits."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,9 +122,6 @@ class ReloadReport:
                 got=f"largest difference {self.max_abs_diff:.3g}, "
                 f"KL {self.kl_mean:.3g} nats on average, {self.kl_max:.3g} at most",
             )
-
-    def as_dict(self) -> dict[str, float | bool]:
-        return asdict(self)
 
 
 def compare_logits(saved: "torch.Tensor", reloaded: "torch.Tensor", *, rounded: bool = False) -> ReloadReport:

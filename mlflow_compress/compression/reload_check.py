@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def _check_and_report(folder: Path, options: argparse.Namespace) -> int:
     except (MlflowCompressError, SafetensorError, OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         sys.stdout.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
         return 2
-    sys.stdout.write(json.dumps({"agrees": report.agrees, **report.as_dict()}) + "\n")
+    sys.stdout.write(json.dumps({"agrees": report.agrees, **asdict(report)}) + "\n")
     return 0 if report.agrees else 1
 
 

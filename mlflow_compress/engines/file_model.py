@@ -24,6 +24,7 @@ class FileModel(LightModel):
     """An `EngineModel` of a checkpoint. A subclass says how it is loaded, or (`execution`, `decode`) where it runs."""
 
     abilities: ClassVar[Abilities]
+    answer_identity: ClassVar[dict[str, object]] = {}
 
     @classmethod
     def of(cls, light: LightModel, **more: Any) -> Self:
@@ -43,10 +44,6 @@ class FileModel(LightModel):
             **engine_identity(self.path),
             **self.engine,
         }
-
-    @property
-    def answer_identity(self) -> dict[str, object]:
-        return {}
 
     def load(self) -> Any:
         """Return the model itself: what runs it loads the weights when they are first needed."""

@@ -140,23 +140,15 @@ def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) 
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
 
     kernel = {"gptq": TorchLinear, "awq": AwqTorchLinear}[method]
+    reason, allowed = None, None
     if source.model_type not in SUPPORTED_MODELS:
-        raise UnsupportedError(
-            "gptqmodel does not know this architecture", got=source.architecture, fix="Use backend=llmcompressor"
-        )
-    if method == "gptq" and source.model_type in WITHOUT_GPTQ:
-        raise UnsupportedError(
-            "gptqmodel does not save its GPTQ checkpoint of this architecture completely",
-            got=source.architecture,
-            fix="Use backend=llmcompressor",
-        )
-    if method == "awq" and source.model_type not in WITH_AWQ:
-        raise UnsupportedError(
-            "gptqmodel's AWQ has not proved right on this architecture",
-            allowed=WITH_AWQ,
-            got=source.architecture,
-            fix="Use backend=llmcompressor",
-        )
+        reason = "gptqmodel does not know this architecture"
+    elif method == "gptq" and source.model_type in WITHOUT_GPTQ:
+        reason = "gptqmodel does not save its GPTQ checkpoint of this architecture completely"
+    elif method == "awq" and source.model_type not in WITH_AWQ:
+        reason, allowed = "gptqmodel's AWQ has not proved right on this architecture", WITH_AWQ
+    if reason is not None:
+        raise UnsupportedError(reason, allowed=allowed, got=source.architecture, fix="Use backend=llmcompressor")
     sizes = kernel.SUPPORTS_GROUP_SIZE
     if settings["group_size"] not in sizes:
         raise UnsupportedError(

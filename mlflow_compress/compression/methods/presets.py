@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from mlflow_compress.compression.layers import ForLayers
-from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, MethodConfig, register
+from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, Logits, MethodConfig, S, register
 from mlflow_compress.compression.schemes import SCHEMES
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
-
-S = TypeVar("S", bound=MethodConfig)
 
 
 class FourBitFormatConfig(MethodConfig):

@@ -287,12 +287,10 @@ class VllmModel(FileModel):
 class VllmExecution:
     """Runs the passes of one model: its body in vLLM, its head and everything behind it in this process."""
 
+    whole_model_reason: str | None = None
+
     def __init__(self, model: VllmModel) -> None:
         self._model = model
-
-    @property
-    def whole_model_reason(self) -> str | None:
-        return None
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         """Return None: vLLM shares the prefixes of any sequences, in the order of a packed plan."""
