@@ -34,16 +34,12 @@ def _subsets(inputs: MetricInputs, tokens: TokenScores) -> Iterator[tuple[ItemSu
             for code in np.argsort(groups.tasks.astype(str))
         ]
     for subset in subsets:
-        documents = groups.document[subset.rows]
-        trusted = len(np.unique(documents)) >= FEWEST_GROUPS
-        yield subset, partial(_ratio, rows=subset.rows, documents=documents, trusted=trusted)
+        yield subset, partial(_ratio, rows=subset.rows, documents=groups.document[subset.rows])
 
 
-def _ratio(
-    values: Float, transform: Callable[[float], float] = float, *, rows: Int, documents: Int, trusted: bool
-) -> Ratio:
+def _ratio(values: Float, transform: Callable[[float], float] = float, *, rows: Int, documents: Int) -> Ratio:
     sums, sizes = group_sums(values[rows], documents)
-    return Ratio(sums, sizes, transform, trusted=trusted)
+    return Ratio(sums, sizes, transform, trusted=len(sums) >= FEWEST_GROUPS)
 
 
 _key = keys_of("quality", unit="perplexity", low=1.0)
@@ -209,8 +205,7 @@ def _by_context(inputs: MetricInputs, subset: ItemSubset, kl: Float) -> list[Met
     for number in range(first // width, last // width + 1):
         rows = subset.rows[inside := position // width == number]
         if len(rows):
-            trusted = len(np.unique(document[inside])) >= FEWEST_GROUPS
-            mean = _ratio(kl, rows=rows, documents=document[inside], trusted=trusted)
+            mean = _ratio(kl, rows=rows, documents=document[inside])
             name = f"tokens {number * width}-{(number + 1) * width - 1}"
             results += of_subset(inputs, ItemSubset(subset.task, name, rows), {KL: mean})
     return results

@@ -14,7 +14,7 @@ from mlflow_compress.item_families import shared_text
 from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.requirements import PREDICTIONS
-from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
+from mlflow_compress.metrics.stats.arrays import Bool, Int
 from mlflow_compress.metrics.stats.significance import holm
 from mlflow_compress.records import RunRecords
 
@@ -167,7 +167,14 @@ def _argmax(row: Mapping[str, Any]) -> int:
         raise DataError("A harness sample holds a NaN or infinite log-likelihood", got=_identity(row))
     rule, correct = _logged(row, _CHOICE_RULES)
     if rule.startswith("acc_norm"):
-        values = values / _choice_lengths(row, len(values))
+        arguments = row.get("arguments") or {}
+        texts = [arguments.get(f"gen_args_{i}", {}).get("arg_1") for i in range(len(values))]
+        if any(not text for text in texts):
+            raise DataError(
+                "A harness sample lacks the choices that its log-likelihoods are divided by", got=_identity(row)
+            )
+        # The harness counts the choice without its leading delimiter, a space.
+        values = values / np.array([max(len(str(text).removeprefix(" ")), 1) for text in texts], dtype=np.float64)
     pred = int(values.argmax())
     # The target is the index of the right choice but for tasks such as Winogrande, where it is a text.
     target = str(row["target"])
@@ -178,17 +185,6 @@ def _argmax(row: Mapping[str, Any]) -> int:
             fix="Give sample logs as the harness wrote them",
         )
     return pred
-
-
-def _choice_lengths(row: Mapping[str, Any], n: int) -> Float:
-    arguments = row.get("arguments") or {}
-    texts = [arguments.get(f"gen_args_{i}", {}).get("arg_1") for i in range(n)]
-    if any(not text for text in texts):
-        raise DataError(
-            "A harness sample lacks the choices that its log-likelihoods are divided by", got=_identity(row)
-        )
-    # The harness counts the choice without its leading delimiter, a space.
-    return np.array([max(len(str(text).removeprefix(" ")), 1) for text in texts], dtype=np.float64)
 
 
 _COMPARED = {"item": "question", "gold": "gold", "prompt": "prompt", "rule": "scoring rule", "group": "group"}

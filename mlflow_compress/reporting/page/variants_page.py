@@ -318,25 +318,24 @@ def _first_flips(changes: Mapping[str, Any]) -> Table:
     by_variant = zip(changes["variants"], changes["changes"], strict=True)
     listed = [(name, *change) for name, of_variant in by_variant for change in of_variant]
     listed.sort(key=lambda flip: -(changes["items"][flip[1]][8] or -1.0))
-    return changes_table([_flip(changes, *flip) for flip in listed[:_FIRST]])
-
-
-def _flip(
-    changes: Mapping[str, Any], name: str, place: int, kind: str, kl: float | None, side: Mapping[str, Any]
-) -> dict[str, Any]:
-    item_id, task, category, _, prompt, options, gold, _, _, baseline = changes["items"][place]
-    chooses = "choice" in baseline
-    return {
-        "model": name,
-        "task": changes["tasks"][task],
-        "category": None if category is None else changes["categories"][category],
-        "item_id": item_id,
-        "question": prompt,
-        "gold": options[gold] if options and gold is not None else None,
-        "baseline": options[baseline["choice"]] if chooses else baseline.get("text"),
-        "variant": options[side["choice"]] if chooses else side.get("text"),
-        "kind": kind,
-    }
+    flips = []
+    for name, place, kind, _, side in listed[:_FIRST]:
+        item_id, task, category, _, prompt, options, gold, _, _, baseline = changes["items"][place]
+        chooses = "choice" in baseline
+        flips.append(
+            {
+                "model": name,
+                "task": changes["tasks"][task],
+                "category": None if category is None else changes["categories"][category],
+                "item_id": item_id,
+                "question": prompt,
+                "gold": options[gold] if options and gold is not None else None,
+                "baseline": options[baseline["choice"]] if chooses else baseline.get("text"),
+                "variant": options[side["choice"]] if chooses else side.get("text"),
+                "kind": kind,
+            }
+        )
+    return changes_table(flips)
 
 
 def _first_answers(answers: Mapping[str, Any]) -> Table:
