@@ -124,9 +124,8 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
     those that were asked with lists: of long options a sample, because lists cost a server more than the answers. The
     interval is the studentised bootstrap's, where `mean_is_trusted`.
     """
-    bounds = inputs.variant.option_bounds if inputs.variant is not None else None
-    if bounds is None:
-        raise DataError("There are no bounds")
+    assert inputs.variant is not None and inputs.variant.option_bounds is not None  # `requires` has been checked
+    bounds = inputs.variant.option_bounds
     lengths = set(bounds.column("k").tolist())
     if not lengths <= set(BOUNDS):
         return []  # lists that are too short for a bound of their own

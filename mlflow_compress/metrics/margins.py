@@ -17,7 +17,7 @@ from mlflow_compress.metrics.core.requirements import (
     TOKEN_SCORES,
     family,
 )
-from mlflow_compress.metrics.perplexity import corpus_confidence
+from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.flip_model import smallest_kl_to_change
@@ -101,9 +101,10 @@ def token_kl_by_confidence(inputs: MetricInputs) -> Binned | None:
     """Return the mean KL of corpus tokens by bin of the baseline's probability of the target; None without a corpus."""
     if inputs.missing(TOKEN_SCORES, TOKEN_DISTANCES) is not None:
         return None
-    confidence, kl = corpus_confidence(inputs)
-    s = inputs.settings
-    return mean_by_bin(confidence, kl, level=s.level, resamples=s.resamples, seed=s.seed)
+    ours, variant, s = inputs.baseline.token_scores, inputs.variant, inputs.settings
+    assert ours is not None and variant is not None and variant.token_distances is not None  # not missing
+    kl = matched(ours, variant.token_distances, "kl")
+    return mean_by_bin(ours.column("p_target"), kl, level=s.level, resamples=s.resamples, seed=s.seed)
 
 
 def _margin(name: str, direction: Direction, model: str, answers: str) -> MetricKey:

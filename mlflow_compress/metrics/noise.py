@@ -119,8 +119,7 @@ def served_noise(inputs: MetricInputs) -> list[MetricResult]:
     They are measured on the sample of the noise floor, which is that of the baseline: a server that batches, or shares
     its GPU, adds noise of its own. The second time, nothing is taken from what was kept of the first.
     """
-    if inputs.variant is None or inputs.asked_again is None:
-        return []
+    assert inputs.variant is not None and inputs.asked_again is not None  # `requires` has been checked
     itself = MetricInputs(inputs.variant, settings=inputs.settings)
     return _renamed("served/", _of_a_server(), own_distances(itself, inputs.asked_again))
 

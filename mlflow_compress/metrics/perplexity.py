@@ -100,14 +100,6 @@ def statistics(baseline: TokenScores, variant: TokenScores, distances: TokenDist
     )
 
 
-def corpus_confidence(inputs: MetricInputs) -> tuple[Float, Float]:
-    """Return the baseline's probability of each corpus token and the KL there, shapes (n_tokens,)."""
-    ours = _scores(inputs.baseline)
-    assert inputs.variant is not None and inputs.variant.token_distances is not None
-    kl = matched(ours, inputs.variant.token_distances, "kl")
-    return np.asarray(ours.column("p_target"), dtype=np.float64), kl
-
-
 _nats = keys_of("distance", unit="nats", counted="tokens")
 _agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, counted="tokens")
 KL = _nats(
