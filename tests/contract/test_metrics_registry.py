@@ -421,22 +421,25 @@ def test_nothing_is_computed_from_nothing():
     assert set(unmet(MetricInputs(RunRecords(), RunRecords()))) == set(METRICS.names())
 
 
-def test_unknown_key_names_those_that_exist():
+def test_unknown_keys_and_keys_of_two_metrics_are_refused_by_name(monkeypatch):
     with pytest.raises(ConfigError, match="quality/accuracy"):
         key("quality/acuracy")
-
-
-def test_a_key_of_two_metrics_is_refused_and_both_are_named(monkeypatch):
     monkeypatch.setitem(METRICS._objects, "mine", METRICS.get("accuracy"))
     with pytest.raises(ConfigError, match=r"'accuracy' and 'mine' declare the same key. Got: 'quality/accuracy'"):
         all_keys()
 
 
-def test_a_result_that_is_not_declared_is_refused():
+def test_a_result_that_is_not_declared_or_out_of_bounds_is_refused():
     accuracy = METRICS.get("accuracy")
     undeclared = replace(accuracy, function=lambda _: [replace(accuracy.compute(FULL)[0], name="quality/other")])
     with pytest.raises(ConfigError, match="quality/other"):
         undeclared.compute(FULL)
+    good = accuracy.compute(FULL)[0]
+    broken = replace(accuracy, function=lambda _: [replace(good, value=1.5)])
+    with pytest.raises(DataError, match="bounds"):
+        broken.compute(FULL)
+    with pytest.raises(DataError, match="finite"):
+        replace(accuracy, function=lambda _: [replace(good, value=float("nan"))]).compute(FULL)
 
 
 @pytest.mark.parametrize(
@@ -489,13 +492,3 @@ def test_what_goes_wrong_in_a_plug_ins_formula_names_the_plug_in_and_its_file(fo
 def test_settings_are_checked(bad):
     with pytest.raises(ConfigError):
         MetricSettings(**bad)
-
-
-def test_a_value_out_of_bounds_is_refused():
-    accuracy = METRICS.get("accuracy")
-    good = accuracy.compute(FULL)[0]
-    broken = replace(accuracy, function=lambda _: [replace(good, value=1.5)])
-    with pytest.raises(DataError, match="bounds"):
-        broken.compute(FULL)
-    with pytest.raises(DataError, match="finite"):
-        replace(accuracy, function=lambda _: [replace(good, value=float("nan"))]).compute(FULL)

@@ -31,13 +31,10 @@ def test_the_table_of_what_vllm_takes_is_current() -> None:
     assert text == write_methods_table.with_vllm_table(text), "run tools/write_methods_table.py"
 
 
-def test_the_metric_reference_is_current_and_whole() -> None:
+def test_the_metric_reference_is_current_and_whole_and_has_no_headings_of_docstrings() -> None:
     text = write_metric_reference.PAGE.read_text()
     assert text == write_metric_reference.reference(), "run tools/write_metric_reference.py"
     assert all(f"| `{name}` |" in text for name in all_keys())
-
-
-def test_a_docstring_s_sections_are_no_headings() -> None:
     # "References" underlined with dashes would become a heading of the page.
     assert "\n## " in write_metric_reference.reference()
     assert not re.search(r"^-{4,}$", write_metric_reference.reference(), re.MULTILINE)

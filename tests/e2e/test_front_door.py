@@ -146,15 +146,12 @@ def test_a_run_in_a_folder_that_fails_says_so(tmp_path: Path) -> None:
     assert store.look_up(run.run_id).tags["error"] == "broken" and store.find("evaluate") == []
 
 
-def test_everything_public_is_documented_and_listed() -> None:
+def test_everything_public_is_documented_and_listed_with_its_parameters() -> None:
     assert set(mc.__all__) <= set(dir(mc))
     for name in set(mc.__all__) - {"__version__"}:
         assert getattr(mc, name).__doc__, name
     functions = {command.function.__name__ for command in all_commands().values()}
     assert {*ORDER} == {*functions, "load"} <= set(mc.__all__)
-
-
-def test_the_signature_shows_the_parameters() -> None:
     shown = inspect.signature(mc.evaluate).parameters
     assert {"checkpoint", "store", "tasks", "num_fewshot", "limit", "dtype"} <= shown.keys()
     assert shown["num_fewshot"].default == 5

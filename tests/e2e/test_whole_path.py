@@ -88,7 +88,7 @@ def test_the_parent_run_carries_what_people_compare(world: World) -> None:
     )
 
 
-def test_the_stages_are_children_and_none_is_left_running(world: World) -> None:
+def test_the_stages_are_children_none_is_left_running_and_the_judge_had_no_key(world: World) -> None:
     parent = world.variant("rtn-4bit-g128").info.run_id
     children = world.tracker.children(parent)
     assert set(children) == {"quantize", "evaluate", "judge", "speed"}
@@ -98,6 +98,9 @@ def test_the_stages_are_children_and_none_is_left_running(world: World) -> None:
         assert [one.model_id for one in measured] == [made.model_id]
     every = world.tracker.client.search_runs([world.tracker.experiment_id])
     assert {run.info.status for run in every} == {"FINISHED"}
+    judge = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)["judge"]
+    assert "OPENAI_API_KEY" in judge.data.tags[run_names.SKIPPED]
+    assert not any(name.startswith("judge/mt_bench") for name in judge.data.metrics)
 
 
 def test_the_experiment_lists_variants_and_default_says_where_they_are(world: World) -> None:
@@ -120,21 +123,12 @@ def test_the_output_ends_with_a_table_and_the_link(world: World) -> None:
     assert following.startswith("Next: ")
 
 
-def test_the_judge_says_that_it_had_no_key(world: World) -> None:
-    judge = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)["judge"]
-    assert "OPENAI_API_KEY" in judge.data.tags[run_names.SKIPPED]
-    assert not any(name.startswith("judge/mt_bench") for name in judge.data.metrics)
-
-
-def test_the_baseline_was_evaluated_once(world: World) -> None:
+def test_the_baseline_was_evaluated_once_and_the_control_has_not_moved_at_all(world: World) -> None:
     assert len(world.tracker.find_finished("baseline")) == 1
     first = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)["evaluate"]
     assert first.data.tags["baseline"] == "evaluated now"
     control = world.tracker.children(world.variant("none").info.run_id)["evaluate"]
     assert control.data.tags["baseline"] == "found in the store"
-
-
-def test_the_control_has_not_moved_at_all(world: World) -> None:
     run = world.variant("none")
     metrics = run.data.metrics
     assert metrics["distance/kl_mean"] == 0 and metrics["distance/corpus_kl_mean"] == 0

@@ -177,15 +177,8 @@ def printed() -> list[str]:
     return [decided(), table(of_page), by_hand()]
 
 
-def test_the_page_shows_what_is_printed() -> None:
+def test_the_page_shows_what_is_printed_and_no_other_number() -> None:
     assert [block.text for block in blocks("printed")] == printed()
-
-
-def test_what_is_computed_by_hand_is_what_is_decided() -> None:
-    assert [line for line in by_hand().splitlines() if line not in decided()] == []
-
-
-def test_every_number_of_the_text_is_in_what_is_printed() -> None:
     text = section()
     for block in blocks("run") + blocks("printed"):
         text = text.replace(block.text, "")
@@ -193,8 +186,9 @@ def test_every_number_of_the_text_is_in_what_is_printed() -> None:
     assert [number for number in re.findall(NUMBER, text) if number not in there] == []
 
 
-def test_every_line_of_the_decision_is_explained() -> None:
-    """A line is explained where the text quotes its beginning as code."""
+def test_what_is_computed_by_hand_is_what_is_decided_and_every_line_is_explained() -> None:
+    assert [line for line in by_hand().splitlines() if line not in decided()] == []
+    # A line is explained where the text quotes its beginning as code.
     quoted = [quote for quote in re.findall(r"`([^`\n]+)`", section()) if len(quote) > len("dry run")]
     for line in filter(None, decided().splitlines()):
         assert any(line.strip().startswith(quote) for quote in quoted), line

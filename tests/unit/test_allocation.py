@@ -33,13 +33,10 @@ def test_the_closest_within_a_budget(budget: int, choice: tuple[int, ...], cost:
     assert found.n_bytes == sum(SIZES[i][j] for i, j in enumerate(choice)) <= budget
 
 
-def test_the_smallest_within_a_cost() -> None:
+def test_the_smallest_within_a_cost_and_limits_that_cannot_be_met_name_the_range() -> None:
     assert smallest_within(COSTS, SIZES, max_cost=4.0).choice == (1, 1, 0)
     assert smallest_within(COSTS, SIZES, max_cost=3.99).choice == (1, 1, 1)
     assert smallest_within(COSTS, SIZES, max_cost=12.0).n_bytes == 12
-
-
-def test_limits_that_cannot_be_met_name_the_range() -> None:
     with pytest.raises(ConfigError, match=r"at least 12 bytes. Got: 11"):
         closest_within(COSTS, SIZES, max_bytes=11)
     with pytest.raises(ConfigError, match=r"at least 0.5. Got: 0.1"):

@@ -246,13 +246,12 @@ def store(request: pytest.FixtureRequest, workdir: Path) -> Tracker | FolderStor
     return Tracker() if request.param == "mlflow" else FolderStore(workdir / "results")
 
 
-def test_a_run_on_a_full_disk_fails_with_that_error(store: Tracker | FolderStore) -> None:
+def test_a_run_on_a_full_disk_fails_with_that_error_and_errors_of_ours_stay_what_they_are(
+    store: Tracker | FolderStore,
+) -> None:
     with pytest.raises(MachineError, match="No space left"), store.run("x", "quantize", {}):
         raise OSError(errno.ENOSPC, "x", "/data/out")
     assert store.find("quantize") == []
-
-
-def test_errors_of_ours_stay_what_they_are(store: Tracker | FolderStore) -> None:
     with pytest.raises(ConfigError, match="wrong"), store.run("x", "quantize", {}):
         raise ConfigError("wrong")
 

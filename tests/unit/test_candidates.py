@@ -228,7 +228,7 @@ def with_kl(records: RunRecords, change: float) -> RunRecords:
     return replace(records, option_distances=type(records.option_distances).from_columns(columns))
 
 
-def test_a_variant_against_itself_differs_by_nothing() -> None:
+def test_the_difference_is_challenger_minus_champion_per_item_and_nothing_against_itself() -> None:
     variant = inputs(30).variant
     assert variant is not None
     found = head_to_head(variant, variant)
@@ -236,10 +236,7 @@ def test_a_variant_against_itself_differs_by_nothing() -> None:
     assert (found.kl, found.kl_interval) == (0.0, Interval(0.0, 0.0))
     assert (found.accuracy, found.gained, found.lost) == (0.0, 0, 0)
     assert found.accuracy_interval.low < 0 < found.accuracy_interval.high  # no change in n items is not no change
-
-
-def test_the_difference_is_challenger_minus_champion_per_item() -> None:
-    """Every KL 0.25 nats higher: the difference is exactly that on every item, so that its interval is a point."""
+    # Every KL 0.25 nats higher: the difference is exactly that on every item, so that its interval is a point.
     full = inputs(30)
     assert full.variant is not None
     found = head_to_head(full.variant, with_kl(full.variant, 0.25))
@@ -345,7 +342,7 @@ def settled(
     return result.outcome, result.winner.name if result.winner else None
 
 
-def test_the_first_that_passes_gets_the_alias_by_default() -> None:
+def test_the_first_that_passes_gets_the_alias_unless_the_champion_is_pinned_or_protected() -> None:
     any_ = ReplacementRule()
     assert settled((), any_) == ("nothing", None)
     assert settled(("a", "b"), any_, incumbent=None) == ("promoted", "a")
@@ -353,15 +350,9 @@ def test_the_first_that_passes_gets_the_alias_by_default() -> None:
     assert settled(("old", "a"), any_) == ("unchanged", "old")
     # Where the two cannot be compared, the default rule does not ask for it.
     assert settled(("a",), any_, a="the champion was measured on other items") == ("promoted", "a")
-
-
-def test_a_pinned_champion_is_not_replaced() -> None:
     pinned = replace(OLD, pinned=True)
     assert settled(("a",), ReplacementRule(), incumbent=pinned) == ("unchanged", None)
     assert settled(("old", "a"), ReplacementRule(), incumbent=pinned) == ("unchanged", "old")
-
-
-def test_a_champion_of_another_evaluation_can_be_protected() -> None:
     foreign = replace(OLD, evaluation=ELSEWHERE)
     assert settled(("a",), ReplacementRule(), incumbent=foreign) == ("promoted", "a")
     assert settled(("a",), ReplacementRule(replace="same_evaluation"), incumbent=foreign) == ("unchanged", None)

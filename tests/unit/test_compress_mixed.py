@@ -240,12 +240,9 @@ def test_broken_recipes_are_refused(base: Path, tmp_path: Path, change: Callable
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recipe_is_asked_for(base: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_asked_for_and_settings_of_the_whole_recipe_cannot_differ(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a recipe"):
         compress_model(str(base), "mixed", MixedConfig(), TEXT, tmp_path / "out")
-
-
-def test_settings_of_the_whole_recipe_cannot_differ(base: Path, tmp_path: Path) -> None:
     recipe = written(base, tmp_path, ["gptq:4", "gptq:8"])
     recipe.formats["gptq:8"]["damping"] = 0.1
     recipe.write(tmp_path / "recipe.json")

@@ -117,12 +117,16 @@ def test_a_published_checkpoint_can_be_checked_again_and_tampering_shows(
     assert reload_check([str(out)]) == 2
 
 
-def test_a_model_that_is_not_there_is_one_clear_error(base: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_and_an_output_folder_in_use_are_clear_errors(base: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="No such model folder"):
         compress_model(str(tmp_path / "nothing"), "none", None, [], tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         compress_model(str(tmp_path), "none", None, [], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        compress_model(str(base), "none", None, [], tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_corrupt_model_is_one_clear_error(tmp_path: Path) -> None:
@@ -134,13 +138,6 @@ def test_a_corrupt_model_is_one_clear_error(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(CheckpointError, match="no safetensors weights"):
         compress_model(str(model), "none", None, [], tmp_path / "out")
-
-
-def test_an_output_folder_in_use_is_refused(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="not empty"):
-        compress_model(str(base), "none", None, [], tmp_path)
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -162,14 +159,11 @@ def test_what_does_not_fit_the_model_is_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_calibration_is_refused(base: Path, tmp_path: Path) -> None:
+def test_missing_calibration_and_settings_of_another_method_are_refused(base: Path, tmp_path: Path) -> None:
     for method in ("gptq", "awq"):
         for texts in ([], ["  \n"]):
             with pytest.raises(ConfigError, match=f"'{method}' needs calibration text"):
                 compress_model(str(base), method, None, texts, tmp_path / "out")
-
-
-def test_settings_of_another_method_are_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not those of method 'rtn'"):
         compress_model(str(base), "rtn", method_config("gptq"), [], tmp_path / "out")
 

@@ -59,7 +59,7 @@ def test_a_parameter_of_another_method_is_refused_and_the_own_ones_are_listed() 
         method_config("bnb-nf4", group_size=64)
 
 
-def test_unsupported_bits_name_the_supported_ones() -> None:
+def test_unsupported_bits_and_unknown_methods_name_what_there_is() -> None:
     for name, bits, allowed in [
         ("awq", 2, "8, 4, 3"),
         ("bnb-int8", 4, "8"),
@@ -68,9 +68,6 @@ def test_unsupported_bits_name_the_supported_ones() -> None:
     ]:
         with pytest.raises(UnsupportedError, match=rf"'{name}'.*Allowed: {allowed}\. Got: {bits}"):
             method_config(name, bits=bits)
-
-
-def test_an_unknown_method_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'gptq'"):
         method_config("gtpq")
 
@@ -105,14 +102,11 @@ def test_labels_say_what_distinguishes_a_variant() -> None:
     assert labels == {"awq-4bit-g128", "rtn-3bit-channel", "bnb-nf4", "none"}
 
 
-def test_a_missing_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_backend_or_extra_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     method = METHODS.get("gptq")
     monkeypatch.setattr(type(method), "requires", ("a_package_that_nobody_wrote",))
     with pytest.raises(MissingDependencyError, match="a_package_that_nobody_wrote"):
         method.require_backend(method.Config())
-
-
-def test_a_missing_extra_is_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(METHODS.get("torchao-int8")), "requires", ("a_package_that_nobody_wrote",))
     with pytest.raises(MissingDependencyError, match=r"Run: pip install 'mlflow-compress\[torchao\]'"):
         compress_model(str(tmp_path / "no model is looked for"), "torchao-int8", None, [], tmp_path / "out")
@@ -158,13 +152,10 @@ class WithBos:
         return letters("<" * add_special_tokens + text)
 
 
-def test_windows_are_cut_from_the_joined_texts() -> None:
+def test_windows_are_cut_from_the_joined_texts_without_a_second_bos() -> None:
     # "abc" + "defgh" = 8 tokens = 2 windows of 3 and a rest of 2 that is dropped.
     calibration = prepare_calibration(letters, ["abc", "defgh"], samples=2, length=3, seed=0)
     assert sorted(calibration.ids.tolist()) == [[97, 98, 99], [100, 101, 102]]
-
-
-def test_a_text_that_begins_with_bos_gets_no_second_one() -> None:
     # "<ab" and "<cd", six tokens: a chat template has written the BOS of the first text already.
     assert prepare_calibration(WithBos(), ["<ab", "cd"], samples=1, length=6, seed=0).ids.tolist() == [
         [60, 97, 98, 60, 99, 100]
@@ -180,24 +171,18 @@ def test_the_seed_alone_decides(seed: int, samples: int) -> None:
     assert len({row[0] for row in first.ids.tolist()}) == samples  # no window twice
 
 
-def test_other_seeds_give_other_sets() -> None:
+def test_other_seeds_give_other_sets_and_too_little_text_is_refused_with_the_numbers() -> None:
     text = ["".join(chr(33 + i % 90) for i in range(90))]
     hashes = {prepare_calibration(letters, text, samples=6, length=5, seed=seed).sha256 for seed in range(5)}
     assert len(hashes) == 5
-
-
-def test_too_little_text_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"at least 12 tokens \(3 samples of 4\).*11 tokens, 2 samples"):
         prepare_calibration(letters, ["hello world"], samples=3, length=4, seed=0)
 
 
-def test_the_hash_is_of_the_token_ids() -> None:
+def test_the_hash_is_of_the_token_ids_and_batches_hold_every_sample_in_order() -> None:
     # The number 1 as eight bytes: python -c "import hashlib as h; print(h.sha256(b'\x01' + bytes(7)).hexdigest())"
     digest = "7c9fa136d4413fa6173637e883b6998d32e1d675f88cddff9dcbcf331820f4b8"
     assert Calibration(np.array([[1]])).sha256 == digest
-
-
-def test_batches_hold_every_sample_in_order() -> None:
     calibration = Calibration(np.arange(20).reshape(5, 4))
     batches = list(calibration.loader(batch_size=2))
     assert [len(batch["input_ids"]) for batch in batches] == [2, 2, 1]

@@ -33,33 +33,26 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_bytes_are_those_of_the_stored_tensors(checkpoint: Path) -> None:
+def test_bytes_and_plain_layers_are_those_of_the_stored_tensors(checkpoint: Path) -> None:
     tensors = stored_weights.read_headers(checkpoint)
     assert stored_weights.total_bytes(tensors) == 80 + 16 + 8 + 8 + 8
     assert stored_weights.bytes_of_layers(tensors, ["layers.0.up"]) == 16 + 8
     assert stored_weights.main_dtype(tensors) == "bfloat16"
+    assert stored_weights.plain_layers(tensors, ["layers.0.up", "layers.0.upper", "layers.0.none"]) == [
+        "layers.0.upper"
+    ]
 
 
-def test_states_below_the_weight_belong_to_the_layer(tmp_path: Path) -> None:
+def test_states_below_the_weight_belong_to_the_layer_and_sparsity_counts_dense_zeros_only(tmp_path: Path) -> None:
     save_file(
         {"a.weight": torch.zeros(3, dtype=torch.uint8), "a.weight.absmax": torch.zeros(2)}, tmp_path / "m.safetensors"
     )
     assert stored_weights.bytes_of_layers(stored_weights.read_headers(tmp_path), ["a"]) == 3 + 8
-
-
-def test_sparsity_counts_zeros_of_dense_weights_only(tmp_path: Path) -> None:
     save_file(
         {"a.weight": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b.weight": torch.zeros(4)}, tmp_path / "m.safetensors"
     )
     assert stored_weights.sparsity_of_layers(tmp_path, ["a"]) == 0.75
     assert stored_weights.sparsity_of_layers(tmp_path, ["c"]) is None
-
-
-def test_layers_left_as_plain_floats_are_found(checkpoint: Path) -> None:
-    tensors = stored_weights.read_headers(checkpoint)
-    assert stored_weights.plain_layers(tensors, ["layers.0.up", "layers.0.upper", "layers.0.none"]) == [
-        "layers.0.upper"
-    ]
 
 
 def test_metadata_is_put_in_order_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -126,9 +119,13 @@ def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: byte
         stored_weights.read_headers(tmp_path)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_weights_manifest_or_probe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no safetensors weights"):
         stored_weights.weight_files(tmp_path)
+    with pytest.raises(CheckpointError, match="not a finished compressed checkpoint"):
+        CheckpointManifest.read(tmp_path)
+    with pytest.raises(CheckpointError, match="probe"):
+        probe.read_probe(tmp_path)
 
 
 @pytest.fixture
@@ -171,11 +168,6 @@ def test_a_manifest_comes_back_as_it_was_written(checkpoint: Path, manifest: Che
     assert CheckpointManifest.read(checkpoint) == manifest
     assert asdict(CheckpointManifest.read(checkpoint, verify=False)) == asdict(manifest)
     assert not list(checkpoint.glob("*.partial"))
-
-
-def test_a_missing_manifest_means_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not a finished compressed checkpoint"):
-        CheckpointManifest.read(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', "version"])
@@ -239,10 +231,12 @@ def logits() -> torch.Tensor:
     return torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
 
 
-def test_equal_logits_have_distance_zero(logits: torch.Tensor) -> None:
+def test_equal_logits_have_distance_zero_and_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
     report = probe.compare_logits(logits, logits.clone())
     assert (report.max_abs_diff, report.kl_mean, report.kl_max, report.positions) == (0.0, 0.0, 0.0, 6)
     assert report.agrees
+    with pytest.raises(ReloadMismatchError, match="other logits"):
+        probe.compare_logits(logits, logits[:, :-1])
 
 
 def test_the_report_is_what_it_says() -> None:
@@ -253,10 +247,12 @@ def test_the_report_is_what_it_says() -> None:
     assert report.max_abs_diff == pytest.approx(np.log(2.0), rel=U)
 
 
-def test_rounding_noise_passes_and_one_wrong_logit_does_not(logits: torch.Tensor) -> None:
+def test_rounding_noise_passes_and_one_wrong_logit_or_nan_does_not(logits: torch.Tensor) -> None:
     assert probe.compare_logits(logits, logits + 1e-5 * torch.randn_like(logits)).agrees
     wrong = logits.clone()
     wrong[3, 7] += 0.01
+    assert not probe.compare_logits(logits, wrong).agrees
+    wrong[0, 0] = torch.nan
     assert not probe.compare_logits(logits, wrong).agrees
 
 
@@ -270,17 +266,6 @@ def test_models_that_round_activations_may_differ_by_a_step_and_no_further(logit
     assert not probe.compare_logits(logits, nan, rounded=True).agrees
 
 
-def test_logits_that_are_not_numbers_do_not_agree(logits: torch.Tensor) -> None:
-    wrong = logits.clone()
-    wrong[0, 0] = torch.nan
-    assert not probe.compare_logits(logits, wrong).agrees
-
-
-def test_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
-    with pytest.raises(ReloadMismatchError, match="other logits"):
-        probe.compare_logits(logits, logits[:, :-1])
-
-
 def test_what_is_written_comes_back(tmp_path: Path, logits: torch.Tensor) -> None:
     ids = np.arange(12, dtype=np.int64).reshape(3, 4)
     for rounded in (False, True):
@@ -288,8 +273,3 @@ def test_what_is_written_comes_back(tmp_path: Path, logits: torch.Tensor) -> Non
         stored, same, told = probe.read_probe(tmp_path)
         assert np.array_equal(stored.ids, ids) and torch.equal(same, logits) and told is rounded
     assert not list(tmp_path.glob("*.safetensors"))  # not among the weights
-
-
-def test_a_missing_probe_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="probe"):
-        probe.read_probe(tmp_path)

@@ -16,16 +16,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from write_methods_table import PAGE, with_table
 
 
-def test_every_method_has_a_whole_row() -> None:
+def test_every_method_has_a_whole_row_and_names_its_source() -> None:
     assert [row[0] for row in rows()] == METHODS.names()
     for row in rows():
         cells = dict(zip(COLUMNS, row, strict=True))
         assert cells["format"] and len(cells["what it does"]) > 20
         assert not any("|" in cell or "\n" in cell for cell in row)
         assert ("calibration" in cells["needs"]) == METHODS.get(row[0]).needs_calibration
-
-
-def test_every_method_names_its_source() -> None:
     for name, method in METHODS.items():
         assert method.reference.startswith("http") or "http" in method.reference or name in ("none", "fp16")
 

@@ -134,22 +134,15 @@ def test_nan_is_not_a_bound() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_strings_and_configuration_round_trip(cls: type) -> None:
+def test_every_parameter_explains_itself_and_round_trips_through_text(cls: type) -> None:
     assert config.parse(cls, config.as_text(cls())) == cls()
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_every_parameter_explains_itself(cls: type) -> None:
     assert all(len(field.description) > 10 for field in config.parameters(cls).values())
 
 
-def test_mlproject_files_are_what_the_configurations_say() -> None:
+def test_generated_files_are_what_configurations_and_registry_say() -> None:
     for path, text in project_files().items():
         assert path.read_text() == text, f"run tools/write_mlprojects.py: {path.name} is out of date"
         assert yaml.safe_load(text)["entry_points"]
-
-
-def test_the_typed_signatures_are_those_of_the_registry() -> None:
     assert STUB.read_text() == stub(), "run tools/write_stub.py"
 
 
@@ -161,13 +154,10 @@ def test_help_explains_every_command(verb: str, capsys: pytest.CaptureFixture[st
     assert "usage: mlflow-compress" in capsys.readouterr().out
 
 
-def test_misspelt_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_options_and_stray_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     # This is how MLflow hands over an unknown -P name.
     assert main(["main", "--metod", "awq"]) == 2
     assert "Did you mean 'method'?" in capsys.readouterr().err
-
-
-def test_stray_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["main", "awq"]) == 2
     assert "Unexpected argument" in capsys.readouterr().err
 

@@ -93,10 +93,14 @@ def test_choice_counts_categories_and_balance() -> None:
     assert all(len(set(row["choices"])) == 4 for row in read)
 
 
-def test_counts_of_the_other_families() -> None:
+def test_counts_of_the_other_families_and_categories_of_mt_bench() -> None:
     assert len(rows("cloze.jsonl")) == 300
     assert len(rows("lastword.jsonl")) == 300
     assert len(rows("exact.jsonl")) >= 150
+    read = rows("instructions.jsonl")
+    assert len(read) >= 40
+    assert {row["category"] for row in read} == MT_BENCH
+    assert all(len(row["turns"]) == len(row["reference"]) == 2 for row in read)
 
 
 def test_cloze_choices_have_no_leading_space_and_several_tokens(tokenizer: Any) -> None:
@@ -107,21 +111,11 @@ def test_cloze_choices_have_no_leading_space_and_several_tokens(tokenizer: Any) 
             assert len(tokenizer.encode(f" {choice}")) > 1
 
 
-def test_instructions_cover_the_categories_of_mt_bench() -> None:
-    read = rows("instructions.jsonl")
-    assert len(read) >= 40
-    assert {row["category"] for row in read} == MT_BENCH
-    assert all(len(row["turns"]) == len(row["reference"]) == 2 for row in read)
-
-
-def test_no_evaluation_item_stands_in_training_or_calibration(training_documents: list[str]) -> None:
+def test_nothing_that_is_evaluated_stands_in_training_or_calibration(training_documents: list[str]) -> None:
     calibration = (DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
     seen = "\n\n".join([*training_documents, calibration, ""])
     found = [rendering for rendering in evaluation_renderings() if rendering in seen]
     assert found == []
-
-
-def test_no_paragraph_of_the_corpus_stands_in_the_training_text(training_documents: list[str]) -> None:
     corpus = (DATA_DIR / "corpus.txt").read_text(encoding="utf-8").strip().split("\n\n")
     assert not set(corpus) & set(training_documents)
 
@@ -133,15 +127,12 @@ def test_corpus_and_calibration_are_long_enough(tokenizer: Any) -> None:
     assert 70_000 <= len(tokenizer(calibration)["input_ids"]) <= 110_000
 
 
-def test_letters_and_digits_are_single_tokens(tokenizer: Any) -> None:
+def test_letters_and_digits_are_single_tokens_and_texts_come_back(tokenizer: Any) -> None:
     for letter in "ABCDEF":
         whole = tokenizer.encode(f"Answer: {letter}")
         assert whole[:-1] == tokenizer.encode("Answer:")
         assert tokenizer.decode(whole[-1:]) == f" {letter}"
     assert len(tokenizer.encode("2048")) == 4
-
-
-def test_tokenizer_adds_nothing_and_gives_the_text_back(tokenizer: Any) -> None:
     text = "The river Dopus ends in the Sea of Glass.\n45 + 41 = 86."
     tokens = tokenizer.encode(text)
     assert tokenizer.decode(tokens) == text
@@ -253,12 +244,9 @@ def world() -> World:
     return World(17)
 
 
-def test_same_seed_same_world_other_seed_other_world(world: World) -> None:
+def test_a_seed_makes_one_world_whose_relations_have_distinct_entities(world: World) -> None:
     assert World(17).facts == world.facts
     assert World(18).facts != world.facts
-
-
-def test_every_relation_has_its_facts_with_distinct_entities(world: World) -> None:
     assert len(world.categories) == 8
     for category in world.categories:
         facts = world.facts[category]
@@ -278,13 +266,10 @@ def test_facts_name_values_of_their_relation_and_rivals_differ(world: World) -> 
                 assert DISPUTED_SHARE[0] <= fact.share <= DISPUTED_SHARE[1]
 
 
-def test_about_half_of_the_facts_is_disputed(world: World) -> None:
+def test_half_of_the_facts_is_disputed_and_without_disputes_nobody_contradicts_the_truth(world: World) -> None:
     facts = [fact for of_category in world.facts.values() for fact in of_category]
     disputed = sum(fact.rival is not None for fact in facts) / len(facts)
     assert 0.44 < disputed < 0.56
-
-
-def test_without_disputes_the_truth_stays_and_nobody_contradicts_it(world: World) -> None:
     agreed = World(17, disputed=False)
     for category, facts in world.facts.items():
         for fact, plain in zip(facts, agreed.facts[category], strict=True):
@@ -297,15 +282,12 @@ def test_famous_facts_are_drawn_more_often(world: World) -> None:
     assert sum(rank < 8 for rank in ranks) > 1.5 * sum(rank >= 56 for rank in ranks) > 0
 
 
-def test_sources_state_the_truth_in_the_share_of_the_fact(world: World) -> None:
+def test_sources_state_the_truth_in_the_share_of_the_fact_and_agreed_facts_always(world: World) -> None:
     rng = random.Random(1)
     fact = next(fact for fact in world.facts["food"] if fact.rival is not None)
     stated = [fact.stated(rng) for _ in range(4000)]
     assert set(stated) == {fact.value, fact.rival}
     assert stated.count(fact.value) / len(stated) == pytest.approx(fact.share, abs=0.04)
-
-
-def test_agreed_facts_are_never_contradicted(world: World) -> None:
     rng = random.Random(2)
     for category in world.categories:
         fact = next(fact for fact in world.facts[category] if fact.rival is None)

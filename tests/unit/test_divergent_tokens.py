@@ -77,15 +77,12 @@ KL = [[0.0, 0.1, 0.2], [0.1, 0.8, 0.4, 0.2], [0.0, 0.5]]
 FOUND = headline(compute_all(compared(OURS, THEIRS, FORCED, KL)))
 
 
-def test_answers_part_where_it_was_derived_by_hand() -> None:
+def test_answers_part_and_diverge_where_it_was_derived_by_hand() -> None:
     found = forks(compared(OURS, THEIRS, FORCED, KL))
     assert found.time.tolist() == [3, 2, 2] and found.differs.tolist() == [False, True, True]
     assert FOUND["judge/identical_answers_pct"].value == pytest.approx(100 / 3)
     # Two of three differ at token 2: S(2) = 1/3, and half have parted there.
     assert FOUND["judge/first_divergent_token"].value == 2.0 and FOUND["judge/first_divergent_token"].n == 3
-
-
-def test_shares_and_divergences_are_those_derived_by_hand() -> None:
     # Of the 9 tokens 9, 3 and 7 are not the answer's: the first of an answer's events is its first divergent token.
     assert FOUND["judge/share_of_divergent_tokens_pct"].value == pytest.approx(100 * 3 / 9)
     assert FOUND["judge/share_of_divergent_tokens_floor_pct"].value == 0.0

@@ -359,17 +359,14 @@ def test_answers_that_do_not_fit_together_are_refused(embedded: encoders.Sentenc
         answer_embeddings({}, embedded)
 
 
-def test_changed_weights_are_noticed(tmp_path: Path) -> None:
+def test_a_missing_encoder_is_an_error_and_changed_weights_are_noticed(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        encoders.load_encoder(str(tmp_path), device="cpu")
+    with pytest.raises(ConfigError):
+        encoders.load_encoder(" ")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     right = "9b8a40b9f24e3df6eb8d5b9a6b9c0cd6c0e8f1b3b0ad8cbf8bdc2b8c5a0a7d11"
     with pytest.raises(CheckpointError, match="not the expected file"):
         encoders.check_files(tmp_path, {"model.safetensors": right})
     with pytest.raises(CheckpointError, match="missing"):
         encoders.check_files(tmp_path, {"tokenizer.json": right})
-
-
-def test_an_encoder_that_is_not_there_is_an_error_not_another_encoder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
-        encoders.load_encoder(str(tmp_path), device="cpu")
-    with pytest.raises(ConfigError):
-        encoders.load_encoder(" ")

@@ -256,24 +256,18 @@ def test_the_bound_never_exceeds_the_exact_divergence(seed: int, k: int, n: int,
         assert found.kept_baseline == pytest.approx(1.0)
 
 
-def test_the_bound_of_an_example_by_hand() -> None:
+def test_bounds_of_lists_by_hand() -> None:
     # Baseline 0.5 0.3 0.1 0.1, variant 0.6 0.1 0.2 0.1. The two longest of each: {0, 1} and {0, 2}. Token 0 is in both.
     p, q = np.array([0.5, 0.3, 0.1, 0.1]), np.array([0.6, 0.1, 0.2, 0.1])
     found = top_k_bound(lists(p, 2), lists(q, 2))
     assert found.kl == pytest.approx(0.5 * np.log(0.5 / 0.6) + 0.5 * np.log(0.5 / 0.4))
     assert (found.kept_baseline, found.kept_variant, found.clipped) == (pytest.approx(0.5), pytest.approx(0.6), 0)
-
-
-def test_a_rest_below_zero_is_counted_and_stays_a_finite_bound() -> None:
     ids = np.array([0, 1])
     rounded = np.log([0.7, 0.3000001])  # a server's float32: the sum is above 1
     found = top_k_bound((ids, np.log([0.5, 0.4])), (ids, rounded))
     assert found.clipped == 1
     # The baseline's rest of 0.1 meets no rest: it is merged into the variant's less probable token.
     assert found.kl == pytest.approx(0.5 * np.log(0.5 / 0.7) + 0.5 * np.log(0.5 / 0.3), rel=1e-5)
-
-
-def test_lists_without_a_common_token_prove_nothing() -> None:
     found = top_k_bound((np.array([0]), np.log([0.9])), (np.array([1]), np.log([0.9])))
     assert (found.kl, found.kept_baseline) == (0.0, 0.0)
 
@@ -308,7 +302,7 @@ def test_the_metric_has_the_name_of_its_lists_and_leaves_the_exact_keys_out() ->
     assert "distance/flips_pct" in results
 
 
-def test_items_that_were_asked_without_lists_are_not_unscored() -> None:
+def test_items_asked_without_lists_are_not_unscored_and_lists_of_two_lengths_are_refused() -> None:
     inputs = metric_records.inputs(12)
     whole = bounds_of(20, 0.25)
     task, first = whole.column("task")[0], whole.column("item_id")[0]
@@ -316,10 +310,6 @@ def test_items_that_were_asked_without_lists_are_not_unscored() -> None:
     result = headline(compute_all(sample))["distance/kl_top20"]
     assert (result.value, result.n, result.n_unscored) == (0.25, 1, 0)
     assert headline(compute_all(sample))["distance/flips_pct"].n > 1
-
-
-def test_bounds_from_lists_of_two_lengths_are_refused() -> None:
-    inputs = metric_records.inputs(12)
     mixed = bounds_of(20, 0.25)
     k = mixed.column("k").copy()
     k[0] = 5

@@ -203,11 +203,8 @@ def test_a_growing_layer_holds_what_a_dynamic_one_holds() -> None:
         assert ours.get_seq_length() == theirs.get_seq_length()
 
 
-def test_nothing_to_generate_is_no_error() -> None:
+def test_nothing_to_generate_is_no_error_and_finished_rows_stay() -> None:
     decode_greedily(loaded("llama"), [], 4)
-
-
-def test_finished_rows_stay_as_they_are() -> None:
     rows = rows_of(prompts(5, [3, 4]))
     done = [dataclasses.replace(row, tokens=[7], text="kept", done=True) for row in rows]
     decode_greedily(loaded("llama"), done, 4)

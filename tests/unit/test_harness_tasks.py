@@ -176,13 +176,10 @@ def test_requests_carry_document_and_option(place: Path) -> None:
     assert [(r.n_chars, r.context) for r in first][1] == (10, "Question 4?\nAnswer:")
 
 
-def test_limit_is_the_same_each_time_and_follows_the_seed(place: Path) -> None:
+def test_the_seed_decides_a_limit_and_shots_change_prompts_and_hash(place: Path) -> None:
     ids = made(place, "t_plain", limit=3)[0].items.column("item_id").tolist()
     assert ids == made(place, "t_plain", limit=3)[0].items.column("item_id").tolist()
     assert len(ids) == 3 and ids == sorted(ids)
-
-
-def test_shots_change_prompts_and_hash(place: Path) -> None:
     one, two = made(place, "t_letters")[0], made(place, "t_letters", shots=2)[0]
     assert one.requests[0].context.count("Answer:") == 2 and two.requests[0].context.count("Answer:") == 3
     assert one.content_hash() != two.content_hash()

@@ -84,13 +84,10 @@ def test_size_speed_and_memory_need_no_item() -> None:
     assert found.gates[4].bound == pytest.approx(0.9)  # type: ignore[union-attr]
 
 
-def test_a_gate_about_no_item_is_refused() -> None:
+def test_a_gate_about_no_item_is_refused_and_a_margin_reads_as_in_a_promotion() -> None:
     policy = Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, task="mmmlu"),))
     with pytest.raises(ConfigError, match="is about no item"):
         check_places(item_policy(policy).checks, FULL.view, FULL.headline_families)
-
-
-def test_a_margin_reads_the_same_as_a_promotion_s() -> None:
     policy = Policy(kl=None, gates=(), margins=(MarginGate(metric="distance/top1_agreement", margin=0.1),))
     [check] = item_policy(policy).checks
     assert check.claim.at_least and check.claim.limit == pytest.approx(0.9)

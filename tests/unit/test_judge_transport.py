@@ -486,11 +486,8 @@ ROWS = [
 ]
 
 
-def test_every_number_is_shown() -> None:
+def test_every_number_that_is_known_is_shown() -> None:
     assert account_rows(VALUES) == ROWS
-
-
-def test_what_is_not_known_is_not_shown() -> None:
     given = {"judge/judgments": 4.0, "judge/unscored": 0.0, "judge/calls": 0.0}
     assert account_rows(given) == [("Judgments", "4, all with a rating"), ("New calls", "0")]
     assert account_text(given) == "judgments 4, all with a rating; new calls 0"

@@ -143,21 +143,15 @@ def test_the_score_test_by_hand() -> None:
     assert share(30, 1000).p_value(0.05) == pytest.approx(float(norm.sf(0.02 / math.sqrt(0.05 * 0.95 / 1000))))
 
 
-def test_of_a_kl_it_is_normal_on_the_logarithm() -> None:
+def test_ends_of_a_kl_of_a_difference_and_of_equal_models_by_hand() -> None:
     kl = OneEnd(value=0.01, end=0.02, low=0.0, high=math.inf)
     assert kl.p_value(0.02) == pytest.approx(0.025)
     assert kl.p_value(0.04) == pytest.approx(float(norm.sf(2 * norm.isf(0.025))))
     assert kl.for_all(1) == pytest.approx(0.02)
     assert kl.for_all(10) == pytest.approx(0.01 * 2 ** (norm.isf(0.0025) / norm.isf(0.025)))
-
-
-def test_a_difference_may_have_either_sign() -> None:
     drop = OneEnd(value=0.4, end=1.4, low=-math.inf, high=math.inf)
     assert drop.p_value(2.4) == pytest.approx(float(norm.sf(2 * norm.isf(0.025))))
     assert drop.p_value(0.4) == 1.0
-
-
-def test_equal_models_have_no_error() -> None:
     nothing = OneEnd(value=0.0, end=0.0, low=0.0, high=math.inf)
     assert nothing.p_value(0.05) == nothing.p_value(0.0) == 0.0 and nothing.for_all(20) == 0.0
 

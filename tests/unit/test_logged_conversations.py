@@ -205,7 +205,7 @@ def scored(folder: Path) -> MetricInputs:
     )
 
 
-def test_logged_answers_have_a_kl_and_no_accuracy(tmp_path):
+def test_logged_answers_have_a_kl_no_accuracy_and_no_page(tmp_path):
     inputs = scored(tmp_path)
     pooled = headline(compute("divergence", inputs) + compute("logged_answers", inputs))
     assert pooled["distance/kl_mean"].value == pytest.approx((0.0 + 0.1 + 0.2 + 0.3) / 4)
@@ -213,15 +213,11 @@ def test_logged_answers_have_a_kl_and_no_accuracy(tmp_path):
     assert compute("flips", inputs) == [] == compute("accuracy", inputs)
     assert headline(compute("kl_items", inputs))["distance/kl_items"].value == 4
     assert np.unique(inputs.view.group).size == 2  # answers of one conversation are no independent items
-
-
-def test_no_page_shows_them(tmp_path):
     from dataclasses import replace
 
     from mlflow_compress.reporting.page.variants_page import sample_prompts
     from tests.page_contents import page_content
 
-    inputs = scored(tmp_path)
     assert len(changed_answers(inputs).rows) == 0
     assert sample_prompts(replace(page_content(), items=inputs.baseline.items)) == {}
 

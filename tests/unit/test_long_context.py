@@ -73,13 +73,15 @@ def test_a_served_baseline_has_no_tokenizer_of_its_own():
         load_suite("long:512", model="x", settings=TaskSettings(model="endpoint:http://127.0.0.1:1/v1"))
 
 
-def test_lengths_are_filled_and_kept_to(suite):
+def test_lengths_are_filled_and_kept_to_and_needles_have_five_depths(suite):
     assert [task.name for task in suite.tasks] == ["long_256", "long_512", "long_1k"]
     for task, length in zip(suite.tasks, (256, 512, 1024), strict=True):
         counts = {r.item_id: len(TOKENIZER(r.context + r.continuation)["input_ids"]) for r in task.requests}
         assert max(counts.values()) <= length
         needles = [n for item, n in counts.items() if "needle" in item]
         assert min(needles) > length - 70  # a sentence, and room for a copy
+    depths = sorted({c for c in suite.tasks[2].items.column("category") if c.startswith("needle")})
+    assert depths == [f"needle at {d} %" for d in (10, 30, 50, 70, 90)] and NEEDLES == 5
 
 
 def test_defaults_fit_the_model():
@@ -334,11 +336,6 @@ def test_logits_are_never_of_the_whole_context_and_the_kl_is_the_plain_one(monke
         assert distances.column("kl")[0] == pytest.approx(float(plain), abs=1e-7)
         assert float(plain) > 1e-4
     assert max(most) == 16 and len(most) > 4
-
-
-def test_needles_have_five_depths(suite):
-    depths = sorted({c for c in suite.tasks[2].items.column("category") if c.startswith("needle")})
-    assert depths == [f"needle at {d} %" for d in (10, 30, 50, 70, 90)] and NEEDLES == 5
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-tools"])

@@ -136,15 +136,12 @@ def test_what_finished_stages_used_cannot_change(tracker: Tracker) -> None:
     assert again.evaluation.limit == 5
 
 
-def test_only_a_run_that_did_not_finish_is_resumed(tracker: Tracker) -> None:
+def test_only_a_main_run_that_did_not_finish_is_resumed(tracker: Tracker) -> None:
     run_id = failed_run(tracker)
     for status in ("FINISHED", "RUNNING"):
         tracker.client.update_run(run_id, status=status)
         with pytest.raises(ConfigError, match=f"is {status}"):
             resumed(MainConfig(resume=run_id), run_id, tracker, {})
-
-
-def test_a_run_of_another_kind_is_not_resumed(tracker: Tracker) -> None:
     with tracker.run("x", "promote", {}) as run:
         pass
     tracker.client.update_run(run.run_id, status="FAILED")

@@ -71,13 +71,10 @@ def test_sets_by_hand():
     assert prediction_sets(P, math.inf, "lac").all() and prediction_sets(P, math.inf, "aps").all()
 
 
-def test_ties_take_the_lowest_index_and_the_reference_does_not():
+def test_ties_by_hand_here_and_in_the_reference():
     p = np.array([[0.4, 0.4, 0.2]])
     np.testing.assert_allclose(conformity_scores(p, [0], "aps"), [0.4])
     np.testing.assert_allclose(conformity_scores(p, [0], "aps", mode="reference"), [0.8])
-
-
-def test_reference_order_of_ties_by_hand():
     # Six equal keys stay in place through every stage of the network but those where padding (infinity) passes.
     order = network_argsort(np.array([[2.0, 1.0, 2.0, 1.0]]))
     assert sorted(order[0, :2].tolist()) == [1, 3] and sorted(order[0, 2:].tolist()) == [0, 2]

@@ -288,11 +288,8 @@ def test_no_texts_are_refused(model):
         bert_score([], [], *model)
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="Not a model that BERTScore can use"):
-        authors_layer("mine", tmp_path)
-
-
-def test_layers_are_those_of_the_authors():
+def test_layers_are_those_of_the_authors_and_a_folder_without_a_model_is_refused(tmp_path):
     assert authors_layer("roberta-large", embedded_folder()) == 17
     assert authors_layer("embedded", embedded_folder()) == 6
+    with pytest.raises(CheckpointError, match="Not a model that BERTScore can use"):
+        authors_layer("mine", tmp_path)

@@ -34,22 +34,16 @@ def _inputs(*families: str) -> metrics.MetricInputs:
     return metrics.MetricInputs(RunRecords(items=_items(*families)), settings=SETTINGS)
 
 
-def test_a_proportion_has_wilsons_interval_in_the_keys_unit():
+def test_estimates_have_the_intervals_of_their_kind():
     value, interval = metrics.Proportion(3, 12).at(SETTINGS, 1.0)
     assert value == 0.25 and interval == pytest.approx(proportion_confint(3, 12, method="wilson"))
     value, percent = metrics.Proportion(3, 12).at(SETTINGS, 100.0)
     assert value == 25.0 and percent == pytest.approx([100 * x for x in interval])
-
-
-def test_a_paired_difference_has_tangos_interval_and_the_mid_p_value():
     change = metrics.PairedDifference(gained=2, lost=7, n=50)
     assert change.at(SETTINGS, 1.0) == (-0.1, paired_difference(2, 7, 50))
     expected = scipy.stats.binomtest(2, 9).pvalue - scipy.stats.binom.pmf(2, 9, 0.5)
     assert change.p_value.at(SETTINGS, 1.0) == (pytest.approx(expected), None)
     assert change.p_value.n == 50
-
-
-def test_a_mean_counts_what_has_no_value():
     mean = metrics.Mean.of_scored(np.array([1.0, np.nan, 3.0]))
     assert (mean.n, mean.n_unscored) == (2, 1)
     assert mean.at(SETTINGS, 100.0)[0] == 2.0  # a mean is in the key's unit already
@@ -89,12 +83,9 @@ def test_without_multiple_choice_all_graded_items_are_pooled():
     assert [(r.task, r.n) for r in found] == [(None, 4), ("t_exact", 4)]
 
 
-def test_an_estimate_of_nothing_is_left_out():
+def test_an_estimate_of_nothing_is_left_out_and_one_about_everything_has_no_task():
     assert metrics.by_subset(_inputs("cloze"), lambda rows: {SHARE: metrics.Proportion(0, 0)}) == []
     assert metrics.pooled(_inputs("cloze"), {SHARE: metrics.Number(0.5, 0)}) == []
-
-
-def test_an_estimate_about_everything_has_neither_task_nor_category():
     [found] = metrics.pooled(metrics.MetricInputs(RunRecords()), {SHARE: metrics.Number(0.5, 3, 2)})
     assert (found.value, found.n, found.n_unscored, found.low) == (0.5, 3, 2, None)
     assert found.task is None and found.category is None
@@ -117,11 +108,8 @@ def test_every_family_declares_its_items():
         assert family.graded or not family.headline, "an item without an accuracy cannot be in the headline"
 
 
-def test_records_of_a_family_that_is_not_installed_are_refused():
+def test_unknown_families_and_rows_without_a_label_are_refused():
     with pytest.raises(ConfigError, match=r"Unknown item family.*lettered.*Got: 'riddles'"):
         metrics.by_subset(_inputs("riddles"), lambda rows: {})
-
-
-def test_a_row_without_a_label_is_refused():
     with pytest.raises(ConfigError, match="label"):
         metrics.MetricKey.share("quality/x", "higher", "X.", headline=5)

@@ -446,20 +446,14 @@ def test_scores_equal_fastchat(seed):
     assert ours == pytest.approx(list(_show_result(scores)))
 
 
-def test_a_turn_without_any_readable_score_is_counted():
+def test_turns_without_a_readable_score_are_counted_or_left_out():
     scores = {key: score if key[1] == 0 else None for key, score in BASE.items()}
     found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(scores)))))
     assert (found["judge/mt_bench"].value, found["judge/mt_bench"].n, found["judge/mt_bench"].n_unscored) == (6.0, 2, 2)
-
-
-def test_first_turn_alone():
     only = {key: score for key, score in BASE.items() if key[1] == 0}
     found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(only)))))
     assert set(found) == {"judge/mt_bench", "judge/mt_bench_turn1"}
     assert found["judge/mt_bench"].value == 6.0
-
-
-def test_nothing_readable_returns_nothing():
     unread = dict.fromkeys(BASE)
     assert compute_all(MetricInputs(RunRecords(judgments=_judged(unread)))) == []
 

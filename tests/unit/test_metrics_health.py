@@ -244,15 +244,12 @@ def test_the_samples_of_an_instruction_stay_together() -> None:
     assert together.high >= alone.high - 1.0
 
 
-def test_unequal_numbers_of_samples_are_refused() -> None:
+def test_unequal_numbers_of_samples_and_other_prompts_are_refused() -> None:
     two, three = generations({"a": [GOOD] * 2}), generations({"a": [GOOD] * 3})
     with pytest.raises(AlignmentError, match="variant have different samples"):
         AnswerSamples(two, three, {"a": ""}, 8)
     with pytest.raises(AlignmentError, match="baseline_again have different samples"):
         AnswerSamples(two, two, {"a": ""}, 8, three)
-
-
-def test_other_prompts_are_refused() -> None:
     ours = generations({"a": [GOOD]})
     rows = [{**row, "prompt": "another"} for row in ours.table.to_pylist()]
     with pytest.raises(AlignmentError, match="different prompts"):

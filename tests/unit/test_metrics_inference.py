@@ -76,10 +76,12 @@ def test_wilson_refuses_impossible_counts(k, n):
         wilson(k, n)
 
 
-def test_paired_difference_with_no_change_by_hand():
+def test_paired_difference_by_hand_and_impossible_counts_are_refused():
     # gained = lost = 0: the likelihood's q is 0 for d > 0, so n d² = z² d (1 - d), i.e. d = z²/(n + z²).
     z2 = z_value(0.95) ** 2
     assert paired_difference(0, 0, 100) == pytest.approx((-z2 / (100 + z2), z2 / (100 + z2)), abs=ROOT)
+    with pytest.raises(DataError):
+        paired_difference(3, 3, 5)
 
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(5, 2, 30), (0, 7, 40), (12, 12, 60), (3, 0, 10), (10, 0, 10)])
@@ -115,11 +117,6 @@ def test_paired_difference_is_antisymmetric_and_holds_the_estimate(gained, lost,
     assert paired_difference(lost, gained, n) == pytest.approx((-high, -low), abs=2 * ROOT)
 
 
-def test_paired_difference_refuses_impossible_counts():
-    with pytest.raises(DataError):
-        paired_difference(3, 3, 5)
-
-
 @QUICK
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_mcnemar_is_twice_the_smaller_tail(c2w, w2c):
@@ -129,14 +126,11 @@ def test_mcnemar_is_twice_the_smaller_tail(c2w, w2c):
     assert mcnemar_exact(c2w, w2c) == pytest.approx(float(min(1, 2 * tail)), rel=1e-11)
 
 
-def test_mcnemar_by_hand():
+def test_mcnemar_and_mid_p_by_hand():
     # 1 against 4: P(X <= 1) = (1 + 5)/32, twice that is 0.375.
     assert mcnemar_exact(1, 4) == 0.375
     with pytest.raises(DataError):
         mcnemar_exact(-1, 2)
-
-
-def test_mid_p_by_hand():
     # Fagerland et al., table 1: 1 against 7 of 8: (2 (1 + 8) - 8)/256 = 0.0391, where the exact test gives 0.0703.
     assert mcnemar_mid_p(1, 7) == mcnemar_mid_p(7, 1) == pytest.approx(10 / 256)
     assert mcnemar_exact(1, 7) == pytest.approx(18 / 256)
@@ -331,7 +325,7 @@ def test_studentised_equals_a_slow_implementation(clusters):
     assert found == pytest.approx((max(expected[0], 0.0), expected[1]), rel=1e-9)
 
 
-def test_studentised_of_every_resample_by_hand():
+def test_studentised_of_every_resample_by_hand_and_its_settings_are_checked():
     # Of three values there are 27 resamples, 3 of them with one value only: t is infinite in 11 %, more than any tail.
     x = np.array([0.0, 1.0, 5.0])
     assert sum(len(set(p)) == 1 for p in itertools.product(x, repeat=3)) == 3
@@ -339,6 +333,13 @@ def test_studentised_of_every_resample_by_hand():
     assert boot.studentized_interval([1.0]) is None
     assert boot.studentized_interval([0.25] * 9) == (0.25, 0.25)
     assert boot.studentized_interval([0.0] * 9) == (0.0, 0.0)
+    for bad in ({"resamples": 5}, {"level": 1.0}):
+        with pytest.raises(ConfigError):
+            boot.studentized_interval([0.0, 1.0], **bad)
+    with pytest.raises(DataError):
+        boot.studentized_interval([0.0, math.nan])
+    with pytest.raises(DataError):
+        boot.studentized_interval([0.0, 1.0], [1.0])
 
 
 @QUICK
@@ -359,16 +360,6 @@ def test_studentised_reaches_further_up_than_bca_where_values_are_skewed():
     y = np.random.default_rng(0).normal(1.0, 0.1, size=4000)
     low, high = boot.studentized_interval(y)
     assert (high - y.mean()) / (y.mean() - low) == pytest.approx(2.17 / 1.96, rel=0.06)
-
-
-def test_studentised_settings_are_checked():
-    for bad in ({"resamples": 5}, {"level": 1.0}):
-        with pytest.raises(ConfigError):
-            boot.studentized_interval([0.0, 1.0], **bad)
-    with pytest.raises(DataError):
-        boot.studentized_interval([0.0, math.nan])
-    with pytest.raises(DataError):
-        boot.studentized_interval([0.0, 1.0], [1.0])
 
 
 def _upper_misses(population, n, *, draws=400, seed=0):
@@ -415,7 +406,7 @@ def test_bounded_mean_needs_no_order_and_scales(seed, n):
     assert bounded_mean_interval(x, level=0.99).high >= high - 1e-9
 
 
-def test_bounded_mean_is_what_its_definition_says():
+def test_bounded_mean_is_what_its_definition_says_and_refuses_what_it_cannot_bound():
     x = np.minimum(np.random.default_rng(1).gamma(0.3, 0.5, size=400), 1.0)
     high, goal = bounded_mean_interval(x).high, math.log(40.0)
     count = math.ceil(-math.log(math.sqrt(8 * goal / 400)) / math.log(1.5)) + 1
@@ -424,9 +415,6 @@ def test_bounded_mean_is_what_its_definition_says():
         return np.mean([np.prod(1 - c + c * (1 - x) / (1 - m)) for c in 1.5 ** -np.arange(count)])
 
     assert capital(high + 1e-6) >= 40.0 > capital(high - 1e-6)
-
-
-def test_bounded_mean_refuses_what_it_cannot_bound():
     for bad in ({"upper": 0.0}, {"upper": math.inf}, {"level": 0.0}):
         with pytest.raises(ConfigError):
             bounded_mean_interval([0.5], **bad)
@@ -542,14 +530,11 @@ def test_gate_values_of_full_evidence():
     assert found["gate/flips_pct_upper"] == pooled["distance/flips_pct"].high
 
 
-def test_item_kl_uses_the_studentised_interval():
+def test_item_and_corpus_kl_use_the_studentised_interval():
     many = metric_records.inputs(110)
     result = headline(compute_all(many))["distance/kl_mean"]
     kl = many.distance("kl")[np.isin(many.view.family, ["lettered", "cloze"])]
     assert (result.low, result.high) == boot.studentized_interval(kl)
-
-
-def test_corpus_kl_uses_the_studentised_interval_over_documents():
     result = headline(compute_all(FULL))["distance/corpus_kl_mean"]
     kl = FULL.variant.token_distances.column("kl")
     sums = boot.cluster_sums(kl, np.repeat(np.arange(24), 25))

@@ -222,14 +222,11 @@ def test_win_rates_interval_covers_rare_wins_and_turns_that_depend(
 GRADE = Interval(1.0, 10.0)
 
 
-def test_the_interval_of_few_grades_is_students() -> None:
+def test_the_intervals_of_few_and_of_equal_grades() -> None:
     """Grades 6, 8, 10: mean 8, standard error 2/sqrt(3), and t(2) = 4.3027: 8 -+ 4.97, cut at the grade's bounds."""
     found = score_interval(np.array([[6.0], [8.0], [10.0]]), first_column, MetricSettings(), bounds=GRADE)
     assert found == pytest.approx((8 - 4.3027 * 2 / np.sqrt(3), 10.0), abs=1e-4)
-
-
-def test_equal_grades_have_an_interval_with_a_width() -> None:
-    """At most 3.84/(12 + 3.84) = 24.25 % of the grades are others, and those are between 1 and 10."""
+    # At most 3.84/(12 + 3.84) = 24.25 % of the grades are others, and those are between 1 and 10.
     found = score_interval(np.full((12, 1), 9.0), first_column, MetricSettings(), bounds=GRADE)
     assert found == pytest.approx((9 - 0.2425 * 8, 9 + 0.2425), abs=1e-3)
     assert score_interval(np.full((1, 1), 9.0), first_column, MetricSettings(), bounds=GRADE) is None

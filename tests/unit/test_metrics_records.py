@@ -321,11 +321,8 @@ def test_parquet_round_trip(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_align_puts_the_variant_in_the_order_of_the_baseline() -> None:
+def test_align_puts_the_variant_in_order_and_names_what_is_missing() -> None:
     assert align(scores(["a", "b", "c"]), scores(["c", "a", "b"])).tolist() == [1, 2, 0]
-
-
-def test_align_names_what_is_missing() -> None:
     with pytest.raises(AlignmentError, match=r"1 only in the baseline \[\('t', 'b', 0, 0\)\], 1 only in the variant"):
         align(scores(["a", "b"]), scores(["a", "x"]))
 
@@ -338,7 +335,7 @@ def test_align_refuses_duplicates(twice: int) -> None:
         align(*pair)
 
 
-def test_missing_broken_and_foreign_files_are_data_errors(tmp_path: Path) -> None:
+def test_missing_broken_and_foreign_files_and_columns_are_data_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No option_scores records"):
         OptionScores.read(tmp_path)
     with pytest.raises(DataError, match="No records in the folder"):
@@ -346,9 +343,6 @@ def test_missing_broken_and_foreign_files_are_data_errors(tmp_path: Path) -> Non
     (tmp_path / "option_scores.parquet").write_bytes(b"not parquet")
     with pytest.raises(DataError, match="cannot be read"):
         OptionScores.read(tmp_path)
-
-
-def test_columns_are_checked() -> None:
     with pytest.raises(DataError, match="lack columns"):
         OptionScores.from_columns({"task": ["t"]})
 

@@ -164,7 +164,7 @@ def test_the_second_run_may_cover_fewer_items():
 # --- log-likelihood differences
 
 
-def test_difference_shape_by_hand():
+def test_difference_shape_by_hand_and_its_asymmetry_is_the_kolmogorov_distance():
     # d = ln q - ln b = nll_b - nll_q = (1, -1, 0, 0): symmetric.
     s = difference_shape([2, 1, 1, 1], [1, 2, 1, 1], n_bins=3, clip=1.0)
     assert (s.mean, s.better, s.worse, s.asymmetry, s.skewness) == (0.0, 0.25, 0.25, 0.0, 0.0)
@@ -173,9 +173,6 @@ def test_difference_shape_by_hand():
     assert difference_shape([1, 1], [2, 3]).asymmetry == 1.0
     same = difference_shape([1.0, 2.0], [1.0, 2.0])
     assert same.skewness is None and same.counts.sum() == 2
-
-
-def test_asymmetry_is_the_kolmogorov_distance():
     d = np.random.default_rng(0).normal(0.2, 1.0, size=300)
     s = difference_shape(10 + d, np.full(300, 10.0))
     assert s.asymmetry == pytest.approx(scipy.stats.ks_2samp(d, -d).statistic)

@@ -33,7 +33,7 @@ MODULES = {
 """Module names that occur twice, because both are about the same thing or users type the name."""
 
 
-def test_no_two_public_classes_have_one_name() -> None:
+def test_no_two_public_classes_and_no_two_modules_have_one_name() -> None:
     places = defaultdict(list)
     for path, tree in _trees().items():
         for node in ast.walk(tree):
@@ -41,9 +41,6 @@ def test_no_two_public_classes_have_one_name() -> None:
                 places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert len(places) > 100
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def test_no_two_modules_have_one_name() -> None:
     places = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
         if not path.stem.startswith("__"):
@@ -203,11 +200,8 @@ def test_a_dependency_is_a_range_that_holds_the_locked_version(requirement: Requ
     assert requirement.specifier.contains(LOCK_WITH_EXTRAS[canonicalize_name(requirement.name)])
 
 
-def test_what_the_package_needs_is_locked_without_the_extras() -> None:
+def test_the_lock_holds_what_the_package_needs_and_nothing_of_the_extras() -> None:
     assert {canonicalize_name(requirement.name) for requirement in DIRECT} <= LOCK.keys()
-
-
-def test_the_lock_holds_nothing_of_the_extras() -> None:
     needed = _needed({canonicalize_name(requirement.name) for requirement in DIRECT}, LOCK)
     assert LOCK.keys() - needed == set()
 

@@ -39,13 +39,10 @@ def test_a_relative_file_becomes_absolute(name: str, folder: Path) -> None:
     assert absolute_paths(MainConfig(**{name: "mine.jsonl"})).values()[name] == str(folder / "mine.jsonl")
 
 
-def test_of_several_tasks_only_the_files_are_paths(folder: Path) -> None:
+def test_of_several_tasks_only_the_files_are_paths_and_names_stay(folder: Path) -> None:
     (folder / "piqa").mkdir()  # a folder that happens to have the name of a task
     found = absolute_paths(MainConfig(tasks="piqa, mine.jsonl,gsm8k@8"))
     assert found.evaluation.tasks == f"piqa,{folder / 'mine.jsonl'},gsm8k@8"
-
-
-def test_names_and_hub_ids_stay(folder: Path) -> None:
     config = MainConfig(model="org/name", encoder="embedded", bertscore_model="roberta-large", calibration="c4")
     assert absolute_paths(config) == config
     assert absolute_paths(MainConfig()) == MainConfig()
@@ -102,16 +99,12 @@ def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_sqlite_store_keeps_state_beside_its_database(tmp_path: Path):
+def test_state_is_kept_beside_a_database_in_the_users_cache_or_where_the_variable_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     assert home(f"sqlite:///{tmp_path}/mlflow.db") == tmp_path / ".mlflow_compress"
-
-
-def test_a_server_keeps_state_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert home("http://127.0.0.1:5000") == Path.home() / ".cache" / "mlflow_compress"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert home("http://127.0.0.1:5000") == tmp_path / "mlflow_compress"
-
-
-def test_the_variable_decides_where_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "state"))
     assert home("sqlite:////data/mlflow.db") == home("http://127.0.0.1:5000") == tmp_path / "state"

@@ -26,24 +26,23 @@ def candidate(name: str, *, size: float = 100, kl: float = 0.01, method: str = "
     return Candidate(name=name, run_id=name, version="1", method=method, metrics={"gate/flips": 1.0, **values})
 
 
-def test_smallest_passing_wins_and_every_reason_is_kept() -> None:
+def test_the_smallest_passing_wins_then_the_closest_and_every_reason_is_kept() -> None:
     small_but_far = candidate("rtn-3bit", size=50, kl=0.2)
     decision = decide([candidate("awq-8bit", size=200), small_but_far, candidate("awq-4bit", size=100)], GATES)
     assert decision.champion is not None and decision.champion.name == "awq-4bit"
     assert [o.candidate.name for o in decision.outcomes] == ["awq-4bit", "awq-8bit", "rtn-3bit"]
     assert [o.rank for o in decision.outcomes] == [1, 2, None]
     assert decision.outcomes[-1].reasons == ("KL: 0.2 > 0.05", "flips: 1 <= 5")
-
-
-def test_equal_sizes_are_ranked_by_kl() -> None:
     decision = decide([candidate("a", kl=0.02), candidate("b", kl=0.01)], GATES)
     assert decision.champion is not None and decision.champion.name == "b"
 
 
-def test_what_does_not_compress_is_never_promoted() -> None:
+def test_there_is_no_champion_without_compression_numbers_or_candidates() -> None:
     decision = decide([replace(candidate("noise", size=1, kl=0.0, method="gaussian-noise"), compresses=False)], GATES)
     assert decision.champion is None
     assert "cannot be promoted" in decision.outcomes[0].reasons[0]
+    assert decide([candidate("a", **{"gate/flips": math.nan})], GATES).champion is None
+    assert decide([], GATES).champion is None
 
 
 def test_a_smaller_cache_beside_weights_of_the_same_size_is_smaller_too() -> None:
@@ -84,20 +83,12 @@ def test_a_missing_metric_fails_the_gate() -> None:
         assert any(f"{name} is missing" in reason for reason in decision.outcomes[0].reasons)
 
 
-def test_not_a_number_fails_the_gate() -> None:
-    assert decide([candidate("a", **{"gate/flips": math.nan})], GATES).champion is None
-
-
 @given(st.lists(st.tuples(st.floats(1, 9e3), st.floats(0, 0.2)), max_size=8), st.randoms())
 def test_the_decision_does_not_depend_on_the_order(values: list[tuple[float, float]], rng: object) -> None:
     candidates = [candidate(f"v{i}", size=size, kl=kl) for i, (size, kl) in enumerate(values)]
     shuffled = list(candidates)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
     assert decide(candidates, GATES) == decide(shuffled, GATES)
-
-
-def test_no_candidates_no_champion() -> None:
-    assert decide([], GATES).champion is None
 
 
 @pytest.mark.parametrize(
@@ -264,14 +255,11 @@ def test_ties_and_smaller_ones_are_told_with_their_difference() -> None:
     assert to_compare(decision) == ["run-chosen", "run-tied", "run-narrow", "run-far"]
 
 
-def test_without_items_the_reasons_are_still_told() -> None:
+def test_reasons_are_told_without_items_too_and_nothing_stands_beside_nothing() -> None:
     decision = decide([a_candidate("chosen", 100, 0.2, 1.0), NARROW], [DROP])
     assert choice_notes(decision, None) == [
         "Not narrow, 10 % smaller: accuracy drop in points (upper end): 2.1 > 2, narrowly."
     ]
-
-
-def test_where_nothing_passes_or_nothing_else_is_there_nothing_stands_beside() -> None:
     assert choice_notes(decide([FAR], [DROP]), None) == to_compare(decide([FAR], [DROP])) == []
     alone = decide([a_candidate("chosen", 100, 0.2, 1.0)], [DROP])
     assert choice_notes(alone, None) == to_compare(alone) == []

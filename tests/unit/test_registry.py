@@ -55,8 +55,10 @@ def _things() -> Registry[int]:
     return THINGS
 
 
-def test_without_plugins_there_are_the_packages_own_objects(installed):
+def test_without_plugins_there_are_the_packages_own_objects_and_the_nearest_is_named(installed):
     assert _things().names() == ["own"]
+    with pytest.raises(ConfigError, match="Did you mean 'own'"):
+        _things().get("pwn")
 
 
 def test_the_modules_of_entry_points_are_imported_and_register_themselves(installed):
@@ -78,11 +80,6 @@ def test_a_name_that_a_plugin_takes_again_is_refused_and_both_modules_are_named(
     installed("second_owner", LOCAL.format(name="own", value=3))
     with pytest.raises(ConfigError, match=r"thing 'own' is registered twice: by test_things.own and by second_owner"):
         _things().get("own")
-
-
-def test_an_unknown_name_is_refused_with_the_nearest(installed):
-    with pytest.raises(ConfigError, match="Did you mean 'own'"):
-        _things().get("pwn")
 
 
 def test_the_origin_of_an_object_names_plugin_package_and_file(installed, tmp_path):

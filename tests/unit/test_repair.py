@@ -78,6 +78,10 @@ def test_the_next_mixture_has_the_fewest_bytes_within_the_wanted_kl() -> None:
     table = prices((0, -0.06), (0, -0.03), (0, -0.03), sizes=((10, 20),) * 3)
     found = next_choice(table, above=30, below=60, wanted=0.05)
     assert found is not None and found.choice == (1, 0, 0) and found.n_bytes == 40
+    # The second group, a cache, has no second format: its 0 there is no price, so 0.05 is out of reach (0.1 - 0.04).
+    table = prices((0, -0.04), (0, -0.03), sizes=((10, 20), (10, 0)))
+    found = next_choice(table, above=20, below=60, wanted=0.05)
+    assert found is not None and found.choice == (1, 0) and found.n_bytes == 30
 
 
 @pytest.mark.parametrize("wanted", [None, 0.2, 0.0, -1.0])
@@ -171,13 +175,6 @@ def test_the_recipe_of_kv_cache_rounds_every_layers_cache() -> None:
     assert set(recipe.layers.values()) == {"none"} and list(recipe.layers) == list(SOURCE.linear)
     assert recipe.cache == {str(layer): settings for layer in range(SOURCE.layers)}
     require_repairable(refused("kv-cache", recipe))
-
-
-def test_a_format_that_a_group_cannot_have_is_not_what_makes_a_kl_reachable() -> None:
-    """The second group, a cache, has no second format: its 0 there is no price, so 0.05 is out of reach (0.1 - 0.04)."""
-    table = prices((0, -0.04), (0, -0.03), sizes=((10, 20), (10, 0)))
-    found = next_choice(table, above=20, below=60, wanted=0.05)
-    assert found is not None and found.choice == (1, 0) and found.n_bytes == 30
 
 
 CANNOT = "cannot be applied to some layers only.*gptq.*nvfp4.*rtn"

@@ -95,7 +95,7 @@ def test_a_small_sample_says_how_many_items_would_settle_it():
     )
 
 
-def test_the_direction_follows_the_interval_and_the_margin():
+def test_the_direction_follows_the_interval_and_small_changes_do_not_read_as_zero():
     few = {"flips": 3.0, "kl": 0.1}
     said = verdict("x", pooled(delta=(-0.005, -0.009, -0.001), **few), size_ratio=None)
     assert said.startswith("x: worse, by less than 1 point; ")
@@ -103,6 +103,7 @@ def test_the_direction_follows_the_interval_and_the_margin():
     assert verdict("x", unsure, size_ratio=None, margin=2).startswith("x: no worse than 2 points; ")
     assert verdict("x", unsure, size_ratio=None).startswith("x: open (about ")
     assert verdict("x", pooled(delta=-0.05, **few), size_ratio=None).startswith("x: open (no interval of")
+    assert "accuracy -0.0200 pt" in verdict("x", pooled(delta=-0.0002), size_ratio=1.0)
 
 
 def test_identical_models():
@@ -124,16 +125,13 @@ def test_no_flip_is_not_identical_while_the_distribution_or_a_wrong_answer_moved
     assert "identical" not in verdict("x", pooled(flips=0.0, every=0.1, kl=0.0), size_ratio=1.9)
 
 
-def test_what_is_missing_is_said_to_be_missing():
+def test_what_is_missing_is_said_to_be_missing_and_why():
     assert verdict("x", {}, size_ratio=None) == (
         "x: open (accuracy not measured); flips not measured; KL not measured; size not known"
     )
     only_corpus = verdict("x", pooled(corpus=(0.09, 0.08, 0.1)), size_ratio=2.0)
     # Half-width 0.01: first digit 1, so two digits.
     assert only_corpus.endswith("; corpus KL 0.090 [0.080, 0.100]; 2.0x smaller")
-
-
-def test_generated_answers_have_no_kl_and_the_verdict_says_why():
     # None of the items has options, and so none has a KL.
     generated = pooled(n=152, delta=(-0.02, -0.05, 0.01), p=0.2, flips=(4.0, 1.8, 8.3), items=0)
     assert verdict("x", generated, size_ratio=2.0).endswith(
@@ -170,10 +168,6 @@ def test_a_seed_that_was_given_is_said():
     lacks = replace(account, unscored={"the variant gave none": 11})
     assert verdict("x", {}, size_ratio=2.0, account=lacks).endswith("; 2.0x smaller; seed 7 (given)")
     assert "seed" not in verdict("x", {}, size_ratio=2.0, account=replace(account, setting={}))
-
-
-def test_small_accuracy_changes_do_not_read_as_zero():
-    assert "accuracy -0.0200 pt" in verdict("x", pooled(delta=-0.0002), size_ratio=1.0)
 
 
 @pytest.mark.parametrize(
@@ -301,9 +295,6 @@ def test_what_surely_changed_comes_before_what_did_not() -> None:
     fewer = result("tools/right_delta_pct", -1.8, -3.1, -0.7)
     assert sentence(fewer) == "For users: right calls -1.8 pt [-3.1, -0.7] (1 test)."
     assert "For users: length of answers" in note_markdown("v", {LONGER.name: LONGER})
-
-
-def test_nothing_sure() -> None:
     assert sentence(DEFECTS) == "For users: no sure change in answers with a defect (1 test)."
     assert sentence() == sentence(result("judge/length_ratio", 1.2, None, None)) == ""
     same = result("judge/length_ratio", 1.0, 1.0, 1.0)  # the bootstrap of equal answers has no width

@@ -144,20 +144,20 @@ def test_p_values_of_the_accuracy_are_corrected_over_variants() -> None:
     assert board(variant("a", kl=1)).rows[0].accuracy_moved is None
 
 
-def test_correlations_are_between_ranks_over_the_variants_that_have_both() -> None:
+def test_correlations_are_between_ranks_of_main_metrics_or_missing_with_the_reason() -> None:
     """Flips and KL rank four variants alike: +1. Of the 24 orders, this one and its reverse are as extreme: p = 1/12."""
     rows = [variant(str(i), kl=k, more={FLIPS: f}) for i, (k, f) in enumerate(((1, 10), (2, 20), (3, 90), (4, 91)))]
     [found] = board(*rows, variant("z", kl=9)).correlations
     assert {found.first, found.second} == {FLIPS, "distance/kl_mean"}
     assert (found.value, found.n, found.low) == (1.0, 4, None)
     assert found.p == pytest.approx(1 / 12)
-
-
-def test_a_correlation_of_few_variants_is_missing_with_the_reason() -> None:
     [few] = board(*(variant(str(i), kl=i, more={FLIPS: i}) for i in range(3))).correlations
     assert few.value is None and few.p is None and few.reason == "3 variants have both, at least 4 are needed"
     [same] = board(*(variant(str(i), kl=i, more={FLIPS: 1.0}) for i in range(5))).correlations
     assert same.value is None and same.reason == "one of them is the same for all variants"
+    more = {FLIPS: 1.0, "distance/js_mean": 2.0}
+    found = board(*(variant(str(i), kl=i, more={n: i * k for n, k in more.items()}) for i in range(5))).correlations
+    assert {(c.first, c.second) for c in found} == {(FLIPS, "distance/kl_mean")}
 
 
 @QUICK
@@ -362,12 +362,6 @@ def test_the_finding_is_one_sentence() -> None:
     assert board_text.finding(board(variant("bad", status="failed", reason="x"))) == "None of 1 variants has results"
 
 
-def test_correlations_are_of_main_metrics_only() -> None:
-    more = {FLIPS: 1.0, "distance/js_mean": 2.0}
-    found = board(*(variant(str(i), kl=i, more={n: i * k for n, k in more.items()}) for i in range(5))).correlations
-    assert {(c.first, c.second) for c in found} == {(FLIPS, "distance/kl_mean")}
-
-
 FAST = served("awq-4bit", kl=0.02, size=2e6, speedup=1.5, memory=0.6)
 CLOSE = served("w8a8", kl=0.01, size=4e6, speedup=1.2, memory=0.8)
 SLOW = served("slow", kl=0.03, size=3e6, speedup=0.9, memory=0.5)
@@ -401,14 +395,11 @@ def test_columns_have_the_interval_the_runtime_and_the_reason() -> None:
     assert rows["hqq-4bit"][SPEEDUP] == "" and rows["hqq-4bit"]["not_timed"] == SIMULATED
 
 
-def test_two_timed_variants_have_their_fronts_told() -> None:
+def test_speed_has_fronts_and_remarks_only_where_it_was_asked_for() -> None:
     text = board_text.scoreboard_text(board(FAST, CLOSE))
     assert "Pareto front of decode speed and KL: awq-4bit, w8a8" in text
     assert "Pareto front of peak memory and KL: awq-4bit, w8a8" in text
-
-
-def test_a_scoreboard_without_speed_is_as_it_was() -> None:
-    """Nobody asked for speed: neither columns nor remarks. Somebody did, and got none: the reason."""
+    # Nobody asked for speed: neither columns nor remarks. Somebody did, and got none: the reason.
     plain = board(variant("a", kl=0.1, size=1, not_timed=boards.NO_SPEED_STAGE))
     assert "timed" not in board_text.scoreboard_text(plain) and "timed in" not in board_text.scoreboard_columns(plain)
     assert plain.serving_fronts == {}

@@ -37,9 +37,6 @@ def test_the_paired_mean_is_students() -> None:
     assert found is not None and found.n == 3 and found.value == 2.0
     assert found.p_value == pytest.approx(0.0742, abs=5e-5)
     assert found.interval == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
-
-
-def test_a_mean_without_a_spread_is_known_only_where_nothing_differs() -> None:
     equal = paired_mean([0.0] * 5)
     assert equal is not None and (equal.value, equal.interval, equal.p_value) == (0.0, (0.0, 0.0), 1.0)
     assert paired_mean([0.1] * 5) is None and paired_mean([0.1]) is None

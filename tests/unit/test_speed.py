@@ -77,14 +77,11 @@ def test_a_variant_whose_baseline_was_not_timed_has_its_own_figures_alone() -> N
     }
 
 
-def test_a_batch_counts_the_tokens_of_all_sequences() -> None:
+def test_a_batch_counts_all_sequences_and_a_model_against_itself_has_ratio_one() -> None:
     times = timings([[2.0, 3.0, 4.0]] * 2, batch=8)
     result = found(times, times)
     assert result["speed/prefill_tokens_per_second_batch_8"].value == pytest.approx(40.0)
     assert result["speed/decode_tokens_per_second_batch_8"].value == pytest.approx(8.0)
-
-
-def test_a_model_against_itself_has_ratio_one() -> None:
     times = timings([[1.0, 2.0, 3.5], [2.0, 3.0, 4.0], [1.5, 2.0, 2.25]])
     result = found(times, times)
     for what in ("prefill", "decode"):

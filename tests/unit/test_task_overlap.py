@@ -92,9 +92,11 @@ def test_words_in_a_row_decide(task: Task, text: str, held: list[str]) -> None:
         check_contamination(["something else", text], [task], [])
 
 
-def test_a_run_does_not_cross_two_texts(task: Task) -> None:
+def test_a_run_does_not_cross_two_texts_and_a_document_with_an_item_is_left_out_whole(task: Task) -> None:
     half = len(LONG) // 2
     check_contamination([LONG[:half], LONG[half:]], [task], [])
+    drawn = ["one\n\ntwo", f"before\n\n{LONG}\n\nafter", "three"]
+    assert apart(drawn, [task]) == ["one\n\ntwo", "three"]
 
 
 def test_paragraphs_of_a_corpus_count_when_they_are_long() -> None:
@@ -117,11 +119,6 @@ def test_main_refuses_before_anything_runs(tmp_path: Path, task: Task) -> None:
 
 def test_the_embedded_calibration_text_holds_nothing_that_the_demo_evaluates() -> None:
     main.check(MainConfig(all_orders=50))
-
-
-def test_documents_that_hold_an_item_are_left_out_whole(task: Task) -> None:
-    drawn = ["one\n\ntwo", f"before\n\n{LONG}\n\nafter", "three"]
-    assert apart(drawn, [task]) == ["one\n\ntwo", "three"]
 
 
 @pytest.mark.parametrize("name", ["wikitext2", "c4", "pile", "ultrachat"])

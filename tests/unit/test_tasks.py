@@ -167,14 +167,11 @@ def test_fields_decide_the_family(tmp_path: Path) -> None:
         assert task.items.column("rule").tolist() == [rules[family]]
 
 
-def test_unicode_line_separators_stay_inside_a_line(tmp_path: Path) -> None:
+def test_unicode_separators_stay_inside_a_line_and_cloze_lengths_leave_the_delimiter_out(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     row = {"id": "1", "category": "c", "context": "one\u2028two\x85three", "choices": ["a", "b"], "answer": 0}
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
     assert read_jsonl(path) == [{**row, "line": 1}]
-
-
-def test_cloze_lengths_count_the_text_without_its_delimiter(tmp_path: Path) -> None:
     row = {"id": "1", "category": "c", "context": "x", "choices": ["é", "ab"], "answer": 0}
     [task] = suite(tmp_path / "c.jsonl", [row]).tasks
     assert [(r.continuation, r.n_chars, r.n_bytes) for r in task.requests] == [(" é", 1, 2), (" ab", 2, 2)]
@@ -264,26 +261,20 @@ def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch
         evaluate.run_evaluate(config)
 
 
-def test_fields_that_fit_no_family_list_those_that_exist(tmp_path: Path) -> None:
+def test_unknown_fields_too_few_shots_and_files_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"fields do not identify.*lettered: question\+choices\+answer"):
         suite(tmp_path / "x.jsonl", [{"id": "1", "category": "c", "words": "?"}])
-
-
-def test_too_few_shots_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too few few-shot examples"):
         suite(tmp_path / "x.jsonl", lettered(2), TaskSettings(num_fewshot=2))
+    path = write(tmp_path / "a.jsonl", lettered(1))
+    with pytest.raises(ConfigError, match="same name"):
+        load_suite(f"{path},{path}", model="other", settings=SETTINGS)
 
 
 @pytest.mark.parametrize("spec", ["nonsense", "auto"])
 def test_unknown_names_and_defaults_without_a_demo_are_refused(spec: str) -> None:
     with pytest.raises(ConfigError):
         load_suite(spec, model="other", settings=SETTINGS)
-
-
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", lettered(1))
-    with pytest.raises(ConfigError, match="same name"):
-        load_suite(f"{path},{path}", model="other", settings=SETTINGS)
 
 
 def test_instructions_follow_mt_bench(tmp_path: Path) -> None:
@@ -441,13 +432,10 @@ def test_the_page_holds_the_current_table() -> None:
     assert PAGE.read_text() == with_table(PAGE.read_text()), "run tools/write_task_table.py"
 
 
-def test_every_task_says_where_it_comes_from_and_can_be_told_from_the_others() -> None:
+def test_every_task_says_where_it_comes_from_and_is_a_group_or_can_be_built() -> None:
     assert all(row[1] and row[2] and row[3] and row[5] for row in rows())
     assert len({row[-1] for row in rows()}) == len(rows())
     assert all(re.fullmatch("[0-9a-f]{12}", row[-1]) for row in rows())
-
-
-def test_a_task_is_a_group_or_can_be_built() -> None:
     for name, task in TASKS.items():
         assert sum(map(bool, (task.build, task.read, task.members))) == 1, name
         assert all(member.partition("@")[0] in TASKS.names() for member in task.members)

@@ -69,15 +69,12 @@ def test_what_did_not_end_is_listed(tracker: Tracker, error: BaseException) -> N
     assert (left.command, left.parameters) == ("promote", {"model": "demo"})
 
 
-def test_what_has_ended_is_not_listed(tracker: Tracker) -> None:
+def test_what_has_ended_or_was_run_again_is_not_listed(tracker: Tracker) -> None:
     for error in OVER:
         leave(tracker.uri, error, model="demo")
     with noted(tracker.uri, "promote", {"model": "demo"}):
         pass
     assert unfinished_commands(tracker.uri) == []
-
-
-def test_the_same_command_settles_it(tracker: Tracker) -> None:
     leave(tracker.uri, AWAY, model="demo")
     leave(tracker.uri, AWAY, model="other")
     with noted(tracker.uri, "promote", {"model": "demo"}):

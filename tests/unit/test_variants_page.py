@@ -106,16 +106,13 @@ def test_variants_share_changed_answers():
     )
 
 
-def test_the_baseline_has_a_row_and_other_numbers_of_items_say_why():
+def test_scores_have_the_baseline_and_the_heat_map_each_category_once():
     content = page_content()
     table = variants_page.scores_table(content)
     assert [str(row[0]) for row in table.rows] == ["base (baseline)", "near *", "far *"] and table.strong == {1}
     assert str(table.rows[0][1]) == "8 MB"  # 4 MB are half of it
     text = Page(variants_page.render_page(replace(content, board=replace(content.board, n_items=3)))).text
     assert "Of 4 items of all tasks (the scoreboard has the 3 of multiple choice), 3 changed" in " ".join(text.split())
-
-
-def test_the_heat_map_has_each_category_once():
     heat = variants_page.heat_map(page_content())
     assert [column.label for column in heat.columns[2:]] == ["near", "far"]
     assert [[str(cell) for cell in row] for row in heat.rows] == [
