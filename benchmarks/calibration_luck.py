@@ -79,7 +79,6 @@ def cell(
 
         first, second = made(n_makes), made(n_others)
         found = make_spread(first, groups)
-        assert found is not None
         square, left = variance_of_makes(first, groups)
         components.append((square - left, found.between**2, left, found.items**2))
         covered.append(found.low <= luck <= found.high)
@@ -87,7 +86,6 @@ def cell(
         point = closer_probability(first - difference, second, groups)
         gap = 2 * fresh_sd * rng.standard_normal()
         closer = closer_probability(first + gap, second, groups)
-        assert point is not None and closer is not None
         below.append([point <= one for one in POINTS])
         if max(closer, 1 - closer) >= SURE:
             sure.append((gap + difference < 0) == (closer < 0.5))

@@ -58,7 +58,6 @@ def kls(values: Float, seed: int) -> list[dict[str, float]]:
     found = []
     for row in of_items:
         interval = studentized_interval(row, seed=seed, resamples=500)
-        assert interval is not None
         found.append({KL.value: float(row.mean()), KL.metric: interval.high})
     return found
 
@@ -98,7 +97,6 @@ def main() -> None:
                     best = min(found, key=lambda one: one[KL.value])
                     below += 1 - best[KL.value] / 0.05
                     end = KL.one_end(best)
-                    assert end is not None
                     alone, together = alone + (end.end >= 0.05), together + (end.for_all(n) >= 0.05)
             for gate, (one, all_) in ((gate, 100 * both / args.draws) for gate, both in wrong.items()):
                 print(f"{gate:>6} {n:>9} {correlation:>12} {one:>11.1f} {all_:>9.1f}")

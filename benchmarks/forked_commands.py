@@ -44,7 +44,6 @@ class Forks:
 
     def _ask(self, *words: object) -> int:
         """Send one line, and return the number that comes back."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())

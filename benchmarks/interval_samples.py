@@ -55,7 +55,6 @@ def kl_per_item(inputs: MetricInputs) -> Samples:
     found = {name: kl[family == name] for name in FAMILIES}
     found["pooled"] = kl[np.isin(family, inputs.view.choice)]
     variant = inputs.variant
-    assert variant is not None and variant.token_scores is not None and variant.token_distances is not None
     _, window = np.unique(token_groups(variant.token_scores).window, return_inverse=True)
     found["windows"] = np.bincount(window, variant.token_distances.column("kl")) / np.bincount(window)
     return found

@@ -142,7 +142,6 @@ class Kills:
     def one(self, draw: random.Random) -> dict[str, Any] | None:
         """Kill once, start again, and return what was done and what is wrong; None where the kill came too late."""
         number, whom, early = draw.choice(SIGNALS), draw.choice(("process", "group")), draw.random() < EARLY
-        assert self.first_write is not None
         pause = draw.uniform(0.0, self.first_write if early else self.seconds - self.first_write)
         began, process = self._begin()
         if not early:

@@ -279,7 +279,6 @@ def claims(tests: Sequence[Difference | None], truth: Float) -> tuple[bool, int,
     """
     products = []
     for test, (first, second) in zip(tests, combinations(truth, 2), strict=True):
-        assert test is not None
         products.append(np.sign(test.value) * np.sign(second - first) if test.significant else np.nan)
     product = np.array(products)
     return bool((product <= 0).any()), int((product > 0).sum()), sum(a != b for a, b in combinations(truth, 2))

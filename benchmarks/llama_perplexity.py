@@ -94,7 +94,6 @@ def main() -> None:
                 )
                 seconds.append((their_seconds, time.perf_counter() - began))
             pairs.append((seconds[1][0] - seconds[0][0], seconds[1][1] - seconds[0][1]))
-    assert distances is not None
     kl = distances.column("kl")
     n_tokens = (sizes[1] - sizes[0]) * WINDOW
     found = {

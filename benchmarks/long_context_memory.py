@@ -86,7 +86,6 @@ def measure(tokens: int) -> dict[str, float]:
     peaks.update(head=0, body=0)  # libraries and compiled loops are there
     scorer = Scorer(other, ScoringConfig(progress=False))
     _, distances = scorer.score(asked, baseline=base)
-    assert distances is not None and scorer.report is not None
     [found] = distances.column("kl").tolist()
     result = {"tokens": len(ids), "rows": scorer.report.n_rows, **{n: round(b / 1e6, 1) for n, b in peaks.items()}}
     if tokens <= PLAIN_UP_TO:

@@ -222,7 +222,6 @@ def row(one: Variant, share: float, draws: int, reading: Reading, in_groups: boo
             (Proportion.of(before != after, units), PairedDifference.of(before, after, units))
         ):
             _, interval = estimate.at(settings, 1.0)
-            assert interval is not None
             covered[place] += interval[0] - 1e-12 <= truth[place] <= interval[1] + 1e-12
             widths[place] += interval[1] - interval[0]
     simple = at_random(one, widths / draws, reading)
@@ -383,7 +382,6 @@ def board_of(eight: list[Variant], sizes: list[SampleSize], seed: int) -> tuple[
         rows = np.arange(len(one.lead))
         some, now = drawn_rows(one, rows, size, seed)
         taken += len(some)
-        assert one.kl is not None
         kl, flips, right = one.kl[some], (one.before != one.after)[some], one.after[some].astype(np.float64)
         names = [np.full(len(some), "task", dtype=object), some.astype(str).astype(object)]
         design = None if now.design.is_whole else now.design
@@ -544,7 +542,6 @@ def gates(
     for floor in floors:
         medians: dict[tuple[str, str], list[float]] = {(m, policy): [] for m in every_item for policy in policies}
         for one in variants:
-            assert one.kl is not None
             n, change = len(one.lead), one.after.astype(np.float64) - one.before
             guess = GUESS.probability(one.lead)
             guess = np.sqrt(guess * (1 - guess))
@@ -595,7 +592,6 @@ def certificates(variants: list[Variant]) -> None:
     """Print how many answers changed although the KL is too small for it; KL is stored to a thousandth."""
     certain = wrong = asked = 0
     for one in variants:
-        assert one.kl is not None and one.certificate is not None
         known = np.isfinite(one.certificate)
         below = known & (1.002 * one.kl + 1e-6 < one.certificate)
         asked, certain, wrong = (

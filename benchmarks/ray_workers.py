@@ -89,7 +89,6 @@ def main() -> None:
         killed_after = statistics.median(seconds[2]) / 2
         with_kill, records = scored(config, requests, store, 2, kill_after=killed_after)
     one, two = (statistics.median(seconds[n]) for n in (1, 2))
-    assert here.report is not None
     found: dict[str, Any] = {
         "benchmark": "ray_workers",
         "machine": machine(),

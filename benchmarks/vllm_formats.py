@@ -107,7 +107,6 @@ def score(model: Any, **how: Any) -> tuple[TokenScores, TokenDistances | None]:
 
 def distances(who: str, reference: TokenScores, scores: TokenScores, moved: TokenDistances | None) -> dict[str, float]:
     """Return the mean and the largest KL to the reference, and the mean difference of the tokens' log-probabilities."""
-    assert moved is not None
     kl = np.asarray(moved.column("kl"))
     ours, theirs = np.asarray(reference.column("nll")), np.asarray(scores.column("nll"))
     return {

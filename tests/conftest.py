@@ -142,15 +142,6 @@ def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def move_artifacts(database: Path, folder: Path) -> None:
-    """Let every experiment of a copied SQLite store put its artifacts into `folder`.
-
-    MLflow writes an absolute location into the database when it makes the tables, below the working folder of that moment.
-    """
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("UPDATE experiments SET artifact_location = ? || '/' || experiment_id", [folder.as_uri()])
-
-
 @pytest.fixture
 def command_signals() -> Iterator[None]:
     """Handle signals as a command does. An earlier test may have used up the first one, after which none is heard."""
@@ -201,7 +192,10 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workdir(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a fresh working directory with an empty tracking store of its own, as a new user has it."""
     shutil.copy(empty_store, tmp_path / "mlflow.db")
-    move_artifacts(tmp_path / "mlflow.db", tmp_path / "mlartifacts")
+    # When it made the tables, MLflow wrote an absolute location into them, below the working folder of that moment.
+    here = (tmp_path / "mlartifacts").as_uri()
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection, connection:
+        connection.execute("UPDATE experiments SET artifact_location = ? || '/' || experiment_id", [here])
     monkeypatch.chdir(tmp_path)
     for variable in (
         "MLFLOW_RUN_ID",

@@ -181,18 +181,6 @@ _HINTS = get_type_hints(CheckpointManifest)
 
 
 @cache
-def _weight_hash() -> dict[str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "model.safetensors").write_bytes(_TENSORS)
-        return stored_weights.hash_weights(Path(folder))[0]
-
-
-def _stored_run() -> bytes:
-    content = {"name": "r", "status": "FINISHED", "started": 1.5, "note": "", "tags": {}, "params": {}, "metrics": {}}
-    return json.dumps(content).encode()
-
-
-@cache
 def readers() -> dict[str, Reader]:
     """Return every reader, by name."""
     data, none = demo.DATA_DIR, TaskSettings()
@@ -202,7 +190,10 @@ def readers() -> dict[str, Reader]:
         for name, text in first.items()
     }
     manifest = {name: _dummy(kind) for name, kind in _HINTS.items()}
-    manifest |= {"version": VERSION, "weight_files": _weight_hash()}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.safetensors").write_bytes(_TENSORS)
+        manifest |= {"version": VERSION, "weight_files": stored_weights.hash_weights(Path(folder))[0]}
+    run = {"name": "r", "status": "FINISHED", "started": 1.5, "note": "", "tags": {}, "params": {}, "metrics": {}}
     assert set(manifest) - {"version"} == {field.name for field in fields(CheckpointManifest)}
     table = {name: _parquet(getattr(records("baseline", "4"), name).table) for name in ("option_scores", "generations")}
     prices = b"gpt-4: {prompt: 30, completion: 60}\nlocal: {prompt: 0, completion: 0.5}\n"
@@ -273,7 +264,7 @@ def readers() -> dict[str, Reader]:
             structured=False,
         ),
         "GGUF": Reader("model.gguf", _gguf(), gguf_file.read_gguf_headers, structured=False),
-        "run.json": Reader(f"r/{RUN_FILE}", _stored_run(), lambda path: FolderStore(path.parents[1]).find("main")),
+        "run.json": Reader(f"r/{RUN_FILE}", json.dumps(run).encode(), lambda path: FolderStore(path.parents[1]).find("main")),
         "encoder's modules": Reader(
             "modules.json", (embedded_folder() / "modules.json").read_bytes(), _encoder, slow=True
         ),

@@ -200,7 +200,6 @@ def inputs(n: int = 60, *, seed: int = 0, windows: int = 24, per_window: int = 2
         )
 
     def moved(model: records.RunRecords, scale: float) -> records.RunRecords:
-        assert model.option_scores is not None and model.token_scores is not None
         return replace(
             model,
             option_distances=option_distances(model.option_scores, rng, scale),
@@ -213,7 +212,6 @@ def inputs(n: int = 60, *, seed: int = 0, windows: int = 24, per_window: int = 2
 
 def identical(full: MetricInputs) -> MetricInputs:
     """Evidence of a variant that equals its baseline: all distances 0."""
-    assert full.baseline.option_scores is not None and full.baseline.token_scores is not None
     rng = np.random.default_rng(0)
 
     def zero(table: Any) -> Any:

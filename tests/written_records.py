@@ -69,11 +69,9 @@ def with_written(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
         row["tokens"][2] += int(rng.random() < share)
 
     def added(run: records.RunRecords, *, scale: float | None) -> records.RunRecords:
-        assert run.token_scores is not None
         run = replace(run, traces=traces, token_scores=records.TokenScores.concat([run.token_scores, on_traces]))
         if scale is None:
             return replace(run, greedy_answers=greedy, greedy_scores=on_greedy)
-        assert run.token_distances is not None
         more = distances(records.TokenDistances, on_traces, rng, scale)
         return replace(
             run,
@@ -83,7 +81,6 @@ def with_written(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
             greedy_distances=distances(records.GreedyDistances, on_greedy, rng, scale),
         )
 
-    assert found.variant is not None and found.noise is not None
     return replace(
         found,
         baseline=added(found.baseline, scale=None),
@@ -112,7 +109,6 @@ def memory(peak_mib: int) -> ServingMemory:
 
 def with_timings(found: MetricInputs, *, moved: bool = True) -> MetricInputs:
     """The inputs with the times of both models, and the memory that they took."""
-    assert found.variant is not None
     mine = {"timings": timings(0.01), "serving_memory": memory(50)}
     theirs = {"timings": timings(0.02), "serving_memory": memory(200)}
     return replace(

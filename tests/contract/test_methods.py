@@ -162,15 +162,6 @@ def test_another_architecture_works_or_is_refused_with_a_reason(
         assert mean_kl(before(input_ids=ids).logits, after(input_ids=ids).logits) < 1.0
 
 
-def reload_in_one_fresh_process(folders: list[Path]) -> list[dict[str, Any]]:
-    """Check checkpoints as a user's process would and return one answer a folder."""
-    command = [sys.executable, "-m", "mlflow_compress.compression.reload_check", *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(folders), done.stderr
-    return answers
-
-
 def installed() -> list[str]:
     """Return the methods whose packages are there."""
     return [n for n, m in METHODS.items() if all(importlib.util.find_spec(p) is not None for p in m.requires)]
@@ -184,7 +175,11 @@ def test_checkpoints_of_every_method_load_in_a_fresh_process(
     names = installed()
     for name in names:
         compress_model(str(bases("llama", name)), name, settings_of(name, "llama", bases), TEXT, tmp_path / name)
-    answers = reload_in_one_fresh_process([tmp_path / name for name in names])
+    folders = [str(tmp_path / name) for name in names]
+    command = [sys.executable, "-m", "mlflow_compress.compression.reload_check", *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(names), done.stderr
     wrong = {name: answer for name, answer in zip(names, answers, strict=True) if answer.get("agrees") is not True}
     assert not wrong
 
@@ -213,15 +208,12 @@ def test_the_same_settings_give_the_same_bytes(
 ) -> None:
     need_extra(name)
     hashes = []
+    seed = {"seed": 3} if METHODS.get(name).needs_calibration else {}
     for turn in ("first", "second"):
-        config = settings_of(name, "llama", bases, **_seed(name, 3))
+        config = settings_of(name, "llama", bases, **seed)
         compress_model(str(bases("llama", name)), name, config, TEXT, tmp_path / turn)
         hashes.append(hash_weights(tmp_path / turn))
     assert hashes[0] == hashes[1]
-
-
-def _seed(name: str, seed: int) -> dict[str, int]:
-    return {"seed": seed} if METHODS.get(name).needs_calibration else {}
 
 
 @pytest.fixture(scope="module")

@@ -465,14 +465,10 @@ def test_a_wrong_declaration_is_refused_before_anything_is_computed(wrong):
         metric("mine", **{"keys": (), "requires": (ITEMS,), "source": "test", **wrong})
 
 
-def _formula_that_raises(_):
-    raise KeyError("flips")
-
-
 @pytest.mark.parametrize(
     ("formula", "error", "said"),
     [
-        (_formula_that_raises, ConfigError, "failed with KeyError"),
+        (lambda _: {}["flips"], ConfigError, "failed with KeyError"),
         (lambda _: 0.5, ConfigError, "did not return results"),
         (lambda _: [MetricResult("distance/other", 0.0, n=1)], ConfigError, "returned a key that it does not declare"),
         (lambda _: [MetricResult("distance/mine", 9.0, n=1)], DataError, "left its bounds"),

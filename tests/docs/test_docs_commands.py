@@ -29,14 +29,6 @@ def _pages_that_run() -> list[object]:
     return pages
 
 
-def _environment(entry_points: Path) -> dict[str, str]:
-    """Return a reader's environment: the installed commands, no tracking store of another test, no key."""
-    left_out = ("MLFLOW_", "OPENAI_", "PYTEST_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**kept, "PATH": path, "PYTHONPATH": f"{entry_points}{os.pathsep}{ROOT}"}
-
-
 def _words(text: str) -> list[str]:
     """Return the lines with "#" for what differs between processors: numbers, the rules of tables, digits of hashes."""
     pattern = r"-{9,}|\b[0-9a-f]{8}\b|[-+]?\d[\d,.]*(e-\d+)?"
@@ -49,6 +41,11 @@ def test_printed_lines_may_differ_in_numbers_alone() -> None:
 
 @pytest.mark.parametrize("page", _pages_that_run())
 def test_a_page_s_commands_work_in_an_empty_folder(page: Path, tmp_path: Path, entry_points: Path) -> None:
+    # A reader's environment: the installed commands, no tracking store of another test, no key.
+    left_out = ("MLFLOW_", "OPENAI_", "PYTEST_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment["PYTHONPATH"] = f"{entry_points}{os.pathsep}{ROOT}"
     for block in BLOCKS[page]:
         if "file" in block.marks:
             (tmp_path / block.attributes["title"]).write_text(block.text)
@@ -60,7 +57,7 @@ def test_a_page_s_commands_work_in_an_empty_folder(page: Path, tmp_path: Path, e
             done = subprocess.run(
                 [*PROGRAMS[block.language], block.text],
                 cwd=tmp_path,
-                env=_environment(entry_points),
+                env=environment,
                 capture_output=True,
                 text=True,
                 timeout=LIMIT_SECONDS,

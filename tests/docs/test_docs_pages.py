@@ -36,8 +36,7 @@ def test_the_metric_reference_is_current_and_whole_and_has_no_headings_of_docstr
     assert text == write_metric_reference.reference(), "run tools/write_metric_reference.py"
     assert all(f"| `{name}` |" in text for name in all_keys())
     # "References" underlined with dashes would become a heading of the page.
-    assert "\n## " in write_metric_reference.reference()
-    assert not re.search(r"^-{4,}$", write_metric_reference.reference(), re.MULTILINE)
+    assert "\n## " in text and not re.search(r"^-{4,}$", text, re.MULTILINE)
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -67,25 +66,14 @@ ARCHITECTURE = DOCS / "architecture.md"
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 
 
-def _dotted(page: Path) -> list[str]:
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_name_exists(page: Path) -> None:
     """Names with dots: everywhere those that begin with the package, in the architecture page without it too."""
     text = page.read_text(encoding="utf-8")
     whole = re.findall(r"\bmlflow_compress((?:\.\w+)+)(?![\w/-])", text)
     short = re.findall(r"`((?:\w+\.)+(?!py`)\w+)`", text) if page == ARCHITECTURE else []
-    return sorted({name.strip(".") for name in [*whole, *short]})
-
-
-def _paths(page: Path) -> list[str]:
-    """Folders of code (they end with a slash) and Python files."""
-    text = page.read_text(encoding="utf-8")
-    files = set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text)) | set(re.findall(r"`((?:\w+/)+\w+\.py)\b", text))
-    return sorted(path for path in files if path.count("/") > 1 or path.endswith(".py") or page == ARCHITECTURE)
-
-
-@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_name_exists(page: Path) -> None:
     missing = []
-    for name in _dotted(page):
+    for name in sorted({name.strip(".") for name in [*whole, *short]}):
         parts = name.split(".")
         for cut in range(len(parts), -1, -1):
             try:
@@ -98,17 +86,17 @@ def test_every_name_exists(page: Path) -> None:
         if found is None:
             missing.append(name)
     # Groups of entry points are named like modules.
-    assert [name for name in missing if f"mlflow_compress.{name}" not in _groups()] == []
-
-
-def _groups() -> set[str]:
-    return set(re.findall(r'group="(mlflow_compress\.\w+)"', "".join(p.read_text() for p in PACKAGE.rglob("*.py"))))
+    groups = re.findall(r'group="(mlflow_compress\.\w+)"', "".join(p.read_text() for p in PACKAGE.rglob("*.py")))
+    assert [name for name in missing if f"mlflow_compress.{name}" not in groups] == []
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_file_and_folder_exists(page: Path) -> None:
-    places = (ROOT, PACKAGE, page.parent)
-    assert [path for path in _paths(page) if not any((place / path).exists() for place in places)] == []
+    """Folders of code end with a slash; the others are Python files."""
+    text, places = page.read_text(encoding="utf-8"), (ROOT, PACKAGE, page.parent)
+    files = set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text)) | set(re.findall(r"`((?:\w+/)+\w+\.py)\b", text))
+    paths = sorted(path for path in files if path.count("/") > 1 or path.endswith(".py") or page == ARCHITECTURE)
+    assert [path for path in paths if not any((place / path).exists() for place in places)] == []
 
 
 def test_the_architecture_is_read_in_one_sitting() -> None:
@@ -129,7 +117,6 @@ def commands(target: str) -> list[str]:
 @needs_make
 def test_check_is_the_static_checks_and_the_readme_s_tests() -> None:
     tests = re.search(r"python -m pytest[^\n]*", (ROOT / "README.md").read_text())
-    assert tests is not None
     assert commands("check") == [*STATIC, tests.group().strip("`")]
 
 

@@ -65,7 +65,6 @@ def test_records_of_another_tokenizer_or_number_of_shots_are_refused(
     for folder, run, beside in zip(
         folders, (full.baseline, full.variant), (known, {**known, part: value}), strict=True
     ):
-        assert run is not None
         run.write(folder)
         write_metadata(folder, beside)
     assert cli.main(["compare", *map(str, folders)]) == 1
@@ -78,7 +77,6 @@ def test_run_ids_stand_for_their_records(tracker: Tracker, tmp_path: Path, capsy
     full = metric_records.inputs(12)
     ids = []
     for name, run in (("b", full.baseline), ("q", full.variant)):
-        assert run is not None
         run.write(tmp_path / name)
         with tracker.run(f"evaluate {name}", "evaluate", {}) as tracked:
             tracked.log_folder(tmp_path / name, "records")

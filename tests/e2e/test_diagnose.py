@@ -48,7 +48,6 @@ def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, stor
     assert found.found.no_swap == 0.0
     # All swaps at once are the variant: the same weights in the same passes, whose means are of few terms in float64.
     assert found.found.together.value == pytest.approx(found.found.whole.value)
-    assert found.found.additivity is not None
     assert found.found.additivity.value == pytest.approx(found.found.whole.value / found.found.sum_of_parts)
     assert all(g.kl.value > 0 and g.noise_kl is not None and g.no_noise is None for g in found.found.groups)
     records = SwapDistances.read(found.records_folder)

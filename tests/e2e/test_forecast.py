@@ -16,9 +16,7 @@ from tests import metric_records
 def evaluation(folder: Path, name: str, n: int, *, of: str = "m", elsewhere: bool = False) -> Evaluation:
     """Return an evaluation of a variant of `of`; `elsewhere`, all its tasks have other names."""
     full = metric_records.inputs(n)
-    assert full.variant is not None
     for part, run in (("b", full.baseline), ("q", full.variant)):
-        assert run.items is not None and run.option_scores is not None
         tables = [x.table for x in (run.items, run.option_scores)]
         if elsewhere:
             tables = [

@@ -48,24 +48,19 @@ ORDER = (
 )
 
 
-def run_examples(folder: Path) -> dict[str, Any]:
-    """Run the example of every function, in one session as a notebook does, and return its names."""
-    session: dict[str, Any] = {"mc": mc, "folder": folder}
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    # The example of every function, in one session as in a notebook.
+    session: dict[str, Any] = {"mc": mc, "folder": tmp_path / "results"}
     for name in ORDER:
         test = doctest.DocTestParser().get_doctest(getattr(mc, name).__doc__, session, name, None, 0)
         runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
         runner.run(test, clear_globs=False)
         assert test.examples and runner.failures == 0, name
         session |= test.globs
-    return session
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    session = run_examples(tmp_path / "results")
     found, compressed = session["found"], session["compressed"]
 
     # Nothing but the folder was written, each kind of work once.

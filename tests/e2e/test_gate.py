@@ -112,7 +112,6 @@ def test_after_all_items_the_fixed_n_rule_decides_as_a_promotion(near: Path, sto
     """With the whole evaluation, and a limit between the value and the upper end, items cannot decide early."""
     whole = mc.evaluate(near, store=store, **FEW)  # type: ignore[arg-type]
     flips = whole["distance/flips_pct"]
-    assert flips.high is not None
     for bound, passes in ((flips.high * 1.0001, True), (flips.high * 0.9999, False)):
         rules = policy(
             tmp_path, f"kl: none\nmargin: 99\nmargins: []\ngates: [{{metric: distance/flips_pct, at_most: {bound}}}]\n"
@@ -167,7 +166,6 @@ def test_a_killed_process_leaves_its_blocks(near: Path, store: Path, tmp_path: P
         text=True,
         env=dict(os.environ),
     )
-    assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()
     process.kill()

@@ -127,7 +127,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> Iterator[C
 def scores(found: mc.AnswerEvaluation) -> dict[tuple[str, str, int], tuple[float | None, str | None]]:
     """Return score and reason of every judgment of the variant."""
     judgments = found.records().judgments
-    assert judgments is not None
     return {
         (row["item_id"], row["task"], row["repeat"]): (row["score"], row["reason"])
         for row in judgments.table.to_pylist()

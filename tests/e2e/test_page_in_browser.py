@@ -128,7 +128,6 @@ def test_the_explorer_opens_on_the_choice_and_compares_any_two_variants(
     # To c2 "near" has no answer: it does not differ there.
     content = page_content()
     near, far = content.variants
-    assert near.changes is not None
     near = replace(near, changes=replace(near.changes, unscored=np.array([2])))
     (tmp_path / "p.html").write_text(render_page(replace(content, variants=[near, far])), encoding="utf-8")
     tab.show(f"{(tmp_path / 'p.html').as_uri()}#flips?variant=far&against=near")

@@ -51,7 +51,6 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 def until(process: subprocess.Popen[str], words: str) -> None:
     """Read what a sweep says, up to a line with these words."""
-    assert process.stderr is not None
     for line in process.stderr:
         if words in line:
             return

@@ -13,17 +13,14 @@ from tests.browser import browser, chromium
 TINY = {"limit": 2, "num_shuffles": 0, "noise_items": 2, "judge": False}
 
 
-def _children(tracker: Tracker, sweep: str) -> list[str]:
-    return [row["run_id"] for row in tracker.fetch_json(sweep, "scoreboard.json")["rows"] if row["run_id"]]
-
-
 @pytest.mark.slow
 def test_a_sweep_and_its_runs_make_the_same_page(
     tracker: Tracker, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     swept = mc.sweep(methods="rtn", bits="8,3,5", **TINY)
     sweep = swept.run.run_id
-    first, second = _children(tracker, sweep)
+    rows = tracker.fetch_json(sweep, "scoreboard.json")["rows"]
+    first, second = [row["run_id"] for row in rows if row["run_id"]]
 
     # The sweep's run holds its page; the command makes it again, with the combination that has no run.
     held = (tracker.fetch(sweep, "report.html")).read_text(encoding="utf-8")

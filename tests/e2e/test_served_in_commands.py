@@ -62,7 +62,6 @@ def test_a_served_variant_in_main_is_promoted_by_its_distances(
     # A KL is at most half of the square of the largest change of ln p, and both passes are rounded.
     assert found["distance/flips_pct"].value == 0.0
     assert found["distance/kl_top20"].value <= (2 * rounding(loaded)) ** 2 / 2
-    assert found.run is not None
     run = tracker.client.get_run(found.run.run_id)
     assert set(tracker.children(found.run.run_id)) == {"evaluate", "speed"}
     evaluate = tracker.child_ids(found.run.run_id)["evaluate"]

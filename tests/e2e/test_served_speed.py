@@ -32,7 +32,6 @@ def timed(server: ServedDemo, store: Path, **more: Any) -> mc.SpeedMeasurement:
 def seconds_of(records: Path, batch: int) -> np.ndarray:
     """Return when each of the four tokens was read, a row for each round."""
     timings = RunRecords.read(records).timings
-    assert timings is not None
     table = timings.where(batch=batch).table.sort_by([("repeat", "ascending"), ("step", "ascending")])
     return table.column("seconds").to_numpy().reshape(-1, 4)
 

@@ -113,7 +113,6 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
 def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) -> None:
     """The stages in one process leave what they leave in processes of their own, bit for bit."""
     single = mc.run(method="gptq", bits=4, limit=1, noise_items=5, judge=False)
-    assert single.run is not None
     checkpoint = Path(single.checkpoint)
     weights = (checkpoint / "model.safetensors").read_bytes()
     for run in tracker.client.search_runs([tracker.experiment_id]):
@@ -142,7 +141,6 @@ def killed(folder: Path, options: list[str], after: int, delay: float) -> bool:
         text=True,
         start_new_session=True,
     ) as process:
-        assert process.stderr is not None
         for number, _ in enumerate(process.stderr):
             if number == after:
                 break

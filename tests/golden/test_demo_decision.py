@@ -198,7 +198,6 @@ def test_what_is_computed_by_hand_is_what_is_decided_and_every_line_is_explained
 def test_items_results_gates_and_table_agree(number: int) -> None:
     variant = stored()["variants"][number]
     results, metrics, items = pooled(variant), variant["metrics"], scored(variant).items
-    assert items is not None
     n, before = stored()["items"], bits(stored()["baseline_right"])
     lost, gained = (int(((before - items.correct) == sign).sum()) for sign in (1, -1))
     flips, delta, kl = (results[name] for name in (FLIPS, DELTA, KL))

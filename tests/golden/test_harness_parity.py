@@ -103,15 +103,6 @@ def pairs(ours: Ours, reference: dict[str, Any], asked: dict[str, list[int]]) ->
                 yield place(ours.task, leaf, sample["doc_id"]), sample
 
 
-def check_prompts(ours: Ours, reference: dict[str, Any], asked: dict[str, list[int]]) -> None:
-    """Prompts byte for byte."""
-    by_item: dict[str, list[Any]] = {}
-    for request in ours.task.requests:
-        by_item.setdefault(request.item_id, []).append((request.context, request.continuation))
-    for item, sample in pairs(ours, reference, asked):
-        assert by_item[item] == [tuple(a) for a in sample["arguments"]]
-
-
 def check_scores(ours: Ours, reference: dict[str, Any], asked: dict[str, list[int]], nats: float) -> tuple[int, float]:
     """Compare log-likelihoods within `nats` a token, predictions but for ties; (ties, largest difference).
 
@@ -157,7 +148,6 @@ def check_metrics(ours: Ours, reference: dict[str, Any], ties: int, worst: float
 
     A share moves by its ties, a perplexity by the factor e^`worst` at most where log-likelihoods do by `worst`.
     """
-    assert ours.task.harness_metrics is not None
     own = {(o.part, o.name): o for o in ours.task.harness_metrics(ours.records)}
     compared = 0
     for part, values in reference["results"].items():
@@ -179,7 +169,11 @@ def compare(scorer: Scorer, stock: Any, name: str, limit: int) -> str:
     reference = stock_results(stock, case, asked)
     ties, worst = 0, 0.0
     if ours.task.answering is None:
-        check_prompts(ours, reference, asked)
+        by_item: dict[str, list[Any]] = {}  # prompts, byte for byte
+        for request in ours.task.requests:
+            by_item.setdefault(request.item_id, []).append((request.context, request.continuation))
+        for item, sample in pairs(ours, reference, asked):
+            assert by_item[item] == [tuple(a) for a in sample["arguments"]]
         ties, worst = check_scores(ours, reference, asked, 2 * rounding(scorer.loaded))
     else:
         texts = {row["item_id"]: row for row in ours.records.generations.table.to_pylist()}  # type: ignore[union-attr]
@@ -276,7 +270,6 @@ def test_our_engine_as_a_harness_model_gives_the_same_results(stock: Any, name: 
     first, second = (stock_results(model, case, documents)["results"][case.task] for model in (ours, stock))
     assert first == second
     if case.task == "winogrande":
-        assert ours.option_scores is not None
         assert ours.option_scores.key_rows()[:3] == [(name, "0", 0, 0), (name, "0", 0, 1), (name, "1", 0, 0)]
 
 

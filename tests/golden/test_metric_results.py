@@ -45,7 +45,6 @@ def _generated(full: MetricInputs) -> MetricInputs:
     """Return the inputs with generated and last-word answers alone: no multiple choice, so all answers are pooled."""
 
     def kept(run: RunRecords) -> RunRecords:
-        assert run.items is not None and run.option_scores is not None and run.option_distances is not None
         return RunRecords(
             items=run.items.where(family=["last_word", "exact"]),
             option_scores=run.option_scores.where(task="lambada"),
@@ -53,7 +52,6 @@ def _generated(full: MetricInputs) -> MetricInputs:
             generations=run.generations,
         )
 
-    assert full.variant is not None
     baseline = replace(full.baseline, option_distances=full.variant.option_distances)
     return MetricInputs(replace(kept(baseline), option_distances=None), kept(full.variant))
 
@@ -61,7 +59,6 @@ def _generated(full: MetricInputs) -> MetricInputs:
 def cases() -> dict[str, MetricInputs]:
     """Return the inputs by what they are."""
     full = inputs(24, windows=24, per_window=5)
-    assert full.variant is not None
     found = {
         "full": full,
         "identical": identical(full),

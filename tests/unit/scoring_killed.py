@@ -39,7 +39,6 @@ def run(folder: Path, out: Path, resume: Path | None) -> None:
             *scorer.score_corpus("corpus", TEXT * 4, window=32, capture=writer, baseline=baseline, resume=resume),
         ]
     for records in results:
-        assert records is not None
         records.write(out)
 
 

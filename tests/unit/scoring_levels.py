@@ -100,7 +100,6 @@ def distances_from_store(folder: Path) -> dict[str, int]:
         store._read = shifted(store._read, place)  # type: ignore[method-assign]
         again = score(moved_model(base, place), baseline=store)
         for found in (again.option_distances, again.token_distances):
-            assert found is not None
             broken["own store"] += int((found.column("kl") != 0.0).sum())
         broken["records"] += not same(now, again)
         broken["variant"] += not same(wanted, score(moved_model(variant, place), baseline=store))

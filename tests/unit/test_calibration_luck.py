@@ -52,7 +52,6 @@ def test_equal_makes_have_no_luck_and_what_items_share_cancels() -> None:
     assert same is not None and (same.between, same.low, same.high) == (0.0, 0.0, 0.0) and same.items > 0
     makes = rng.normal(size=(4, 50)) + 10 * one
     a, b = (make_spread(x, np.arange(50)) for x in (makes, makes[[2, 0, 3, 1]] + 100 * one))
-    assert a is not None and b is not None
     assert (a.between, a.low, a.high) == pytest.approx((b.between, b.low, b.high))
 
 
@@ -75,7 +74,6 @@ def test_simulated_components_are_recovered_within_10_percent() -> None:
     for _ in range(3000):
         makes = rng.normal(size=(1, 40)) * 3 + rng.normal(size=(5, 40)) + 0.4 * rng.normal(size=(5, 1))
         spread = make_spread(makes, np.arange(40))
-        assert spread is not None
         found.append((spread.between**2, spread.items**2))
     assert np.mean(found, axis=0) == pytest.approx((0.4**2, (9 + 1 / 5) / 40), rel=0.1)
 

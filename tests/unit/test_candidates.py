@@ -70,11 +70,6 @@ def champion(tracker: Tracker, name: str = "compressed-llama") -> str:
     return str(tracker.client.get_model_version_by_alias(name, "champion").run_id)
 
 
-def decision_of(tracker: Tracker) -> dict[str, object]:
-    newest = tracker.find_finished("promote")[0]
-    return dict(tracker.fetch_json(newest.info.run_id, "decision.json"))
-
-
 def test_only_the_evaluation_with_most_items_competes(tracker: Tracker) -> None:
     """A smaller variant that was measured on five items does not win over one that was measured on all."""
     whole = finished(tracker, "rtn-4bit", ALL, items=1000, size=100)
@@ -83,7 +78,7 @@ def test_only_the_evaluation_with_most_items_competes(tracker: Tracker) -> None:
     assert champion(tracker) == whole
     assert "1. rtn-4bit (1000 items)" in output and "rtn-2bit" not in output
     assert f"Left out, not comparable: evaluation {FIVE[:8]} (1 variant, 5 items)." in output
-    record = decision_of(tracker)
+    record = tracker.fetch_json(tracker.find_finished("promote")[0].info.run_id, "decision.json")
     assert record["evaluation"] == {"id": ALL, "items": 1000, "base_weights": "1" * 64}
     assert len(record["left_out"]) == 1  # type: ignore[arg-type]
     assert FIVE[:8] in tracker.find_finished("promote")[0].data.tags["mlflow.note.content"]
@@ -221,7 +216,6 @@ HERE, ELSEWHERE = "a" * 16, "b" * 16
 
 def with_kl(records: RunRecords, change: float) -> RunRecords:
     """Return the records with every KL moved."""
-    assert records.option_distances is not None
     table = records.option_distances.table
     columns = {name: table.column(name).to_pylist() for name in table.schema.names}
     columns["kl"] = [kl + change for kl in columns["kl"]]
@@ -230,15 +224,12 @@ def with_kl(records: RunRecords, change: float) -> RunRecords:
 
 def test_the_difference_is_challenger_minus_champion_per_item_and_nothing_against_itself() -> None:
     variant = inputs(30).variant
-    assert variant is not None
     found = head_to_head(variant, variant)
-    assert not isinstance(found, str)
     assert (found.kl, found.kl_interval) == (0.0, Interval(0.0, 0.0))
     assert (found.accuracy, found.gained, found.lost) == (0.0, 0, 0)
     assert found.accuracy_interval.low < 0 < found.accuracy_interval.high  # no change in n items is not no change
     # Every KL 0.25 nats higher: the difference is exactly that on every item, so that its interval is a point.
     full = inputs(30)
-    assert full.variant is not None
     found = head_to_head(full.variant, with_kl(full.variant, 0.25))
     assert not isinstance(found, str) and found.kl_interval is not None
     assert found.kl == pytest.approx(0.25) and found.kl_interval == pytest.approx((0.25, 0.25))
@@ -249,7 +240,6 @@ def test_the_difference_is_challenger_minus_champion_per_item_and_nothing_agains
 def test_correctness_is_counted_on_the_same_items() -> None:
     """As computed by hand from both models' answers."""
     full = inputs(60)
-    assert full.variant is not None
     found = head_to_head(full.baseline, full.variant)  # the baseline has no distances, so that KL is not compared
     assert not isinstance(found, str) and found.kl is None and found.kl_items == 0
     rows = np.flatnonzero(np.isin(full.view.family, full.headline_families) & full.scored_by_both)
@@ -260,21 +250,18 @@ def test_correctness_is_counted_on_the_same_items() -> None:
 
 def test_the_order_of_the_records_does_not_matter() -> None:
     full = inputs(30)
-    assert full.variant is not None and full.variant.option_distances is not None
     other = with_kl(full.variant, 0.1)
     table = other.option_distances.table  # type: ignore[union-attr]
     turned = replace(
         other, option_distances=type(full.variant.option_distances)(table.take(list(range(len(table)))[::-1]))
     )
     one, two = head_to_head(full.variant, turned), head_to_head(full.variant, other)
-    assert not isinstance(one, str) and not isinstance(two, str)
     assert one.kl == pytest.approx(two.kl) and one.kl_interval == pytest.approx(two.kl_interval)
     assert (one.accuracy_interval, one.gained, one.lost) == (two.accuracy_interval, two.gained, two.lost)
 
 
 def in_groups(records: RunRecords, per_group: int) -> RunRecords:
     """Return the records with every `per_group` items of a task as one group."""
-    assert records.items is not None
     table = records.items.table
     names = [f"p{int(item) // per_group}" for item in table.column("item_id").to_pylist()]
     place = table.schema.get_field_index("group_id")
@@ -283,10 +270,8 @@ def in_groups(records: RunRecords, per_group: int) -> RunRecords:
 
 def test_items_with_a_text_in_common_are_compared_as_groups() -> None:
     full = inputs(60)
-    assert full.variant is not None and full.variant.option_distances is not None
     kl = replace(full.baseline, option_distances=with_kl(full.variant, 0.1).option_distances)
     alone, by_two, by_twenty = (head_to_head(in_groups(kl, size), in_groups(full.variant, size)) for size in (1, 2, 20))
-    assert not isinstance(alone, str) and not isinstance(by_two, str) and not isinstance(by_twenty, str)
     assert alone == head_to_head(kl, full.variant)
     assert (alone.kl, alone.accuracy) == (pytest.approx(by_two.kl), by_twenty.accuracy)
     assert by_two.accuracy_interval not in (None, alone.accuracy_interval)
@@ -299,7 +284,6 @@ def test_items_with_a_text_in_common_are_compared_as_groups() -> None:
 
 def test_other_items_are_refused_and_no_items_are_a_reason() -> None:
     full = inputs(30)
-    assert full.variant is not None
     with pytest.raises(AlignmentError):
         head_to_head(full.variant, replace(full.variant, items=items(31)))
     assert head_to_head(full.variant, replace(full.variant, items=None)) == "no items were evaluated"

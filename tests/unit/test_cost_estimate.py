@@ -96,11 +96,8 @@ def test_a_limit_that_only_estimates_break_is_not_refused_for_them() -> None:
     """The estimates say that even 8 bits cost too much. They are measured before anything is refused."""
     measure = Measure()
     limit = Limit(kind="max_kl", value=0.05)
-    table, _ = estimated_table(TRUTH[:, :3] * 100, [limit], _three(), measure, n_windows=2)
-    assert table.solved(limit).cost <= 0.05 and {(0, 2), (1, 2), (2, 2)} <= set(measure.cells)
-
-
-def _three() -> StoredSizes:
-    return StoredSizes(
+    three = StoredSizes(
         groups=SIZES.groups, formats=SIZES.formats[:3], layers=SIZES.layers[:, :3], base=4800, rest=10, weights=2400
     )
+    table, _ = estimated_table(TRUTH[:, :3] * 100, [limit], three, measure, n_windows=2)
+    assert table.solved(limit).cost <= 0.05 and {(0, 2), (1, 2), (2, 2)} <= set(measure.cells)

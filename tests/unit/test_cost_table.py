@@ -95,7 +95,6 @@ def test_the_linear_mix() -> None:
     """A quarter of the way from 100 to 200 bytes: three quarters of the smaller one's KL."""
     uniform = {"4": (200, np.array([1.0, 2.0])), "3": (100, np.array([5.0, 6.0])), "8": (400, np.zeros(2))}
     found = linear_mix(125, uniform)
-    assert found is not None
     assert (found.smaller, found.larger, found.share) == ("3", "4", 0.25)
     assert found.kl.tolist() == [4.0, 5.0]
     assert linear_mix(99, uniform) is None and linear_mix(401, uniform) is None

@@ -55,18 +55,6 @@ def training_documents() -> list[str]:
     return made
 
 
-def evaluation_renderings() -> list[str]:
-    made = []
-    for row in rows("choice.jsonl"):
-        options = [f"{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True)]
-        made.append("\n".join([row["question"], *options]) + "\n")
-    made += [f"{row['context']} {row['choices'][row['answer']]}" for row in rows("cloze.jsonl")]
-    made += [f"{row['context']} {row['target']}" for row in rows("lastword.jsonl")]
-    made += [f"{row['prompt']} " for row in rows("exact.jsonl")]
-    made += [f"<|user|>{row['turns'][0]}<|end|>" for row in rows("instructions.jsonl")]
-    return made
-
-
 def test_files_are_what_the_seed_gives() -> None:
     for name, content in data_files(SEED).items():
         assert (DATA_DIR / name).read_bytes() == content.encode("utf-8"), name
@@ -114,8 +102,15 @@ def test_cloze_choices_have_no_leading_space_and_several_tokens(tokenizer: Any) 
 def test_nothing_that_is_evaluated_stands_in_training_or_calibration(training_documents: list[str]) -> None:
     calibration = (DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
     seen = "\n\n".join([*training_documents, calibration, ""])
-    found = [rendering for rendering in evaluation_renderings() if rendering in seen]
-    assert found == []
+    made = []
+    for row in rows("choice.jsonl"):
+        options = [f"{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True)]
+        made.append("\n".join([row["question"], *options]) + "\n")
+    made += [f"{row['context']} {row['choices'][row['answer']]}" for row in rows("cloze.jsonl")]
+    made += [f"{row['context']} {row['target']}" for row in rows("lastword.jsonl")]
+    made += [f"{row['prompt']} " for row in rows("exact.jsonl")]
+    made += [f"<|user|>{row['turns'][0]}<|end|>" for row in rows("instructions.jsonl")]
+    assert [rendering for rendering in made if rendering in seen] == []
     corpus = (DATA_DIR / "corpus.txt").read_text(encoding="utf-8").strip().split("\n\n")
     assert not set(corpus) & set(training_documents)
 

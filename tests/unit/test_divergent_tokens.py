@@ -95,7 +95,6 @@ def test_answers_part_and_diverge_where_it_was_derived_by_hand() -> None:
 
 def test_the_order_of_the_variants_records_does_not_matter() -> None:
     inputs = compared(OURS, THEIRS, FORCED, KL)
-    assert inputs.variant is not None and inputs.variant.greedy_answers is not None
     turned = records.GreedyAnswers(inputs.variant.greedy_answers.table.take([2, 0, 1]))
     moved = replace(inputs, variant=replace(inputs.variant, greedy_answers=turned))
     assert forks(moved).time.tolist() == forks(inputs).time.tolist()
@@ -111,7 +110,6 @@ def test_equal_answers_have_no_median_and_no_part_behind() -> None:
 
 def test_other_prompts_and_other_answers_are_refused() -> None:
     inputs = compared(OURS, THEIRS, FORCED, KL)
-    assert inputs.variant is not None and inputs.variant.greedy_answers is not None
     rows = inputs.variant.greedy_answers.table.to_pylist()
     rows[1]["prompt_tokens"] = [7, 8]
     other = replace(inputs, variant=replace(inputs.variant, greedy_answers=records.GreedyAnswers.from_rows(rows)))

@@ -29,7 +29,6 @@ def sampler(size: SampleSize, seed: int = 0) -> ItemSampler:
 
 def inputs(drawn: ItemSampler) -> MetricInputs:
     """What metrics read of the variant, scored on drawn items."""
-    assert FULL.variant is not None
     variant = replace(FULL.variant, items=FULL.baseline.items).of_items(drawn.keys)
     return replace(FULL, variant=replace(variant, draws=drawn.draws()))
 
@@ -99,7 +98,6 @@ def test_a_wrong_number_of_items_is_refused(text: str) -> None:
 def test_the_asked_number_is_drawn_in_rounds_and_more_where_answers_can_change() -> None:
     drawn, found = drawn_until_enough(SampleSize(count=120))
     assert drawn.n_drawn == 120 and len(found.headline_rows) == 120
-    assert found.design is not None
     probability = 1 / found.design.weight
     low, high = (probability[found.design.stratum == code][0] for code in (0, 9))
     assert low > 2 * high
@@ -134,7 +132,6 @@ def test_drawn_items_estimate_the_values_of_all_items() -> None:
     _, found = drawn_until_enough(SampleSize(count=250))
     some, every = headline(compute_all(found)), headline(compute_all(FULL))
     for name in ("distance/flips_pct", "quality/accuracy", "quality/accuracy_delta", "distance/js_mean"):
-        assert some[name].low is not None and some[name].high is not None
         assert some[name].low <= every[name].value <= some[name].high
     # Unweighted they would not: answers of the lowest margins flip most.
     rows = found.headline_rows
@@ -194,41 +191,27 @@ def test_a_further_round_begins_where_an_earlier_run_has_ended() -> None:
     assert later.keys == at_once.keys and later.n_drawn == 300
 
 
-def test_metrics_that_need_all_items_say_so_and_are_left_out() -> None:
-    _, found = drawn_until_enough(SampleSize(count=120))
+def test_metrics_that_need_all_items_are_left_out_and_the_account_says_how_many_were_drawn() -> None:
+    drawn, found = drawn_until_enough(SampleSize(count=120))
     left_out = {name for name, reason in unmet(found).items() if reason == NOT_DRAWN}
     assert {"answer_order", "all_orders", "uncertainty", "kl_concentration"} <= left_out
     assert not left_out & {name for name, metric in METRICS.items() if metric.weighted}
     assert "perplexity" not in left_out  # running text is scored whole
     assert answers_by_margin(found) is None and flips_by_category(found) == {}
     assert details(found, compute_all(found))["divergence"]["item_percentiles"] == {}
-
-
-def test_the_account_says_how_many_items_were_drawn() -> None:
-    drawn, found = drawn_until_enough(SampleSize(count=120))
     account = take_account(found)
     assert account.asked == len(drawn.keys) and account.drawn_from == 440
     assert f"{account.asked} of 440 items drawn by the baseline's lead, with probabilities from 0." in account.sentence
 
 
-def test_items_that_were_drawn_are_not_compared_item_by_item() -> None:
+def test_drawn_items_are_weighted_without_their_baseline_too_and_not_compared_one_by_one() -> None:
     _, found = drawn_until_enough(SampleSize(count=120))
-    assert found.variant is not None
     with pytest.raises(DataError, match="unequal probabilities"):
         compare_records(FULL.baseline, found.variant)
     assert "by their intervals only" in str(head_to_head(found.variant, found.variant))
-
-
-def test_drawn_records_without_their_baseline_are_weighted_too() -> None:
-    _, found = drawn_until_enough(SampleSize(count=120))
-    assert found.variant is not None
     alone = headline(compute_all(MetricInputs(found.variant)))["quality/accuracy"]
     assert alone.value == headline(compute_all(found))["quality/accuracy"].value and alone.n == 120
-
-
-def test_draws_that_do_not_name_every_item_are_refused() -> None:
-    _, found = drawn_until_enough(SampleSize(count=120))
-    assert found.variant is not None and found.variant.draws is not None
+    # Draws that do not name every item are refused.
     cut = replace(found.variant, draws=Draws(found.variant.draws.table.slice(1)))
     with pytest.raises(AlignmentError, match="1 only in the variant"):
         compute_all(MetricInputs(FULL.baseline, cut))

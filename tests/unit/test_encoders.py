@@ -90,7 +90,6 @@ def test_an_endpoint_with_the_same_model_gives_the_same_similarity(
         config = JudgeConfig(encoder=MODEL, encoder_base_url=server.base_url)
         remote = open_judge("similarity", config, tmp_path)(inputs)
         again = open_judge("similarity", config, tmp_path)(inputs)
-    assert local.vectors is not None and remote.vectors is not None and again.vectors is not None
     error = 2 * rounding_of_vectors(encoder)  # both are rounded
     for who, there in remote.vectors.vectors.items():
         np.testing.assert_allclose(there, local.vectors.vectors[who], rtol=0, atol=error)

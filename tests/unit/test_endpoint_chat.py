@@ -151,7 +151,6 @@ def test_an_answer_is_whole_and_of_the_model_and_prompt_that_were_asked_or_an_er
                 if number not in due:
                     return None
                 reply = server.answer(PATH[wanted], body)
-                assert isinstance(reply, dict)
                 change(reply)
                 return Raw(json.dumps(reply).encode())
 
@@ -171,7 +170,6 @@ def test_a_template_of_the_servers_own_may_read_fewer_tokens_where_it_was_wanted
 
         def shorter(number: int, body: dict[str, Any]) -> Raw:
             reply = server.answer(CHAT, body)
-            assert isinstance(reply, dict)
             reply["usage"]["prompt_tokens"] = 3
             return Raw(json.dumps(reply).encode())
 

@@ -83,10 +83,6 @@ def test_bfloat16_is_measured_by_the_cpus() -> None:
         assert row.verdict.startswith(verdict)
 
 
-def end_with(code: int) -> dict[str, Any]:
-    os._exit(code)
-
-
 def pid() -> dict[str, Any]:
     return {"pid": os.getpid(), "told": os.environ.get("TOLD")}
 
@@ -103,7 +99,7 @@ def test_a_job_that_breaks_its_process_costs_only_itself() -> None:
         first = process(pid)
         assert process(pid) == first  # the same process
         with pytest.raises(JobError, match="exit code 3"):
-            process(end_with, 3)
+            process(os._exit, 3)
         assert process(pid)["told"] == "yes"
         process.timeout = 0.1
         with pytest.raises(JobError, match="no answer"):

@@ -209,7 +209,6 @@ def scores(task: Task, loglik: dict[str, list[float]], *, name: str | None = Non
 
 
 def own(task: Task, records: RunRecords) -> dict[tuple[str, str], tuple[float, int, int]]:
-    assert task.harness_metrics is not None
     return {(o.part, o.name): (o.value, o.n, o.n_unscored) for o in task.harness_metrics(records)}
 
 
@@ -367,7 +366,6 @@ def test_mutual_information_asks_the_options_alone_too(place: Path) -> None:
 
 def test_answers_are_filtered_and_judged_by_the_task(place: Path) -> None:
     [task] = made(place, "t_answer")
-    assert task.answering is not None and task.answering.judge is not None
     assert (task.answering.until, task.answering.max_new_tokens) == (("\n", "!"), 7)
     texts = {"0": "it is 0", "1": "it is 2", "2": "two", "3": "3", "4": "", "5": "5 or 6"}
     assert task.answering.judge(texts) == {"0": True, "1": False, "2": False, "3": True, "4": False, "5": True}
@@ -487,7 +485,6 @@ def test_a_corpus_may_be_scored_in_part(tmp_path: Path) -> None:
     config.max_position_embeddings = 512
     loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
     scores = run_model(Scorer(loaded), Suite(tasks=(), corpora=tuple(corpora))).records.token_scores
-    assert scores is not None
     whole, part = (scores.where(task=name) for name in ("whole", "part"))
     assert len(part) == 2 * 255 < len(whole)  # two windows of 512; the other 76 tokens are a tail
     assert np.abs(part.column("nll") - whole.column("nll")[: 2 * 255]).max() <= 2 * rounding(loaded)  # both are rounded

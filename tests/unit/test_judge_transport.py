@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
@@ -144,10 +143,6 @@ def test_a_server_that_asks_for_an_hour_has_said_no(tmp_path: Path) -> None:
     assert judged.values["judge/unscored/http_429"] == 2 and len(server.bodies) == 2
 
 
-def run_in_loop(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(work())  # type: ignore[arg-type]
-
-
 def test_no_minute_holds_more_than_the_limit() -> None:
     times: list[tuple[float, int]] = []
     minute = 0.2
@@ -161,7 +156,7 @@ def test_no_minute_holds_more_than_the_limit() -> None:
 
         await asyncio.gather(*(call(units) for units in (4, 4, 4, 1, 1, 1, 9, 30, 2)))
 
-    run_in_loop(work)
+    asyncio.run(work())
     assert [units for _, units in times] == [4, 4, 4, 1, 1, 1, 9, 30, 2]  # first come, first served
     for begin, _ in times:
         inside = [units for when, units in times if begin <= when < begin + minute * 0.95]

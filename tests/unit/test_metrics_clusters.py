@@ -148,7 +148,6 @@ def test_bounded_sums_are_checked() -> None:
 
 def _grouped(inputs: MetricInputs, size: int, of: str = "mmlu") -> MetricInputs:
     """The same records, with `size` items of one task in a group."""
-    assert inputs.baseline.items is not None
     table = inputs.baseline.items.table
     names = [
         f"passage {int(item) // size}" if task == of else None
@@ -156,7 +155,6 @@ def _grouped(inputs: MetricInputs, size: int, of: str = "mmlu") -> MetricInputs:
     ]
     place = table.column_names.index("group_id")
     items = Items(table.set_column(place, "group_id", pa.array(names, pa.string())))
-    assert inputs.variant is not None
     return replace(inputs, baseline=replace(inputs.baseline, items=items), variant=replace(inputs.variant, items=items))
 
 

@@ -20,7 +20,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
+from mlflow_compress.metrics import compute_all, headline, unmet
 from mlflow_compress.metrics.kl_tail import mean_is_trusted, shows_clipped
 from mlflow_compress.metrics.stats import bootstrap as boot
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson, z_value
@@ -362,19 +362,14 @@ def test_studentised_reaches_further_up_than_bca_where_values_are_skewed():
     assert (high - y.mean()) / (y.mean() - low) == pytest.approx(2.17 / 1.96, rel=0.06)
 
 
-def _upper_misses(population, n, *, draws=400, seed=0):
-    """Share of samples of n, drawn with replacement, whose upper end lies below the population's mean."""
-    rng = np.random.default_rng(seed)
-    ends = [boot.studentized_interval(rng.choice(population, n), resamples=600) for _ in range(draws)]
-    return np.mean([end is not None and end.high < population.mean() for end in ends])
-
-
 @pytest.mark.parametrize("name", ["awq-4bit-g128/pooled", "gptq-4bit-g128/lettered"])
 def test_the_upper_end_covers_real_kl(name):
     population = REAL[name].astype(float)
     assert population.max() < 0.05 * population.sum()
     # 5 % are allowed; two standard errors of 400 draws are 2.2 %. `benchmarks/interval_coverage.py` has all samples.
-    assert _upper_misses(population, 200) <= 0.05 + 0.022
+    rng = np.random.default_rng(0)
+    ends = [boot.studentized_interval(rng.choice(population, 200), resamples=600) for _ in range(400)]
+    assert np.mean([end is not None and end.high < population.mean() for end in ends]) <= 0.05 + 0.022
 
 
 # --- bounded mean
@@ -435,20 +430,15 @@ def test_the_clipped_bound_covers_where_one_item_holds_much_of_the_mean(name):
 # --- the tail of the KL
 
 
-def _with_kl(full: MetricInputs, kl) -> MetricInputs:
-    """The inputs with one KL per (item, option) row of the variant."""
-    table = full.variant.option_distances
-    columns = {name: table.table.column(name).to_pylist() for name in table.SCHEMA.names}
-    columns["kl"] = kl
-    return replace(full, variant=replace(full.variant, option_distances=type(table).from_columns(columns)))
-
-
 def test_shares_and_clipped_values_by_hand():
     keys = FULL.variant.option_distances.key_rows()
     # PIQA has 60 items; item 0 has 3 nats, item 1 has 1.5, all others 0.05; the lettered items have none.
     own = {"00000": 3.0, "00001": 1.5}
     kl = [own.get(item, 0.05) if task == "piqa" else 0.0 for task, item, *_ in keys]
-    found = {(r.name, r.task): r for r in compute_all(_with_kl(FULL, kl))}
+    table = FULL.variant.option_distances
+    columns = {name: table.table.column(name).to_pylist() for name in table.SCHEMA.names} | {"kl": kl}
+    moved = replace(FULL, variant=replace(FULL.variant, option_distances=type(table).from_columns(columns)))
+    found = {(r.name, r.task): r for r in compute_all(moved)}
     total = 4.5 + 58 * 0.05  # 7.4
     assert found["distance/kl_share_top_item_pct", "piqa"].value == pytest.approx(100 * 3 / total)
     assert found["distance/kl_share_top_item_pct", None].value == pytest.approx(100 * 3 / total)

@@ -283,7 +283,6 @@ def test_the_first_windows_of_a_corpus_and_the_first_documents(asked: int | None
 
 def test_metrics_compare_and_count_what_the_noise_run_covers() -> None:
     full = metric_records.inputs(40)
-    assert full.noise is not None and full.noise.items is not None and full.noise.token_scores is not None
     whole = {r.name: r for r in compute_all(full) if r.name.startswith("noise/")}
     kept = {row["item_id"] for row in full.noise.items.table.to_pylist()[::4]}
     windows = set(sorted(set(full.noise.token_scores.column("item_id")))[:2])

@@ -48,7 +48,6 @@ def test_projected_are_the_centred_rows_of_the_matrix():
     for place in (0, 1):
         scores = centred @ vectors[:, -1 - place]
         np.testing.assert_allclose(np.abs(found.coordinates[:, place]), np.abs(scores), atol=1e-9)
-        assert found.shares is not None
         assert found.shares[place] == pytest.approx(eigenvalues[-1 - place] / eigenvalues.sum())
     assert (found.n_instructions, found.n_samples) == (6, 3)
 
@@ -130,7 +129,6 @@ def test_a_setting_is_read_from_the_judge_run():
 
 def test_the_table_of_all_models_and_their_figures(tmp_path: Path):
     found = page_content().similarity
-    assert found is not None
     rows = list(csv.reader(io.StringIO(similarity_csv(found))))
     assert rows[0] == ["model", *found.names, "component_1", "component_2"] and len(rows) == 5
     assert float(rows[1][4]) == found.values[0, 3] < float(rows[1][3]) < 1

@@ -44,13 +44,6 @@ for i, row in enumerate(json.load(sys.stdin)):
 """
 
 
-def naive_log_probs(file: Path, rows: list[list[int]], scratch: Path) -> list[torch.Tensor]:
-    """Return what llama-cpp-python's own class computes for each row, from an empty context each."""
-    command = [sys.executable, "-c", NAIVE, str(file), str(scratch)]
-    subprocess.run(command, check=True, capture_output=True, text=True, input=str(rows))
-    return [torch.from_numpy(np.load(scratch / f"{i}.npy")).log_softmax(-1) for i in range(len(rows))]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model as Q8_0 that llama.cpp computes."""
@@ -100,7 +93,13 @@ def test_scores_are_those_of_a_naive_loop(folder: Path, loaded: LoadedModel, tmp
     scorer = Scorer(loaded, ScoringConfig(progress=False))
     scores, _ = scorer.score(requests)
     encoded = scorer.encoder.encode(requests)
-    rows = naive_log_probs(folder / "model.gguf", [e.inputs.tolist() for e in encoded], tmp_path)
+    # What llama-cpp-python's own class computes for each row, from an empty context each.
+    command, given = (
+        [sys.executable, "-c", NAIVE, str(folder / "model.gguf"), str(tmp_path)],
+        [e.inputs.tolist() for e in encoded],
+    )
+    subprocess.run(command, check=True, capture_output=True, text=True, input=str(given))
+    rows = [torch.from_numpy(np.load(tmp_path / f"{i}.npy")).log_softmax(-1) for i in range(len(given))]
     expected = [
         float(row[-len(e.targets) :].gather(1, torch.from_numpy(e.targets.astype(np.int64))[:, None]).sum())
         for row, e in zip(rows, encoded, strict=True)

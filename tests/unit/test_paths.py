@@ -23,20 +23,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["model", "encoder", "bertscore_model", "checkpoint", "data_dir"])
-def test_a_relative_folder_becomes_absolute(name: str, folder: Path) -> None:
-    assert absolute_paths(MainConfig(**{name: "model"})).values()[name] == str(folder / "model")
-
-
 def test_the_python_of_a_virtual_environment_stays_a_link(folder: Path) -> None:
     (folder / "python").symlink_to(folder / "mine.jsonl")
     assert absolute_paths(MainConfig(vllm_python="python")).running.vllm_python == str(folder / "python")
     assert absolute_paths(MainConfig(vllm_python="python3")).running.vllm_python == "python3"  # found by PATH
 
 
-@pytest.mark.parametrize("name", ["calibration", "instructions", "tasks"])
-def test_a_relative_file_becomes_absolute(name: str, folder: Path) -> None:
-    assert absolute_paths(MainConfig(**{name: "mine.jsonl"})).values()[name] == str(folder / "mine.jsonl")
+FOLDERS = ["model", "encoder", "bertscore_model", "checkpoint", "data_dir"]
+FILES = ["calibration", "instructions", "tasks"]
+
+
+@pytest.mark.parametrize(("name", "path"), [*((f, "model") for f in FOLDERS), *((f, "mine.jsonl") for f in FILES)])
+def test_a_relative_folder_or_file_becomes_absolute(name: str, path: str, folder: Path) -> None:
+    assert absolute_paths(MainConfig(**{name: path})).values()[name] == str(folder / path)
 
 
 def test_of_several_tasks_only_the_files_are_paths_and_names_stay(folder: Path) -> None:

@@ -188,7 +188,6 @@ def test_copies_share_the_work_and_dollars_count_every_device() -> None:
     assert mc.plan(**given, devices=8, judge=False).devices_per_copy == 2  # its own dtype on GPUs, which is bfloat16
     assert mc.plan(**given, dtype="float32", devices=8, judge=False).devices_per_copy == 4
     for one, other in zip(few.stages, many.stages, strict=True):
-        assert one.seconds is not None and other.seconds is not None and one.dollars is not None
         shared = 1 if "quantize" in one.stage else 8  # one copy compresses
         assert one.seconds == pytest.approx(shared * other.seconds, rel=1e-3)
         assert one.dollars == pytest.approx(one.seconds / 3600 * 8 * 2.0)

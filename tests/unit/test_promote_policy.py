@@ -161,7 +161,6 @@ def test_only_the_winner_is_registered_and_found_by_its_tags(tracker: Tracker) -
 def test_policy_and_hash_are_kept_with_the_decision(tracker: Tracker, policy: Callable[..., str]) -> None:
     finished(tracker, "rtn|<b>4bit")
     found = mc.promote(model="llama", policy=policy(margins=[{"metric": "quality/accuracy_delta", "margin": 0.5}]))
-    assert found.run is not None
     run = tracker.client.get_run(found.run.run_id)
     record = tracker.fetch_json(found.run.run_id, "decision.json")
     assert run.data.tags["policy"] == record["policy"]["sha256"] == found.policy_sha256

@@ -61,11 +61,6 @@ def test_without_plugins_there_are_the_packages_own_objects_and_the_nearest_is_n
         _things().get("pwn")
 
 
-def test_the_modules_of_entry_points_are_imported_and_register_themselves(installed):
-    installed("thing_plugin", LOCAL.format(name="plugged", value=2))
-    assert dict(_things().items()) == {"own": 1, "plugged": 2}
-
-
 def test_a_broken_plugin_is_one_error_that_names_entry_point_and_package(installed):
     installed("broken_plugin", "import no_such_module_anywhere\n")
     for _ in range(2):  # the second look-up must not find half a plug-in
@@ -82,10 +77,10 @@ def test_a_name_that_a_plugin_takes_again_is_refused_and_both_modules_are_named(
         _things().get("own")
 
 
-def test_the_origin_of_an_object_names_plugin_package_and_file(installed, tmp_path):
+def test_modules_of_entry_points_register_themselves_and_an_origin_names_plugin_package_and_file(installed, tmp_path):
     installed("thing_plugin", LOCAL.format(name="plugged", value=2))
     things = _things()
-    assert things.get("plugged") == 2
+    assert dict(things.items()) == {"own": 1, "plugged": 2} and things.get("plugged") == 2
     assert things.origin("plugged") == f"thing 'plugged' of thing_plugin 1.2 ({tmp_path / 'thing_plugin.py'})"
     assert things.origin("own") == f"thing 'own' of no installed package ({tmp_path / 'test_things' / 'own.py'})"
 

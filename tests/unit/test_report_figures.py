@@ -76,7 +76,6 @@ def test_identical_models(full, tmp_path):
 
 def test_without_corpus_or_with_nothing_but_a_corpus(full, tmp_path):
     inputs = full[0]
-    assert inputs.variant is not None
     gone = {"token_scores": None, "token_distances": None}
     items = MetricInputs(replace(inputs.baseline, **gone), replace(inputs.variant, **gone), settings=FAST)
     assert drawn(draw_all(items, compute_all(items), [], "mine", tmp_path / "items")) == ITEMS[1:]
@@ -94,7 +93,6 @@ def test_a_baseline_alone_has_no_figures(full, tmp_path):
 
 def test_single_category(full, tmp_path):
     inputs = full[0]
-    assert inputs.baseline.items is not None and inputs.variant is not None
     rows = [{**r, "category": r["category"] and "law"} for r in inputs.baseline.items.table.to_pylist()]
     items = Items.from_rows(rows)
     one = MetricInputs(replace(inputs.baseline, items=items), replace(inputs.variant, items=items), settings=FAST)

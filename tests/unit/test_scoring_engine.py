@@ -37,7 +37,6 @@ def test_every_architecture_equals_the_naive_forward(name: str) -> None:
         scorer = Scorer(loaded, config)
         scores, distances = scorer.score(requests)
         assert distances is None
-        assert scorer.report is not None
         assert scorer.report.path == ("plain" if config.path == "plain" else "packed"), scorer.report.plain_reason
         n_tokens = scores.column("n_tokens")
         assert np.abs((scores.column("loglik") - wanted) / n_tokens).max() < rounding(loaded)
@@ -77,7 +76,6 @@ def test_shared_prefixes_are_computed_once() -> None:
     loaded, requests = load_random("llama"), mixed_requests()
     scorer = Scorer(loaded, quiet(batch_tokens=200))
     scorer.score(requests)
-    assert scorer.report is not None
     assert scorer.report.n_tokens < 0.25 * scorer.report.n_tokens_naive
     assert scorer.report.n_truncated == 1
     lettered = [
@@ -96,7 +94,6 @@ def test_option_longer_than_the_context_is_unscored_and_counted() -> None:
     assert scores.table.column("greedy").to_pylist()[0] is None
     n_tokens = scores.column("n_tokens")[1]
     assert abs(scores.column("loglik")[1] - naive_logliks(loaded, requests[1:])[0]) < n_tokens * rounding(loaded)
-    assert scorer.report is not None
     assert scorer.report.n_unscored == 1
 
 
@@ -124,7 +121,6 @@ def test_a_path_the_model_cannot_take_is_refused_and_auto_falls_back_with_a_reas
     requests = mixed_requests()
     scorer = Scorer(narrow, quiet())
     scores, _ = scorer.score(requests)
-    assert scorer.report is not None
     assert scorer.report.path == "plain"
     assert "sliding_window 8" in str(scorer.report.plain_reason)
     wanted = naive_logliks(narrow, requests)
@@ -212,7 +208,6 @@ def test_a_model_whose_head_reads_more_than_the_states_runs_whole() -> None:
     skipping = type(loaded)(model, loaded.tokenizer, loaded.path, loaded.dtype, loaded.device)
     scorer = Scorer(skipping, quiet())
     scores, _ = scorer.score(requests)
-    assert scorer.report is not None
     assert "differs from the model's" in str(scorer.report.whole_model_reason)
     wanted = naive_logliks(skipping, requests)
     assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < rounding(skipping)

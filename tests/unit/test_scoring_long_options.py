@@ -47,16 +47,13 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
 def check(base: RunRecords, variant: RunRecords, noise: RunRecords, left_out: dict[str, int]) -> None:
     """Nulls where an option does not fit (`left_out`: how many of an item), and every number is about other items."""
     for run in (base, variant, noise):
-        assert run.option_scores is not None
         rows = [row for row in run.option_scores.table.to_pylist() if row["loglik"] is None]
         assert Counter(row["item_id"] for row in rows) == left_out
         assert all(row["greedy"] is None and row["n_tokens"] > 0 for row in rows)
     for run in (variant, noise):
-        assert run.option_distances is not None
         rows = [row for row in run.option_distances.table.to_pylist() if row["kl"] is None]
         assert Counter(row["item_id"] for row in rows) == left_out
         assert all(row["same_top"] is None and row["rbo10"] is None for row in rows)
-    assert base.items is not None
     results = compute_all(MetricInputs(baseline=base, variant=variant, noise=noise))
     counts = {r.name: (r.n, r.n_unscored) for r in results if r.task is None and r.category is None}
     wanted = (len(base.items) - len(left_out), len(left_out))
@@ -82,11 +79,9 @@ def test_they_are_left_out_and_counted_everywhere(
     ids = base.items.column("item_id") if base.items is not None else []
     check(base, variant, noise.records, {ids[i]: 1 for i in LONG})
     again = run_model(Scorer(models["base"], config), suite, baseline=store).records
-    assert again.option_distances is not None and again.option_scores is not None and base.option_scores is not None
     assert set(again.option_distances.table.column("kl").to_pylist()) == {0.0, None}
     assert again.option_scores.table.equals(base.option_scores.table)
     beside = run_model(Scorer(models["variant"], config), suite).records  # no baseline: no distances, the same nulls
-    assert beside.option_scores is not None and variant.option_scores is not None
     assert beside.option_scores.table.equals(variant.option_scores.table)
 
 
@@ -95,7 +90,6 @@ def test_items_that_all_have_one_leave_no_number(models: dict[str, LoadedModel],
     requests = [r for r in suite.requests if r.item_id in wanted and r.option == 1]
     scorer = Scorer(models["base"], QUIET)
     scores, distances = scorer.score(requests, baseline=models["variant"])
-    assert distances is not None and scorer.report is not None
     assert scores.table.column("loglik").to_pylist() == [None, None]
     assert distances.table.column("kl").to_pylist() == [None, None]
     assert (scorer.report.n_unscored, scorer.report.n_tokens) == (2, 0)

@@ -67,14 +67,12 @@ def test_a_model_against_its_own_store_is_exactly_zero(name: str, tmp_path: Path
     assert len(store.manifest.shards) == 2
     scorer = Scorer(again, ScoringConfig(progress=False))  # the limits are the baseline's
     scores_again, distances = scorer.score(mixed_requests(), baseline=store)
-    assert scorer.report is not None
     assert scorer.report.same_plan_as_baseline
     assert scorer.report.path == "packed"
     tokens_again, token_distances = scorer.score_corpus("corpus", CORPUS, window=32, baseline=store)
     assert scores_again.table.equals(scores.table)
     assert tokens_again.table.equals(tokens.table)
     for records in (distances, token_distances):
-        assert records is not None
         for kind in KINDS:
             assert (records.column(kind) == 0.0).all()
         assert records.column("same_top").astype(bool).all()
@@ -88,7 +86,6 @@ def test_distances_equal_the_naive_ones(name: str, tmp_path: Path) -> None:
     store = StateStore.open(tmp_path / "store", baseline=loaded)
     requests = mixed_requests()
     _, distances = Scorer(variant, QUIET).score(requests, baseline=store)
-    assert distances is not None
     nats = max(rounding(loaded), rounding(variant))
     for i, (p, q) in enumerate(zip(naive_logprobs(loaded, requests), naive_logprobs(variant, requests), strict=True)):
         bounds = distances_with_bounds(torch.from_numpy(p), torch.from_numpy(q), nats=nats)
@@ -105,8 +102,6 @@ def test_the_noise_floor_with_another_plan_is_small_and_found_by_content(stored:
     store = StateStore.open(folder, baseline=loaded)
     part = mixed_requests()[::-3]  # a part of the items, in another order
     _, distances = scorer.score(part, baseline=store)
-    assert distances is not None
-    assert scorer.report is not None
     assert not scorer.report.same_plan_as_baseline
     # Rounded twice, ln p moves by 2 nats at most; a KL is at most half of the square of the largest change of ln p.
     assert 0 < distances.column("kl").max() <= (2 * rounding(loaded)) ** 2 / 2
@@ -238,7 +233,6 @@ def with_special_head(loaded: LoadedModel) -> LoadedModel:
 def test_a_special_head_is_scored_with_its_own_module(stored: tuple[LoadedModel, Path]) -> None:
     store = StateStore.open(stored[1])
     _, distances = Scorer(with_special_head(stored[0]), QUIET).score(mixed_requests(), baseline=store)
-    assert distances is not None
     assert distances.column("kl").max() == 0.0
 
 
@@ -253,15 +247,12 @@ def test_a_baseline_whose_head_cannot_be_rebuilt_stores_log_probabilities(
     assert (manifest.dtype, manifest.width, manifest.head) == ("float16", 300, None)
     store = StateStore.open(tmp_path / "store", baseline=special)
     _, distances = Scorer(special, QUIET).score(mixed_requests(), baseline=store)
-    assert distances is not None
     # Float16 keeps log-probabilities above -16 to d = 2**-8. The KL of what is moved by at most d, and made a distribution
     # again, is at most d**2 / 2 (Hoeffding's lemma).
     assert distances.column("kl").max() < 2.0**-16 / 2
     variant = perturbed(stored[0], 0.05)
     exact = Scorer(variant, QUIET).score(mixed_requests(), baseline=StateStore.open(stored[1]))[1]
     close = Scorer(variant, QUIET).score(mixed_requests(), baseline=store)[1]
-    assert exact is not None
-    assert close is not None
     # KL moves by the covariance of d with ln p/q, whose mean absolute value is at most KL + 2 TV, and by that of d**2.
     kl, tv = exact.column("kl"), exact.column("tv")
     assert (abs(close.column("kl") - kl) <= 2.0**-8 * 2 * (kl + 2 * tv) + 2.0**-16).all()
@@ -278,5 +269,4 @@ def test_a_resident_baseline_gives_what_the_store_gives(stored: tuple[LoadedMode
         assert streamed[0].table.equals(from_store[0].table)
         assert streamed[1].table.equals(from_store[1].table)
     _, zero = Scorer(stored[0], QUIET).score(mixed_requests(), baseline=stored[0])
-    assert zero is not None
     assert zero.column("kl").max() == 0.0

@@ -126,7 +126,6 @@ def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
             return None
         injected[reason] += 1
         reply = server.answer("/v1/completions", body)
-        assert isinstance(reply, dict)
         return faulty(reply)
 
     try:
@@ -223,7 +222,6 @@ def test_a_fault_of_another_form_is_asked_again_and_refused_by_name_when_it_pers
                 if number not in due:
                     return None
                 reply = server.native(body) if form == "llama.cpp" else server.completion(body)
-                assert isinstance(reply, dict)
                 change(reply)
                 return Raw(json.dumps(reply).encode())
 

@@ -291,7 +291,6 @@ def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(
 ) -> None:
     monkeypatch.setattr(pipeline_module, "_python", None)  # one of its own, which is killed here
     with reload_helper():
-        assert pipeline_module._python is not None
         pipeline_module._python.server.kill()
         pipeline_module._python.server.wait()
         with pytest.raises(CheckpointError, match="exit code -9"):

@@ -425,12 +425,6 @@ def test_an_object_of_another_class_is_refused_when_it_registers() -> None:
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
 
-from write_task_table import PAGE, with_table  # noqa: E402
-
-
-def test_the_page_holds_the_current_table() -> None:
-    assert PAGE.read_text() == with_table(PAGE.read_text()), "run tools/write_task_table.py"
-
 
 def test_every_task_says_where_it_comes_from_and_is_a_group_or_can_be_built() -> None:
     assert all(row[1] and row[2] and row[3] and row[5] for row in rows())

@@ -80,7 +80,6 @@ def test_the_baseline_against_itself_has_a_kl_of_exactly_zero(
     with StateWriter(tmp_path, demo) as writer:
         Scorer(demo).score_corpus("greedy", answers, capture=writer)
     _, distances = Scorer(demo).score_corpus("greedy", answers, baseline=StateStore.open(tmp_path, baseline=demo))
-    assert distances is not None
     assert (distances.column("kl") == 0.0).all() and distances.column("same_top").all()
 
 

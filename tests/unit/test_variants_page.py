@@ -203,14 +203,9 @@ def test_every_label_and_every_link_leads_somewhere():
     assert len(ids) == len(set(ids))
     targets = re.findall(r'aria-labelledby="([^"]+)"', page) + re.findall(r'href="#([^"]+)"', page)
     assert targets and set(targets) <= set(ids)
-    wanted = {
-        name for path in (files("mlflow_compress.reporting.page") / "scripts").iterdir() for name in _ids_of(path)
-    }
+    scripts = (files("mlflow_compress.reporting.page") / "scripts").iterdir()
+    wanted = set(re.findall(r'byId\("([\w-]+)"\)', "".join(path.read_text(encoding="utf-8") for path in scripts)))
     assert wanted and wanted <= set(ids)
-
-
-def _ids_of(path):
-    return re.findall(r'byId\("([\w-]+)"\)', path.read_text(encoding="utf-8"))
 
 
 def test_the_slice_that_moves_most_is_named_for_each_variant():

@@ -87,24 +87,15 @@ def test_states_arrive_in_their_own_dtype(process: VllmProcess) -> None:
     assert states.dtype == torch.bfloat16 and states[:, 0].tolist() == [4, 6, 8]
 
 
-def test_a_model_that_vllm_refuses_is_an_error_with_vllms_reason(
+def test_a_refused_model_is_vllms_reason_and_a_torchvision_for_cuda_is_the_environments_fault_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
-    with pytest.raises(
-        UnsupportedError, match="vLLM does not load this checkpoint: ValueError: no kernel for these weights"
-    ):
+    reason = "vLLM does not load this checkpoint: ValueError: no kernel for these weights"
+    with pytest.raises(UnsupportedError, match=reason):
         VllmProcess(sys.executable, {"model": "refused"})
-
-
-def test_a_torchvision_for_cuda_is_the_environments_fault_and_the_error_names_its_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
-    with pytest.raises(
-        MissingDependencyError,
-        match=r"environment of vLLM does not work: operator torchvision::nms.*-m pip uninstall -y torchvision torchaudio",
-    ):
+    cure = r"environment of vLLM does not work: operator torchvision::nms.*-m pip uninstall -y torchvision torchaudio"
+    with pytest.raises(MissingDependencyError, match=cure):
         VllmProcess(sys.executable, {"model": "torchvision"})
 
 

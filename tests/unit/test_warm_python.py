@@ -74,7 +74,6 @@ def test_where_the_imports_fail_every_command_fails_and_the_reason_is_shown(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with WarmPython(["no_such_module"]) as python:
-        assert python.server is not None
         python.server.wait()  # otherwise it may be asked before
         assert python.run(["run.py"], environment={}, folder=tmp_path) == 1
     assert "No module named 'no_such_module'" in capfd.readouterr().err
@@ -91,7 +90,6 @@ def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
         "WarmPython([]).run(['run.py'], environment=dict(os.environ), folder=Path(sys.argv[1]))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     pids = [int(number) for number in parent.stdout.readline().split()]
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     parent.send_signal(signal.SIGKILL)

@@ -117,7 +117,6 @@ def claims() -> list[Claim]:
     score = {r["model"]: float(r["rouge_l"]) for r in read("conscompf/table1_model_performance")}
     whole = pearson(similarity.ravel(), rouge.ravel(), interval=False)
     pairs = model_pair_correlation(similarity, [score[name] for name in names])
-    assert whole is not None and pairs is not None
     parts = (principal_components(similarity, len(names)) ** 2).sum(axis=0)
     share = 100 * parts / parts.sum()
     return [

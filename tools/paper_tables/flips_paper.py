@@ -76,7 +76,6 @@ def _changed_shares(row: Row, flips: Row, all_flips: Row) -> bool:
         )
     )
     found = _answers(MMLU_ITEMS, round(a), round((f - change) / 2), round((f + change) / 2), round(every - f))
-    assert found.w2w is not None
     of_correct = 100 * found.c2w / found.n_correct
     of_incorrect = 100 * (found.w2c + found.w2w) / (found.n - found.n_correct)
     return agrees(of_correct, row["changed_of_correct_pct"]) and agrees(of_incorrect, row["changed_of_incorrect_pct"])
@@ -179,7 +178,6 @@ def _mean_of_turns(row: Row) -> tuple[str, bool]:
 
 def _rho(x: list[float], y: list[float]) -> float:
     found = spearman(x, y)
-    assert found is not None
     return found.value
 
 
