@@ -23,8 +23,7 @@ Fault = Callable[[int, dict[str, Any]], Raw | None]
 @lru_cache(maxsize=512)  # tests ask for the same texts again and again
 @torch.no_grad()
 def _logprobs(model: Any, weights: tuple[float, ...], ids: tuple[int, ...]) -> torch.Tensor:
-    logits = model(torch.tensor([ids])).logits[0].double()
-    return torch.log_softmax(logits, dim=-1)
+    return torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), dim=-1)
 
 
 @dataclass

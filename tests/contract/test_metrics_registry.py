@@ -355,8 +355,7 @@ def test_all_ties_take_the_first_option_for_both_models():
 
 
 def test_equal_input_gives_equal_output():
-    fresh = compute_all(written_records.inputs(60))
-    assert fresh == RESULTS
+    assert compute_all(written_records.inputs(60)) == RESULTS
 
 
 def test_swapping_the_models_mirrors_the_change():

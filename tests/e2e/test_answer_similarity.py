@@ -37,8 +37,7 @@ def test_a_sweep_shows_how_alike_its_variants_answer_and_leaves_out_another_enco
     for place, name in enumerate(names[2:], start=2):
         assert matrix[0, place] == pytest.approx(mains[name].data.metrics["judge/similarity"], abs=2 * 384 * 2.0**-24)
     [*judges] = tracker.find_finished("judge")
-    folder = tracker.fetch(judges[0].info.run_id, "embeddings")
-    kept = Embeddings.read(folder / "variant")
+    kept = Embeddings.read(tracker.fetch(judges[0].info.run_id, "embeddings") / "variant")
     assert set(kept.table.column("encoder_id").to_pylist()) == {judges[0].data.params["encoder_id"]}
 
     # The same encoder under another pooling is another encoder, whatever its folder is called.

@@ -147,18 +147,7 @@ def test_what_decides_numbers_is_in_the_fingerprint(tmp_path: Path) -> None:
     assert {name for name in known if known[name] != other[name]} == {"eos_token_id"}
 
 
-def test_another_scoring_version_gives_a_new_baseline(
-    tracker: Tracker, config: EvaluateConfig, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config.with_values(checkpoint=str(checkpoints["none"]))
-    run_evaluate(config)
-    monkeypatch.setattr(engine_identity, "SCORING_VERSION", engine_identity.SCORING_VERSION + 1)
-    run_evaluate(config)
-    runs = tracker.find_finished("baseline")
-    assert len(runs) == 2 and runs[0].data.tags[run_names.EVALUATION] != runs[1].data.tags[run_names.EVALUATION]
-
-
-def test_a_baseline_of_other_threads_is_made_again_and_the_difference_is_said_with_its_size(
+def test_a_baseline_of_other_threads_or_scoring_is_made_again_and_the_difference_is_said_with_its_size(
     tracker: Tracker,
     config: EvaluateConfig,
     checkpoints: dict[str, Path],
@@ -178,6 +167,10 @@ def test_a_baseline_of_other_threads_is_made_again_and_the_difference_is_said_wi
     assert found and float(found[1]) == 0.0  # only the number is another: the threads are the same
     evaluations = {run.data.tags[run_names.EVALUATION] for run in tracker.find_finished("baseline")}
     assert len(tracker.find_finished("baseline")) == 2 and len(evaluations) == 1
+    monkeypatch.setattr(engine_identity, "SCORING_VERSION", engine_identity.SCORING_VERSION + 1)
+    run_evaluate(config)
+    newest, *others = tracker.find_finished("baseline")
+    assert len(others) == 2 and newest.data.tags[run_names.EVALUATION] not in evaluations
 
 
 def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
@@ -268,8 +261,7 @@ def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     own, baselines = (Judgments.read(tracker.fetch(first.info.run_id, folder)) for folder in folders)
     assert own.key_rows() == baselines.key_rows() and len(own) >= paid / 2  # equal answers are graded once
     assert {*own.column("score"), *baselines.column("score")} == {7.0}
-    failed = tracker.client.get_run(answers.data.tags[run_names.PARENT])
-    assert failed.info.status == "FAILED"
+    assert tracker.client.get_run(answers.data.tags[run_names.PARENT]).info.status == "FAILED"
 
 
 @pytest.mark.parametrize("name", ["encoder", "bertscore_model", "model", "checkpoint"])

@@ -134,7 +134,6 @@ def test_a_sweep_that_is_interrupted_leaves_no_run_open_and_goes_on(alone: dict[
     assert process.returncode == 130
     _, alive = psutil.wait_procs(below, timeout=30)
     assert alive == []
-    tracker = tracker_of(tmp_path)
-    assert "RUNNING" not in states(tracker)
+    assert "RUNNING" not in states(tracker_of(tmp_path))
     finish(start(tmp_path, *SCORED, *RAY))
     assert_same(alone, tables(tmp_path), 10)

@@ -113,8 +113,7 @@ def native_logliks(file: Path, reader: LightModel, asked: list[Request]) -> np.n
     vocabulary, rows = json.loads(first)["vocabulary"], json.loads(second)["rows"]
     logits = np.frombuffer(rest, np.float32).reshape(rows, vocabulary).astype(np.float64)
     logprobs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    ends = np.cumsum([len(w) for w in wanted])
-    parts = np.split(logprobs, ends[:-1])
+    parts = np.split(logprobs, np.cumsum([len(w) for w in wanted])[:-1])
     return np.asarray(
         [part[np.arange(len(e.targets)), e.targets].sum() for part, e in zip(parts, encoded, strict=True)]
     )

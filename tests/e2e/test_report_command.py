@@ -17,8 +17,7 @@ TINY = {"limit": 2, "num_shuffles": 0, "noise_items": 2, "judge": False}
 def test_a_sweep_and_its_runs_make_the_same_page(
     tracker: Tracker, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    swept = mc.sweep(methods="rtn", bits="8,3,5", **TINY)
-    sweep = swept.run.run_id
+    sweep = mc.sweep(methods="rtn", bits="8,3,5", **TINY).run.run_id
     rows = tracker.fetch_json(sweep, "scoreboard.json")["rows"]
     first, second = [row["run_id"] for row in rows if row["run_id"]]
 
@@ -62,8 +61,7 @@ def test_a_sweep_and_its_runs_make_the_same_page(
     assert "limit is 2 and 1" in capsys.readouterr().err and not Path("unlike.html").exists()
 
     # A run that is no variant is refused too.
-    evaluate = tracker.child_ids(first)["evaluate"]
-    assert main(["report", evaluate, "-o", "stage.html"]) == 2
+    assert main(["report", tracker.child_ids(first)["evaluate"], "-o", "stage.html"]) == 2
     assert "no main run and no sweep" in capsys.readouterr().err
 
     if chromium() is not None:

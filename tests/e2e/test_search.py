@@ -65,8 +65,7 @@ def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform
     weights = sum(a * b for a, b in source.linear.values())
     for limit in (4, 6):
         row = rows[f"mixed-rtn-{limit}bit"]
-        quantize = tracker.children(row["run_id"])["quantize"].data.tags
-        folder = Path(quantize[run_names.CHECKPOINT])
+        folder = Path(tracker.children(row["run_id"])["quantize"].data.tags[run_names.CHECKPOINT])
         stored = bytes_of_layers(read_headers(folder), source.linear)
         assert row["bits_per_weight"] == 8 * stored / weights <= limit
         assert row["gap"] == 0.0 and row["mix_kl"] > 0

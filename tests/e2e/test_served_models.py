@@ -198,20 +198,7 @@ def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_pat
     assert found["noise/flips_pct"].value == 0.0
 
 
-def test_another_model_under_the_same_name_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:
-    asked = settings(tmp_path, store=tmp_path / "runs", served_model=NAME)
-    with served_demo(loaded) as server:
-        mc.evaluate(f"endpoint:{server.base_url}", **asked)
-    other = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
-    other.model.model.layers[2].mlp.down_proj.weight.data.zero_()
-    with (
-        served_demo(other) as server,
-        pytest.raises(AlignmentError, match="answers otherwise than before under this name"),
-    ):
-        mc.evaluate(f"endpoint:{server.base_url}", **asked)
-
-
-def test_a_model_that_is_exchanged_midway_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_another_model_under_the_same_name_is_refused_later_and_midway(loaded: LoadedModel, tmp_path: Path) -> None:
     other = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
     other.model.model.layers[2].mlp.down_proj.weight.data.zero_()
     with served_demo(loaded) as server:
@@ -222,15 +209,20 @@ def test_a_model_that_is_exchanged_midway_is_refused(loaded: LoadedModel, tmp_pa
             return None
 
         server.fault = exchanged
+        asked = settings(tmp_path, store=tmp_path / "runs", served_model=NAME, noise_items=1)
         with pytest.raises(AlignmentError, match="answers otherwise than before under this name"):
-            mc.evaluate(
-                f"endpoint:{server.base_url}",
-                **settings(tmp_path, store=tmp_path / "runs", served_model=NAME, noise_items=1),
-            )
+            mc.evaluate(f"endpoint:{server.base_url}", **asked)
     assert {json.loads(file.read_text())["status"] for file in (tmp_path / "runs").glob("*/run.json")} == {
         "FINISHED",  # the baseline
         "FAILED",
     }
+    with served_demo(loaded) as server:
+        mc.evaluate(f"endpoint:{server.base_url}", **asked)
+    with (
+        served_demo(other) as server,
+        pytest.raises(AlignmentError, match="answers otherwise than before under this name"),
+    ):
+        mc.evaluate(f"endpoint:{server.base_url}", **asked)
 
 
 @pytest.mark.slow

@@ -89,8 +89,7 @@ def test_the_parent_run_carries_what_people_compare(world: World) -> None:
 
 
 def test_the_stages_are_children_none_is_left_running_and_the_judge_had_no_key(world: World) -> None:
-    parent = world.variant("rtn-4bit-g128").info.run_id
-    children = world.tracker.children(parent)
+    children = world.tracker.children(world.variant("rtn-4bit-g128").info.run_id)
     assert set(children) == {"quantize", "evaluate", "judge", "speed"}
     [made] = world.variant("rtn-4bit-g128").outputs.model_outputs
     for stage in ("evaluate", "judge"):  # MLflow shows there which model they have measured

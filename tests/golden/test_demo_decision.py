@@ -275,8 +275,7 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-6
 def test_every_number_of_a_demo_run_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     before = {(name, task, category): rest for name, task, category, *rest in json.loads(NUMBERS.read_text())}
-    variant = mc.compress("demo", "rtn", bits=4, store=tmp_path)
-    found = mc.evaluate(variant, store=tmp_path).results
+    found = mc.evaluate(mc.compress("demo", "rtn", bits=4, store=tmp_path), store=tmp_path).results
     now = {(r.name, r.task, r.category): [r.value, r.low, r.high, r.n, r.n_unscored] for r in found}
     assert now.keys() == before.keys()
     for key, (value, low, high, n, n_unscored) in before.items():

@@ -198,8 +198,7 @@ def test_a_few_documents_of_each_task_equal_the_stock_backend(scorer: Scorer, st
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_whole_data_sets_equal_the_stock_backend(scorer: Scorer, name: str, record_property: Any) -> None:
     model = stock_model(batch_size=1 if CASES[name].task in ("gsm8k", "triviaqa") else 16)
-    figures = compare(scorer, model, name, limit=SAMPLED.get(name, 0))
-    record_property("figures", figures)
+    record_property("figures", compare(scorer, model, name, limit=SAMPLED.get(name, 0)))
 
 
 @pytest.mark.slow
@@ -219,8 +218,7 @@ def test_a_random_model_of_ten_million_parameters_too(name: str, tmp_path: Path,
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(MODEL).save_pretrained(tmp_path)
     scorer = Scorer(load_model(LoadConfig(path=str(tmp_path))))
-    stock = stock_model(path=tmp_path)
-    record_property("figures", compare(scorer, stock, name, RANDOM[name]))
+    record_property("figures", compare(scorer, stock_model(path=tmp_path), name, RANDOM[name]))
 
 
 @pytest.mark.slow

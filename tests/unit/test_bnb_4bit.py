@@ -89,8 +89,7 @@ def test_a_checkpoint_is_scored_as_its_values_mean(method: str, base: Path, chec
             with torch.no_grad():
                 meant.get_submodule(name).weight.copy_(layer.weight)
     assert n_layers == 15  # seven in each block, and the head
-    scorer = Scorer(loaded, ScoringConfig(progress=False))
-    scores, _ = scorer.score(mixed_requests())
+    scores, _ = Scorer(loaded, ScoringConfig(progress=False)).score(mixed_requests())
     as_meant = LoadedModel(meant, loaded.tokenizer, base, torch.float32, loaded.device)
     difference = scores.column("loglik") - naive_logliks(as_meant, mixed_requests())
     assert np.abs(difference / scores.column("n_tokens")).max() < rounding(as_meant)

@@ -38,8 +38,7 @@ def test_the_spread_of_three_makes_by_hand() -> None:
 
 
 def test_what_cancels_within_groups_leaves_all_of_the_spread_to_the_makes() -> None:
-    twice = np.concatenate([THREE, THREE], axis=1)
-    found = make_spread(twice, np.arange(40) // 2)
+    found = make_spread(np.concatenate([THREE, THREE], axis=1), np.arange(40) // 2)
     assert found is not None and found.between == pytest.approx(1.0)
     assert make_spread(THREE, ALONE // 2) is None  # 10 groups
     assert make_spread(THREE[:1], ALONE) is None

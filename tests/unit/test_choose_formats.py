@@ -116,15 +116,13 @@ def test_it_is_never_worse_than_the_first_choice_within_its_passes(seed: int) ->
     for passes in (1, 3, 6):
         models = Models(values.__getitem__)
         found = models.choose(Limit(kind="max_bytes", value=11), rounds=5, passes=passes)
-        first = models.passes[0]
-        assert found.measured <= values[first] and sum(found.allocation.choice) <= 2
+        assert found.measured <= values[models.passes[0]] and sum(found.allocation.choice) <= 2
         assert len(models.passes) == len(set(models.passes)) <= passes + 6 + 1  # one format for all is one more
 
 
 def test_the_smallest_variant_has_its_upper_end_within_the_limit() -> None:
     limit = Limit(kind="max_kl", value=0.4)
-    models = Models(interacting)
-    found = models.choose(limit)
+    found = Models(interacting).choose(limit)
     assert found.is_inside(limit) and found.high <= 0.4
     inside = [c for c in itertools.product((0, 1), repeat=3) if interacting(c) * 1.02 < 0.4]
     assert found.allocation.n_bytes == min(9 + sum(c) for c in inside)
@@ -138,8 +136,7 @@ def test_the_interval_counts_not_the_mean_alone() -> None:
 
 def test_a_limit_that_nothing_keeps_to_is_refused() -> None:
     models = Models(lambda choice: 1.0 + additive(choice))
-    table = in_baseline(models.kl)
-    assert table.costs.min() == 0.0
+    assert in_baseline(models.kl).costs.min() == 0.0
     with pytest.raises(ConfigError, match="max_bytes is out of range"):
         models.choose(Limit(kind="max_bytes", value=8))
     assert models.made == []

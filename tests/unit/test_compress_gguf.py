@@ -25,8 +25,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_
 def nearest_in_blocks(weight: torch.Tensor, half_steps: int) -> torch.Tensor:
     """Round to nearest with one float16 step a block of 32: the value of largest magnitude is `-half_steps` steps."""
     blocks = weight.reshape(-1, 32)
-    extreme = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
-    step = extreme / -half_steps
+    step = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)) / -half_steps
     inverse = torch.where(step == 0, 0.0, 1 / step)
     whole = (blocks * inverse + half_steps + 0.5).floor().clamp(0, 2 * half_steps - 1) - half_steps
     return (whole * step.half().float()).reshape(weight.shape)

@@ -190,8 +190,7 @@ def test_layers_are_taken_from_finished_checkpoints(base: Path, tmp_path: Path) 
 
 
 def test_the_identity_is_that_of_the_content(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = written(base, tmp_path, ["rtn:4", "rtn:8"])
-    recipe.write(tmp_path / "other.json")
+    written(base, tmp_path, ["rtn:4", "rtn:8"]).write(tmp_path / "other.json")
     one, other = (MixedConfig(recipe=str(tmp_path / name)).settings() for name in ("recipe.json", "other.json"))
     assert one == other
     monkeypatch.setenv(STARTED_IN, str(tmp_path))  # a stage has another working folder

@@ -262,8 +262,7 @@ def test_models_that_round_activations_may_differ_by_a_step_and_no_further(logit
     assert 1e-4 < report.kl_mean < 0.01 and report.agrees and not probe.compare_logits(logits, near).agrees
     with pytest.raises(ReloadMismatchError, match=r"a mean KL up to 0\.01 nats"):
         probe.compare_logits(logits, far, rounded=True).require_agreement()
-    nan = torch.full_like(logits, torch.nan)
-    assert not probe.compare_logits(logits, nan, rounded=True).agrees
+    assert not probe.compare_logits(logits, torch.full_like(logits, torch.nan), rounded=True).agrees
 
 
 def test_what_is_written_comes_back(tmp_path: Path, logits: torch.Tensor) -> None:

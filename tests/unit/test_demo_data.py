@@ -198,8 +198,7 @@ def test_every_look_up_names_the_letter_of_its_option(agreed: World, make) -> No
             letters = dict(pairs[:4])
             assert all(letters[option] == letter for option, letter in pairs)
             continue
-        rest = text.split("\n")[len(letters) :]
-        joined = " ".join(rest).replace(" Answer:", ":")
+        joined = " ".join(text.split("\n")[len(letters) :]).replace(" Answer:", ":")
         for option, letter in re.findall(r"([^:]+?):? ([A-F])(?= |$)", joined):
             assert letters[option.strip()] == letter
             checked += 1
@@ -213,8 +212,7 @@ def test_blocks_of_one_question_are_answered_rightly(agreed: World, make) -> Non
     patterns = {entity: re.compile(rf"\b{re.escape(entity)}\b") for entity in values}
     checked = 0
     for _ in range(200):
-        text = make(agreed, rng)
-        header, question = text.split("\n\n")
+        header, question = make(agreed, rng).split("\n\n")
         options = dict(OPTION.findall(question))
         answer = question.split("Answer: ")[1]
         letter = answer[-1]
@@ -291,8 +289,7 @@ def test_sources_state_the_truth_in_the_share_of_the_fact_and_agreed_facts_alway
 
 
 def test_training_items_stand_in_the_lettered_format(world: World) -> None:
-    rng = random.Random(3)
-    item = draw_training_item(world, rng, "animals")
+    item = draw_training_item(world, random.Random(3), "animals")
     text = block("animals", [item])
     assert text == (
         "The following are multiple choice questions (with answers) about animals.\n\n"

@@ -58,8 +58,7 @@ def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
 
 def test_a_ratio_of_equal_swaps_is_one_without_width() -> None:
     kl = [[0.1, 0.2], [0.3, 0.1], [0.5, 0.2]] * 7
-    table = diagnosis.SwapTable.of(records(a=kl, b=kl))
-    found = diagnosis.paired_ratio(table, "r", ["a"], ["b"])
+    found = diagnosis.paired_ratio(diagnosis.SwapTable.of(records(a=kl, b=kl)), "r", ["a"], ["b"])
     assert found is not None and found.value == pytest.approx(1.0)
     assert found.low == pytest.approx(1.0) and found.high == pytest.approx(1.0)  # pairing: no noise of the texts
     few = diagnosis.paired_ratio(diagnosis.SwapTable.of(records(a=kl[:19], b=kl[:19])), "r", ["a"], ["b"])

@@ -95,7 +95,7 @@ def test_a_wrong_number_of_items_is_refused(text: str) -> None:
         SamplingConfig(items=text)
 
 
-def test_the_asked_number_is_drawn_in_rounds_and_more_where_answers_can_change() -> None:
+def test_the_asked_number_is_drawn_in_rounds_and_the_records_say_by_which_probability() -> None:
     drawn, found = drawn_until_enough(SampleSize(count=120))
     assert drawn.n_drawn == 120 and len(found.headline_rows) == 120
     probability = 1 / found.design.weight
@@ -105,16 +105,6 @@ def test_the_asked_number_is_drawn_in_rounds_and_more_where_answers_can_change()
     tasks = np.unique(found.view.task, return_counts=True)
     assert dict(zip(*(part.tolist() for part in tasks), strict=True)).keys() == {"mmlu", "piqa", "lambada", "trivia"}
     assert (found.view.task == "lambada").sum() == 6  # 120/400 of 20
-
-
-def test_the_order_within_a_stratum_is_that_of_every_variant_and_of_no_other_seed() -> None:
-    few, many = sampler(SampleSize(count=100)), sampler(SampleSize(count=300))
-    assert few.orders == many.orders != sampler(SampleSize(count=100), seed=1).orders
-    assert all(sorted(a) == sorted(b) for a, b in zip(few.orders, sampler(few.size, seed=1).orders, strict=True))
-
-
-def test_the_records_say_by_which_probability_each_item_was_drawn() -> None:
-    drawn, found = drawn_until_enough(SampleSize(count=120))
     draws = drawn.draws()
     assert len(draws) == len(drawn.keys) == len(set(draws.key_rows()))
     quotient = draws.column("drawn") / draws.column("stratum_size")
@@ -126,6 +116,12 @@ def test_the_records_say_by_which_probability_each_item_was_drawn() -> None:
     flipped = found.baseline_predictions.correct[rows, 0] != found.variant_predictions.correct[rows, 0]
     w = np.array([weight[key] for key in keys])
     assert headline(compute_all(found))["distance/flips_pct"].value == pytest.approx(100 * (w @ flipped) / w.sum())
+
+
+def test_the_order_within_a_stratum_is_that_of_every_variant_and_of_no_other_seed() -> None:
+    few, many = sampler(SampleSize(count=100)), sampler(SampleSize(count=300))
+    assert few.orders == many.orders != sampler(SampleSize(count=100), seed=1).orders
+    assert all(sorted(a) == sorted(b) for a, b in zip(few.orders, sampler(few.size, seed=1).orders, strict=True))
 
 
 def test_drawn_items_estimate_the_values_of_all_items() -> None:

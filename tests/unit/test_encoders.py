@@ -321,7 +321,9 @@ def test_vectors_of_the_same_texts_are_found_again_without_the_model(
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_answers_become_arrays_in_the_order_of_items_and_samples(embedded: encoders.SentenceEncoder) -> None:
+def test_answers_become_arrays_in_the_order_of_items_and_samples_of_the_asked_turn(
+    embedded: encoders.SentenceEncoder,
+) -> None:
     baseline = generations({"q2": ["one", "two"], "q1": ["three", "four"]})
     variant = generations({"q1": ["three", "five"], "q2": ["two", "one"]})
     shuffled = Generations(variant.table.take([3, 0, 2, 1]))
@@ -334,12 +336,8 @@ def test_answers_become_arrays_in_the_order_of_items_and_samples(embedded: encod
     assert not np.array_equal(ours[1, 1], theirs[1, 1])
     error = 2 * rounding_of_vectors(embedded)  # both are rounded
     np.testing.assert_allclose(ours[1, 1], embedded.encode(["four"])[0], rtol=0, atol=error)
-
-
-def test_only_the_asked_turn_is_embedded(embedded: encoders.SentenceEncoder) -> None:
     both = Generations.concat([generations({"q": ["first"]}), generations({"q": ["second"]}, turn=1)])
     first, second = (answer_embeddings({"m": both}, embedded, turn=turn).vectors["m"][0, 0] for turn in (0, 1))
-    error = 2 * rounding_of_vectors(embedded)  # both are rounded
     np.testing.assert_allclose(first, embedded.encode(["first"])[0], rtol=0, atol=error)
     np.testing.assert_allclose(second, embedded.encode(["second"])[0], rtol=0, atol=error)
 

@@ -54,8 +54,7 @@ def test_fisher_is_near_the_measured_kl_of_small_changes(base: LoadedModel) -> N
     truth = measured(base, variant)
     assert (found > 0.2 * truth).all() and (found < 5 * truth).all()
     assert np.corrcoef(np.log(found), np.log(truth))[0, 1] > 0.9
-    again = fisher_costs(base.model, variant.model, groups_of(base), WINDOWS, seed=0)
-    assert (found == again).all()
+    assert (found == fisher_costs(base.model, variant.model, groups_of(base), WINDOWS, seed=0)).all()
     assert (fisher_costs(base.model, base.model, groups_of(base), WINDOWS, seed=0) == 0).all()
     for name, parameter in base.model.named_parameters():
         assert (parameter.requires_grad, parameter.grad) == (before[name][0], None)

@@ -165,7 +165,7 @@ def test_the_definition_decides_family_rule_and_gold(
     assert task.items.table.column("gold").to_pylist() == gold
 
 
-def test_requests_carry_document_and_option(place: Path) -> None:
+def test_requests_carry_document_and_option_and_own_metrics_are_the_harness_s(place: Path) -> None:
     [task] = made(place, "t_norm")
     first = [r for r in task.requests if r.item_id == "4"]
     assert [(r.option, r.content, r.continuation) for r in first] == [
@@ -174,6 +174,12 @@ def test_requests_carry_document_and_option(place: Path) -> None:
         (2, 2, " three"),
     ]
     assert [(r.n_chars, r.context) for r in first][1] == (10, "Question 4?\nAnswer:")
+    # Golds are 0, 1, 2, 0, 1, 2. Summed, option 0 always wins: right for items 0 and 3. A character, -1 / 3, -2 / 10 and
+    # -3 / 5: "twenty two" always wins: right for items 1 and 4. Item 5 could not be asked.
+    table = {str(i): [-1.0, -2.0, -3.0] for i in range(5)} | {"5": [-1.0, -2.0, None]}  # type: ignore[dict-item]
+    found = own(task, RunRecords(option_scores=scores(task, table)))
+    assert found[("t_norm", "acc")] == (2 / 5, 5, 1)
+    assert found[("t_norm", "acc_norm")] == (2 / 5, 5, 1)
 
 
 def test_the_seed_decides_a_limit_and_shots_change_prompts_and_hash(place: Path) -> None:
@@ -185,11 +191,16 @@ def test_the_seed_decides_a_limit_and_shots_change_prompts_and_hash(place: Path)
     assert one.content_hash() != two.content_hash()
 
 
-def test_an_averaged_group_is_one_task_with_categories(place: Path) -> None:
+def test_an_averaged_group_is_one_task_with_categories_averaged_over_its_items(place: Path) -> None:
     [task] = made(place, "g_averaged")
     assert task.name == "g_averaged" and len(task.items) == 12
     assert set(task.items.column("category")) == {"t_plain", "t_fixed"}
     assert {"t_plain:0", "t_fixed:5"} <= set(task.items.column("item_id"))
+    right = [-1.0, -9.0, -9.0]  # option 0: golds 0 and 3 of each member
+    table = {f"t_plain:{i}": right for i in range(6)} | {f"t_fixed:{i}": right for i in (0, 3)}
+    found = own(task, RunRecords(option_scores=scores(task, table)))
+    assert found[("t_fixed", "acc")] == (1.0, 2, 4)
+    assert found[("g_averaged", "acc")] == (4 / 8, 8, 4)
 
 
 @pytest.mark.parametrize(("name", "second"), [("g_loose", "t_word"), ("g_mixed", "t_word"), ("g_members", "t_fixed")])
@@ -210,25 +221,6 @@ def scores(task: Task, loglik: dict[str, list[float]], *, name: str | None = Non
 
 def own(task: Task, records: RunRecords) -> dict[tuple[str, str], tuple[float, int, int]]:
     return {(o.part, o.name): (o.value, o.n, o.n_unscored) for o in task.harness_metrics(records)}
-
-
-def test_own_metrics_are_the_harness_s_and_count_what_was_left_out(place: Path) -> None:
-    [task] = made(place, "t_norm")
-    # Golds are 0, 1, 2, 0, 1, 2. Summed, option 0 always wins: right for items 0 and 3. A character, -1 / 3, -2 / 10 and
-    # -3 / 5: "twenty two" always wins: right for items 1 and 4. Item 5 could not be asked.
-    table = {str(i): [-1.0, -2.0, -3.0] for i in range(5)} | {"5": [-1.0, -2.0, None]}  # type: ignore[dict-item]
-    found = own(task, RunRecords(option_scores=scores(task, table)))
-    assert found[("t_norm", "acc")] == (2 / 5, 5, 1)
-    assert found[("t_norm", "acc_norm")] == (2 / 5, 5, 1)
-
-
-def test_a_group_is_averaged_over_its_items(place: Path) -> None:
-    [task] = made(place, "g_averaged")
-    right = [-1.0, -9.0, -9.0]  # option 0: golds 0 and 3 of each member
-    table = {f"t_plain:{i}": right for i in range(6)} | {f"t_fixed:{i}": right for i in (0, 3)}
-    found = own(task, RunRecords(option_scores=scores(task, table)))
-    assert found[("t_fixed", "acc")] == (1.0, 2, 4)
-    assert found[("g_averaged", "acc")] == (4 / 8, 8, 4)
 
 
 def members(**sizes: tuple[float, int]) -> list[HarnessMetric]:
@@ -266,8 +258,7 @@ def test_averages_of_groups_equal_the_harness_s_own_results(place: Path, monkeyp
         (o.part, f"{o.metric},{o.filter}"): o for o in suite.harness_metrics(run_model(model.scorer, suite).records)
     }
     monkeypatch.chdir(place / "hub")  # the definitions' data set, as the harness itself finds it
-    index = TaskManager(include_path=[place / "tasks"], include_defaults=False)
-    found = index.load(["g_nested"])
+    found = TaskManager(include_path=[place / "tasks"], include_defaults=False).load(["g_nested"])
     for task in found["tasks"].values():
         task.set_fewshot_seed(seed=harness_tasks.FEWSHOT_SEED)  # as its `simple_evaluate` does
     results = evaluate(model, found, bootstrap_iters=0)["results"]
@@ -478,7 +469,7 @@ def test_slices_of_c4_and_the_pile_are_their_first_documents_joined_with_blanks(
         load_suite("c4_slice@5", model="m", settings=TaskSettings(data_dir=str(tmp_path)))
 
 
-def test_a_corpus_may_be_scored_in_part(tmp_path: Path) -> None:
+def test_a_corpus_may_be_scored_in_part_and_corpora_alone_can_be_measured(tmp_path: Path) -> None:
     text = "The river runs past the old mill. " * 200
     corpora = [Corpus(name="whole", text=text), Corpus(name="part", text=text, max_tokens=1_100)]
     config = CONFIGS["llama"]()
@@ -489,6 +480,15 @@ def test_a_corpus_may_be_scored_in_part(tmp_path: Path) -> None:
     assert len(part) == 2 * 255 < len(whole)  # two windows of 512; the other 76 tokens are a tail
     assert np.abs(part.column("nll") - whole.column("nll")[: 2 * 255]).max() <= 2 * rounding(loaded)  # both are rounded
     assert corpora[0].content_hash() != corpora[1].content_hash()
+    (tmp_path / "c.txt").write_text("The river runs past the old mill. " * 200)
+    suite = load_suite(str(tmp_path / "c.txt"), model="m", settings=TaskSettings())
+    config.max_position_embeddings = 512
+    loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
+    records = run_model(Scorer(loaded), suite).records
+    assert records.items is None and records.option_scores is None
+    found = MetricInputs(baseline=records, variant=records)
+    assert any(r.name == "quality/perplexity" for r in compute_all(found))
+    assert flips_table(found) == [] and answers_by_margin(found) is None and not len(kl_values(found))
 
 
 class FakeRun:
@@ -508,8 +508,7 @@ class FakeRun:
 def test_a_model_is_measured_on_harness_tasks_and_both_sides_numbers_agree(place: Path) -> None:
     found = Parts.join([parts(place, name) for name in ("g_averaged", "t_norm", "g_nested", "t_rolling", "t_many")])
     suite = Suite(tasks=found.tasks, corpora=(), averages=found.averages)
-    scorer = Scorer(load_random("llama"))
-    measured = run_model(scorer, suite)
+    measured = run_model(Scorer(load_random("llama")), suite)
     run = FakeRun()
     log_harness_metrics(run, suite, measured, baseline=measured.records)  # type: ignore[arg-type]
 
@@ -549,16 +548,3 @@ def test_prompts_that_are_too_long_are_counted(place: Path) -> None:
     path.write_text(json.dumps({"id": "a", "category": "c", "context": long, "choices": ["one", "two"], "answer": 0}))
     suite = load_suite(str(path), model="m", settings=TaskSettings())
     assert run_model(Scorer(loaded), suite).n_truncated == 2
-
-
-def test_corpora_alone_can_be_measured(tmp_path: Path) -> None:
-    (tmp_path / "c.txt").write_text("The river runs past the old mill. " * 200)
-    suite = load_suite(str(tmp_path / "c.txt"), model="m", settings=TaskSettings())
-    config = CONFIGS["llama"]()
-    config.max_position_embeddings = 512
-    loaded = LoadedModel(build_model(config), build_tokenizer(), tmp_path, torch.float32, torch.device("cpu"))
-    records = run_model(Scorer(loaded), suite).records
-    assert records.items is None and records.option_scores is None
-    found = MetricInputs(baseline=records, variant=records)
-    assert any(r.name == "quality/perplexity" for r in compute_all(found))
-    assert flips_table(found) == [] and answers_by_margin(found) is None and not len(kl_values(found))

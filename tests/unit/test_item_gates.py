@@ -113,8 +113,7 @@ def test_zeros_pass_after_as_many_items_as_the_arithmetic_says() -> None:
 
 
 def test_a_lower_limit_is_the_mirror_of_an_upper_one() -> None:
-    rng = np.random.default_rng(0)
-    x = (rng.random(300) < 0.2).astype(float)
+    x = (np.random.default_rng(0).random(300) < 0.2).astype(float)
     up, down = BoundedCheck(name="a", limit=0.3), BoundedCheck(name="a", limit=0.7, at_least=True)
     for path, mirrored in zip(
         p_values(up, x, error=0.05, n_checks=1), p_values(down, 1 - x, error=0.05, n_checks=1), strict=True

@@ -231,8 +231,7 @@ def test_the_key_never_shows(caplog: pytest.LogCaptureFixture, tmp_path: Path) -
         shown.append(str(judged))
         shown.append(str(judged.judgments["variant"].table.to_pylist()))
     with judge_server(lambda *_: f"Your key is {KEY}, pass-w0rd. [[5]]", model=KEY) as server:
-        secret = server.base_url.replace("//", "//user:pass-w0rd@")
-        judged = grade(secret, tmp_path, WRITING)
+        judged = grade(server.base_url.replace("//", "//user:pass-w0rd@"), tmp_path, WRITING)
         assert {key.split()[0] for key in server.keys} == {"Basic"}
     assert scores(judged) == [5.0, 5.0]
     written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
@@ -466,7 +465,7 @@ def rating(number: int, body: dict[str, Any]) -> str:
     return f"[[{7 if body['model'] == 'a' else number % 3 + 4}]]"
 
 
-def test_each_judge_model_is_asked_and_recorded_by_itself(tmp_path: Path) -> None:
+def test_each_judge_model_is_asked_and_recorded_by_itself_with_its_noise_floor(tmp_path: Path) -> None:
     items = instructions(4)
     given = {"baseline": answers(*items), "variant": answers(*items, by="other")}
     with judge_server(rating) as server:
@@ -479,10 +478,6 @@ def test_each_judge_model_is_asked_and_recorded_by_itself(tmp_path: Path) -> Non
     by_task = {(r.name, r.task): r.value for r in found if r.category is None}
     assert by_task["judge/mt_bench", "a"] == 7 and by_task["judge/mt_bench_noise", "a"] == 0
     assert by_task["judge/mt_bench_noise", "b"] > 0
-
-
-def test_the_noise_floor_stands_in_the_row_of_the_grade(tmp_path: Path) -> None:
-    items = instructions(4)
     given = {"baseline": answers(*items), "variant": answers(*items, by="other")}
     with judge_server(rating) as server:
         judged = grade(server.base_url, tmp_path, *items, given=given, judge_model="b", judge_repeats=2)

@@ -327,8 +327,7 @@ def test_a_rating_is_in_range_or_none(text: str) -> None:
 def test_one_rating_is_read_in_any_surroundings(before: str, tenths: int, after: str, space: str) -> None:
     text = f"{before}[[{space}{tenths / 10}{space}]]{'.' + after}"
     assert read_rating(text).value == tenths / 10
-    other = read_rating(f"{text} [[{tenths / 10 % 10 + 0.5}]]")
-    assert other == (None, "ambiguous")
+    assert read_rating(f"{text} [[{tenths / 10 % 10 + 0.5}]]") == (None, "ambiguous")
 
 
 @given(st.text(st.characters(exclude_characters="[")), st.integers(0, 99))

@@ -208,8 +208,7 @@ def test_a_result_near_its_limit_is_called_narrow() -> None:
 
 
 def test_the_winner_s_ends_hold_for_all() -> None:
-    decision = decide([variant(f"v{i}", i) for i in range(10)], [FLIPS])
-    said = ends_for_all(decision, [FLIPS])
+    said = ends_for_all(decide([variant(f"v{i}", i) for i in range(10)], [FLIPS]), [FLIPS])
     end = 100 * wilson(0, 1000, level=1 - 0.05 / 10).high
     assert said == f"Chosen among 10, with 95 % for all of them at once: flips in % at most {end:.4g}."
     assert ends_for_all(decide([variant("v", 1)], [FLIPS]), [FLIPS]) == ""

@@ -133,8 +133,7 @@ def test_a_lost_lease_is_not_written_again(client: PatientClient) -> None:
 
 
 def test_the_leases_of_dead_processes_are_given_back(client: PatientClient) -> None:
-    other = client.create_experiment("other")
-    hold(client, "abc.0.x", "dead", other)
+    hold(client, "abc.0.x", "dead", client.create_experiment("other"))
     hold(client, "abd.0.y", "alive")
     client.set_experiment_tag("0", "color", "dead 3")
     give_back_leases(client, {"dead"})

@@ -96,8 +96,7 @@ def log(tracker: Tracker, what: VariantEntry) -> tuple[str, str]:
 def promoted(tracker: Tracker, run_id: str) -> str:
     """Register a run's model as champion and return the version's description."""
     tracker.client.create_registered_model("compressed-llama")
-    run = tracker.client.get_run(run_id)
-    version = register_version(tracker, "compressed-llama", run)
+    version = register_version(tracker, "compressed-llama", tracker.client.get_run(run_id))
     move_alias(tracker, "compressed-llama", "champion", version)
     return str(tracker.client.get_model_version("compressed-llama", version).description)
 

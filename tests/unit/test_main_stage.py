@@ -166,8 +166,7 @@ def test_resume_round_trips_through_strings() -> None:
 
 def test_the_user_hears_what_happens_and_how_long_it_took_before(tracker: Tracker) -> None:
     heard: list[str] = []
-    progress = Progress(tracker, "it's", heard.append)
-    progress.begin("evaluate", 2, 3)
+    Progress(tracker, "it's", heard.append).begin("evaluate", 2, 3)
     with tracker.run("x", "evaluate", {run_names.BASE_MODEL: "it's"}) as run:
         pass
     info = tracker.client.get_run(run.run_id).info

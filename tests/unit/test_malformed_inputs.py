@@ -141,8 +141,7 @@ def test_a_port_or_host_that_cannot_be_is_refused(url: str) -> None:
 
 
 def test_records_that_are_halved_changed_or_of_another_type_are_noticed(tmp_path: Path) -> None:
-    whole = records("baseline", "4").generations
-    many = Generations.concat([whole])
+    many = Generations.concat([records("baseline", "4").generations])
     path = many.write(tmp_path)
     stored = pq.read_table(path)
     pq.write_table(stored.slice(0, 0), path)

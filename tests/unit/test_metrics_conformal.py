@@ -212,8 +212,7 @@ def test_similarity_by_hand():
     # Two instructions, two answers each, in the plane. a: (1,0),(0,1): consistency 0, mean on the diagonal.
     # b: (1,0),(1,0): consistency 1. y = cos 45 deg, c = (0 + 1)/2: y c + 1 - c = 0.5 y + 0.5.
     a = np.array([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])
-    b = np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 1.0]]])
-    found = similarity(a, b)
+    found = similarity(a, np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 1.0]]]))
     y = math.sqrt(0.5)
     np.testing.assert_allclose(consistency(a), [0.0, 1.0], atol=of_sum(8))
     np.testing.assert_allclose(found.cosine, [y, 0.0], atol=of_sum(8))
@@ -226,8 +225,7 @@ def test_similarity_by_hand():
 @QUICK
 @given(st.integers(0, 1000))
 def test_similarity_is_symmetric_and_scale_free(seed):
-    rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=(2, 4, 3, 5))
+    a, b = np.random.default_rng(seed).normal(size=(2, 4, 3, 5))
     rounding = of_sum(64)  # 3 answers of 5 numbers, their lengths, and the pairs
     for weighting in ("equation4", "reference", "unweighted"):
         assert similarity(a, b).mean(weighting) == pytest.approx(similarity(b, a).mean(weighting), abs=rounding)

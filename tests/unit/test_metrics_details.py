@@ -131,8 +131,7 @@ def test_the_same_items_under_two_prompts_hold_no_more_than_once():
 
 def test_the_thresholds_are_taken_anew_in_every_resample():
     """Each resample again, row for row: its calibration items set the thresholds, its test items are judged by them."""
-    settings = MetricSettings(resamples=200)
-    inputs = replace(FULL, settings=settings)
+    inputs = replace(FULL, settings=MetricSettings(resamples=200))
     rows = scored_rows(inputs, next(iter(inputs.subsets(("lettered_six",), categories=()))))
     gold = inputs.view.gold[rows]
     calibration, test = split(len(rows), seed=split_seed(inputs, rows))

@@ -314,8 +314,7 @@ def test_an_item_that_lacks_an_order_is_counted_apart():
     found = headline(compute_all(MetricInputs(_orders_run(_knows), part)))
     assert (found["robustness/orders_accuracy"].n, found["robustness/orders_accuracy"].n_unscored) == (2, 1)
     assert found["robustness/orders_agreement"].value == pytest.approx((5 / 23 + 1 / 5) / 2)
-    nothing = _orders_run(_says_a, (4,), left_out={(0, 7)})
-    assert compute_all(MetricInputs(nothing)) == []
+    assert compute_all(MetricInputs(_orders_run(_says_a, (4,), left_out={(0, 7)}))) == []
 
 
 def test_other_orders_are_refused():
@@ -328,7 +327,7 @@ def test_other_orders_are_refused():
         compute_all(MetricInputs(_orders_run(_knows), replace(swapped, option_scores=OptionScores.from_rows(rows))))
 
 
-def test_the_sample_of_all_orders_changes_nothing_else():
+def test_the_sample_of_all_orders_changes_nothing_else_and_shuffle_metrics_have_paired_differences():
     full = metric_records.inputs(30)
     without = MetricInputs(
         *(
@@ -353,10 +352,6 @@ def test_the_sample_of_all_orders_changes_nothing_else():
     )
     assert unmet(MetricInputs(both))["answer_order"] == "the baseline was not scored under shuffled answer orders"
     assert headline(compute_all(MetricInputs(both)))["quality/accuracy"].n == 1
-
-
-def test_paired_differences_of_the_shuffle_metrics():
-    full = metric_records.inputs(30)
     found = {name: r for name, r in headline(compute_all(full)).items() if name.startswith("robustness/")}
     for name in ("content_consistency", "position_bias", "shuffle_drop"):
         end = "_pct" if name == "shuffle_drop" else ""
@@ -365,8 +360,7 @@ def test_paired_differences_of_the_shuffle_metrics():
         assert delta.value == pytest.approx(both)
         assert delta.low <= delta.value <= delta.high
     # Over complete items the bias is the total variation between the letters' two distributions.
-    rng = np.random.default_rng(0)
-    letter, gold = rng.integers(0, 4, size=(2, 50, 3))
+    letter, gold = np.random.default_rng(0).integers(0, 4, size=(2, 50, 3))
     chosen, right = (np.bincount(x.ravel(), minlength=4) / x.size for x in (letter, gold))
     assert _bias(letter, gold, 4) == pytest.approx(np.abs(chosen - right).sum() / 2)
 
@@ -452,8 +446,7 @@ def test_turns_without_a_readable_score_are_counted_or_left_out():
     found = headline(compute_all(MetricInputs(RunRecords(judgments=_judged(only)))))
     assert set(found) == {"judge/mt_bench", "judge/mt_bench_turn1"}
     assert found["judge/mt_bench"].value == 6.0
-    unread = dict.fromkeys(BASE)
-    assert compute_all(MetricInputs(RunRecords(judgments=_judged(unread)))) == []
+    assert compute_all(MetricInputs(RunRecords(judgments=_judged(dict.fromkeys(BASE))))) == []
 
 
 def test_broken_judgments_are_refused():

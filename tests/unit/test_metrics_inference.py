@@ -229,8 +229,7 @@ def test_bootstrap_is_seeded_and_chunks_do_not_matter():
 
 
 def test_bootstrap_of_a_ratio_uses_both_columns():
-    rng = np.random.default_rng(2)
-    denominator = rng.uniform(1, 2, size=400)
+    denominator = np.random.default_rng(2).uniform(1, 2, size=400)
     # The numerator is exactly three times the denominator, so the ratio never varies although both columns do.
     low, high = boot.bootstrap(np.column_stack([3 * denominator, denominator]), boot.ratio)
     assert (low, high) == pytest.approx((3.0, 3.0), rel=of_sum(2 * 400))
@@ -276,8 +275,7 @@ def test_intervals_cover_at_their_level():
     hits = {"wilson": 0, "tango": 0, "bca": 0}
     studies, p_gain, p_loss = 1500, 0.05, 0.10
     for _ in range(studies):
-        k = rng.binomial(80, 0.12)
-        low, high = wilson(int(k), 80)
+        low, high = wilson(int(rng.binomial(80, 0.12)), 80)
         hits["wilson"] += low <= 0.12 <= high
         gained, lost, _ = rng.multinomial(150, [p_gain, p_loss, 1 - p_gain - p_loss])
         low, high = paired_difference(int(gained), int(lost), 150)

@@ -84,8 +84,7 @@ def test_kappa_is_that_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     if found is None:
         assert len({*one, *other}) == 1
         return
-    labels = list(range(1, 11))
-    expected = cohen_kappa_score(one, other, labels=labels, weights="quadratic")
+    expected = cohen_kappa_score(one, other, labels=list(range(1, 11)), weights="quadratic")
     assert found == pytest.approx(expected, abs=of_sum(512))  # 100 cells
 
 

@@ -172,6 +172,7 @@ def test_no_verdict_where_too_few_items_have_a_score_and_cut_prompts_are_said():
     assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, cut=3)) == (
         f"{plain}; 3 of 200 prompts were cut to the model's context"
     )
+    assert pooled["quality/accuracy"].n == 120  # 60 lettered and 60 cloze items; no last words, no generated answers
 
 
 def test_items_without_any_score_have_no_value():
@@ -276,8 +277,3 @@ def test_last_words_alone_have_a_headline_with_a_kl_unless_it_was_not_measured()
     lost = replace(found, variant=replace(found.variant, option_distances=None))
     assert "gate/kl_items" not in gate_values(headline(compute_all(lost)))
     assert "option_distances" in unmet(lost)["kl_items"]
-
-
-def test_multiple_choice_alone_is_pooled_where_there_is_any():
-    pooled = headline(compute_all(FULL))
-    assert pooled["quality/accuracy"].n == 120  # 60 lettered and 60 cloze items; no last words, no generated answers

@@ -68,8 +68,7 @@ def test_array_checks_name_what_is_wrong():
 def test_length_normalisation_changes_the_answer():
     # Totals -10 and -12 over 5 and 15 characters, 5 and 6 bytes: -2 and -0.8 a character, -2 and -2 a byte (a tie, which
     # the first option wins); the plain rule takes the first option too. With 4 bytes the first has -2.5 a byte.
-    items = FULL.baseline.items.where(task="piqa").table.slice(0, 1)
-    item = items.to_pylist()[0]
+    item = FULL.baseline.items.where(task="piqa").table.slice(0, 1).to_pylist()[0]
     rows = [
         score_of(item["item_id"], o, value, task="piqa", n_tokens=3, n_chars=(5, 15)[o], n_bytes=(5, 6)[o])
         for o, value in enumerate((-10.0, -12.0))
@@ -111,8 +110,7 @@ def test_normalised_answers(text, expected):
 
 def test_exact_match_reads_the_first_sample_and_counts_the_rest_apart():
     items = FULL.baseline.items.where(family="exact")
-    answers = FULL.baseline.generations
-    fixed = _edit(_edit(answers, 0, text=" ANSWER 0! "), 1, text="wrong")
+    fixed = _edit(_edit(FULL.baseline.generations, 0, text=" ANSWER 0! "), 1, text="wrong")
     found, grid = item_table.predict(item_table.ItemTable(items), RunRecords(generations=_without(fixed, 2)))
     assert grid is None
     assert found.correct[:2, 0].tolist() == [True, False]
@@ -141,7 +139,7 @@ def test_unscored_items_are_counted_apart():
         assert (found[name].n, found[name].n_unscored) == (11, 1)
 
 
-def test_duplicates_and_strangers_are_refused():
+def test_duplicates_strangers_and_other_answer_orders_are_refused():
     scores = FULL.variant.option_scores
     with pytest.raises(AlignmentError, match="Duplicate keys"):
         compute_all(_with_scores(OptionScores.concat([scores, OptionScores(scores.table.slice(0, 1))])))
@@ -151,6 +149,13 @@ def test_duplicates_and_strangers_are_refused():
         compute_all(_with_scores(_edit(scores, 0, option=7)))
     with pytest.raises(AlignmentError, match="Duplicate keys in the items"):
         item_table.ItemTable(Items.concat([FULL.baseline.items, Items(FULL.baseline.items.table.slice(0, 1))]))
+    first = [i for i, k in enumerate(scores.key_rows()) if k[:3] == ("mmlu", "00000", 1)]
+    contents = [scores.table.column("content")[i].as_py() for i in first]
+    swapped = scores
+    for i, content in zip(first, reversed(contents), strict=True):
+        swapped = _edit(swapped, i, content=content)
+    with pytest.raises(AlignmentError, match="different answer orders"):
+        compute_all(_with_scores(swapped))
 
 
 def test_a_generation_twice_is_refused():
@@ -183,18 +188,6 @@ def test_missing_items_are_refused():
         MetricInputs(FULL.baseline, replace(FULL.variant, items=_without(FULL.variant.items, 0)))
 
 
-def test_other_answer_orders_are_refused():
-    scores = FULL.variant.option_scores
-    keys = scores.key_rows()
-    first = [i for i, k in enumerate(keys) if k[:3] == ("mmlu", "00000", 1)]
-    contents = [scores.table.column("content")[i].as_py() for i in first]
-    swapped = scores
-    for i, content in zip(first, reversed(contents), strict=True):
-        swapped = _edit(swapped, i, content=content)
-    with pytest.raises(AlignmentError, match="different answer orders"):
-        compute_all(_with_scores(swapped))
-
-
 def test_distances_average_options_and_refuse_nan():
     view = FULL.view
     distances = FULL.variant.option_distances
@@ -225,8 +218,7 @@ def test_evidence_says_what_is_missing():
 
 def test_tokens_join_in_any_order():
     ours, theirs = FULL.baseline.token_scores, FULL.variant.token_scores
-    order = np.random.default_rng(0).permutation(len(theirs))
-    moved = TokenScores(theirs.table.take(order))
+    moved = TokenScores(theirs.table.take(np.random.default_rng(0).permutation(len(theirs))))
     np.testing.assert_array_equal(matched(ours, moved, "nll"), theirs.column("nll"))
     check_same_targets(ours, moved)
     assert len(np.unique(token_groups(moved).window)) == 24
@@ -314,8 +306,7 @@ def scores(ids: list[str]) -> OptionScores:
 
 def test_parquet_round_trip(tmp_path: Path) -> None:
     records = RunRecords(option_scores=scores(["a", "b"]))
-    written = records.write(tmp_path)
-    assert [p.name for p in written] == ["option_scores.parquet"]
+    assert [p.name for p in records.write(tmp_path)] == ["option_scores.parquet"]
     assert RunRecords.read(tmp_path).option_scores == records.option_scores
     assert not list(tmp_path.glob("*.partial"))
 

@@ -33,8 +33,7 @@ def test_order_depends_on_ids_and_seed_alone():
     ids = [("task", f"{i:03d}") for i in range(200)]
     order = random_order(ids, seed=3)
     assert sorted(order) == list(range(200))
-    turned = random_order(ids[::-1], seed=3)
-    assert [ids[i] for i in order] == [ids[::-1][i] for i in turned]
+    assert [ids[i] for i in order] == [ids[::-1][i] for i in random_order(ids[::-1], seed=3)]
     assert random_order(ids, seed=4).tolist() != order.tolist()
     # The first items of a longer list keep their places: a gate may be asked while items come in.
     prefix = [ids[i] for i in order[:50]]

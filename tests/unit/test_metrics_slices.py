@@ -53,8 +53,7 @@ def without_kl(monkeypatch):
 
 def test_by_hand(without_kl):
     # 34 of 300 Greek items flipped, 29 of 700 others: 11.3 % and 4.1 %. Every flip is a loss.
-    inputs = records({"el": (34, 300), "en": (29, 700)}, question={"el": TEXT["greek"]})
-    results = found(inputs)
+    results = found(records({"el": (34, 300), "en": (29, 700)}, question={"el": TEXT["greek"]}))
     by_place = {(r.name, r.task, r.category): r for r in results}
     greek = by_place[WORST_FLIPS.name, None, "Greek script"]
     assert greek.value == pytest.approx(100 * 34 / 300)

@@ -70,8 +70,7 @@ def test_a_mixture_uses_some_of_its_experts() -> None:
 
 @pytest.mark.parametrize(("model", "parameters"), [("llama-3-70b", 70_553_706_496), ("deepseek-v3", 671_026_404_352)])
 def test_published_sizes(model: str, parameters: int) -> None:
-    shape = costs.model_shape(AutoConfig.from_pretrained(SCALE / model))
-    assert shape.parameters == parameters
+    assert costs.model_shape(AutoConfig.from_pretrained(SCALE / model)).parameters == parameters
 
 
 def test_deepseek_reads_37_billion_weights_a_token() -> None:
@@ -239,8 +238,7 @@ def test_a_plan_names_its_machine_and_a_cpu_is_this_one() -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     assert f"with {memory:.3g} GiB" in note
     assert here.seconds > 10 * plan.seconds  # type: ignore[operator]
-    large = mc.plan(limit=2, judge=False, device="cpu", device_memory=0.01)
-    assert large.devices_per_copy > 1
+    assert mc.plan(limit=2, judge=False, device="cpu", device_memory=0.01).devices_per_copy > 1
 
 
 def test_a_plan_for_a_gpu_is_made_on_any_machine() -> None:

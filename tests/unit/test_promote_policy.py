@@ -74,7 +74,9 @@ def aliases(tracker: Tracker) -> dict[str, str]:
     return {k: str(v) for k, v in tracker.client.get_registered_model("compressed-llama").aliases.items()}
 
 
-def test_a_dry_run_decides_and_writes_nothing(tracker: Tracker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_decides_writes_nothing_and_says_which_run_mlflow_has_made(
+    tracker: Tracker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     finished(tracker, "rtn-4bit")
     assert cli.main(["promote", "--model", "llama", "--dry_run", "true"]) == 0
     shown = capsys.readouterr().out
@@ -83,16 +85,9 @@ def test_a_dry_run_decides_and_writes_nothing(tracker: Tracker, capsys: pytest.C
     found = mc.promote(model="llama", dry_run=True)
     assert found.run is None and found.outcome == "promoted" and found.champion == "rtn-4bit"
     json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_a_dry_run_inside_of_mlflow_run_says_which_run_mlflow_has_made(
-    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finished(tracker, "rtn-4bit")
     given = tracker.client.create_run(tracker.experiment_id).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
-    found = mc.promote(model="llama", dry_run=True)
-    assert any(given in remark for remark in found.remarks)
+    assert any(given in remark for remark in mc.promote(model="llama", dry_run=True).remarks)
     run = tracker.client.get_run(given)
     assert run.info.run_name == "promote llama (dry run)" and run_names.STAGE not in run.data.tags
 
@@ -123,19 +118,6 @@ def test_speed_and_memory_decide_and_what_was_not_timed_does_not_pass(tracker: T
     assert params["min_decode_speedup"] == "1.2" and params["max_memory_ratio"] == "0.7"
     # Without these parameters nobody is asked.
     assert [o.passed for o in mc.promote(model="llama").decision.outcomes] == [True] * 5
-
-
-def test_exit_code_3_says_that_nothing_passes(tracker: Tracker) -> None:
-    finished(tracker, "rtn-4bit")
-    command = ["promote", "--model", "llama"]
-    assert cli.main([*command, "--max_kl", "0"]) == 3
-    assert cli.main(command) == 0  # promoted
-    assert cli.main(command) == 0  # unchanged
-    assert cli.main([*command, "--max_kl", "0"]) == 3
-    assert cli.main([*command, "--policy", "nowhere.yaml"]) == 2
-    newest = tracker.find_finished("promote")[0].data.tags
-    assert newest["promoted"] == "nothing" and newest["outcome"] == "nothing"
-    assert aliases(tracker) == {"champion": "1"}
 
 
 def test_only_the_winner_is_registered_and_found_by_its_tags(tracker: Tracker) -> None:
@@ -337,9 +319,18 @@ def test_the_history_says_who_had_the_alias_when_and_why(tracker: Tracker, capsy
     assert "No version" in mc.history(model="llama", alias="canary").remarks[0]
 
 
-def test_too_few_items_are_named_with_the_number_that_would_do(tracker: Tracker) -> None:
+def test_too_few_items_are_named_and_exit_code_3_says_that_nothing_passes(tracker: Tracker) -> None:
     """1 % of the answers flipped and the interval ends at 2 %: with a gate at 1.5 % about n items would show it."""
     finished(tracker, "rtn-4bit")
     found = mc.promote(model="llama", max_flips_pct=1.5)
     assert found.outcome == "nothing"
     assert any("About" in remark and "items would do" in remark for remark in found.remarks)
+    command = ["promote", "--model", "llama"]
+    assert cli.main([*command, "--max_kl", "0"]) == 3
+    assert cli.main(command) == 0  # promoted
+    assert cli.main(command) == 0  # unchanged
+    assert cli.main([*command, "--max_kl", "0"]) == 3
+    assert cli.main([*command, "--policy", "nowhere.yaml"]) == 2
+    newest = tracker.find_finished("promote")[0].data.tags
+    assert newest["promoted"] == "nothing" and newest["outcome"] == "nothing"
+    assert aliases(tracker) == {"champion": "1"}

@@ -110,7 +110,7 @@ def test_16_bits_are_the_model_itself(residual: int, base: Path) -> None:
     assert difference <= (2 * rounding_of(model, ids) if residual else 0)
 
 
-def test_fewer_bits_lie_farther_and_keys_and_values_apart(base: Path) -> None:
+def test_fewer_bits_lie_farther_keys_and_values_apart_and_residual_tokens_are_read_as_they_are(base: Path) -> None:
     ids = token_rows(base, TEXT[0], rows=4, length=64)
     plain = logits(base, ids)
 
@@ -124,6 +124,13 @@ def test_fewer_bits_lie_farther_and_keys_and_values_apart(base: Path) -> None:
     for distances in (both, keys, values):
         assert 0 < distances[0] < 1e-4 and distances == sorted(distances)
     assert both[1] < distance(by_token("fp8"), by_token(2)) < both[3]
+    ids = token_rows(base, TEXT[0], rows=1, length=24)
+    plain = logits(base, ids)
+    for keys in (by_token(2), Rounding(2, "channel", 4)):
+        with torch.inference_mode():
+            moved = (with_cache(base, keys, by_token(2), 10)(input_ids=ids).logits - plain).abs().amax(-1)[0]
+        # The eleventh token is the first that reads another one rounded: the first one's values.
+        assert moved[:10].max() <= 2 * rounding_of(with_cache(base, keys, by_token(2), 10), ids) < moved[10:].min()
 
 
 CACHES = {
@@ -161,16 +168,6 @@ def test_rows_of_a_padded_batch_are_as_if_alone(cache: Any, base: Path) -> None:
             batch = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
             alone = model(input_ids=ids[:1, side]).logits
         assert (batch[0, side] - alone[0]).abs().max() <= 2 * rounding_of(model, ids)
-
-
-def test_residual_tokens_are_read_as_they_are(base: Path) -> None:
-    ids = token_rows(base, TEXT[0], rows=1, length=24)
-    plain = logits(base, ids)
-    for keys in (by_token(2), Rounding(2, "channel", 4)):
-        with torch.inference_mode():
-            moved = (with_cache(base, keys, by_token(2), 10)(input_ids=ids).logits - plain).abs().amax(-1)[0]
-        # The eleventh token is the first that reads another one rounded: the first one's values.
-        assert moved[:10].max() <= 2 * rounding_of(with_cache(base, keys, by_token(2), 10), ids) < moved[10:].min()
 
 
 def test_a_text_is_written_with_the_rounded_cache(base: Path, tmp_path: Path) -> None:

@@ -95,8 +95,7 @@ def test_without_any_metric_nothing_is_invented():
 
 
 def test_what_was_not_computed_is_listed_with_its_reason(full):
-    bare = replace(full[0], embeddings=None)
-    reasons = unmet(bare)
+    reasons = unmet(replace(full[0], embeddings=None))
     text = Page(render_report(title="t", verdict="v", results=full[1], not_computed=reasons)).text
     assert reasons and all(reason in text for reason in reasons.values())
 
@@ -127,8 +126,7 @@ def test_a_difference_is_held_against_its_interval_and_direction():
 
 
 def test_the_text_table_fits_a_terminal(full):
-    pooled = headline(full[1])
-    lines = headline_table(pooled, SIZES).splitlines()
+    lines = headline_table(headline(full[1]), SIZES).splitlines()
     assert lines.index(lines[1], 2) - 2 <= 22  # rows before the rule above the notes, with the two that a gate reads
     assert max(map(len, lines)) <= 100
     column = lines[0].index("difference")

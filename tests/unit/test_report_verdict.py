@@ -232,8 +232,7 @@ def test_items_by_hand():
 
 def test_items_in_groups_need_as_many_more_as_their_design_effect():
     """Copies of every item in groups of four: four times the items settle what the items without copies would."""
-    rng = np.random.default_rng(0)
-    change = rng.choice([-1, 0, 1], 1000, p=[0.05, 0.91, 0.04])
+    change = np.random.default_rng(0).choice([-1, 0, 1], 1000, p=[0.05, 0.91, 0.04])
 
     def of(values, groups):
         difference = PairedDifference.of(values < 0, values > 0, groups)
@@ -265,8 +264,7 @@ def simulated(change, discordant, n, margin, draws=1_500):
 def test_the_words_are_seldom_wrong(discordant, n):
     at_margin = simulated(-0.02, discordant, n, 2.0)
     assert np.mean([verdict.within_margin for verdict in at_margin]) <= 0.04
-    no_harm = simulated(0.0, discordant, n, 2.0)
-    assert np.mean([verdict.worse for verdict in no_harm]) <= 0.04
+    assert np.mean([verdict.worse for verdict in simulated(0.0, discordant, n, 2.0)]) <= 0.04
 
 
 @pytest.mark.parametrize(("change", "discordant"), [(0.0, 0.05), (-0.004, 0.09), (-0.015, 0.06)])

@@ -149,8 +149,7 @@ def test_the_verdict_quotes_a_waiver_and_an_expired_one_is_refused(
             if expired:
                 with pytest.raises(ConfigError, match="The waiver of distance/flips_pct by Ada has expired"):
                     mc.approve(1, by="Bo", model="llama")
-    approved = mc.approve(1, by="Bo", model="llama")
-    assert quote in approved.verdict
+    assert quote in mc.approve(1, by="Bo", model="llama").verdict
     [tenure] = mc.history(model="llama").tenures
     assert tenure.waiver == quote and quote in mc.history(model="llama").as_text()
     assert "makes no difference to the winner" in mc.promote(model="llama", waiver=waiver(), dry_run=True).as_text()

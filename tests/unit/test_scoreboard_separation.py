@@ -128,8 +128,7 @@ def test_what_was_not_measured_is_no_difference() -> None:
 def test_items_are_aligned_by_their_ids() -> None:
     a = scores([1, 0, 1], [0.1, 0.2, 0.3])
     order = np.array([2, 0, 1])
-    shuffled = a[order]
-    pair = two(a, shuffled)
+    pair = two(a, a[order])
     assert pair.kl is not None and pair.kl.value == 0 and pair.kl.p == 1
     with pytest.raises(AlignmentError, match="not evaluated on the same items"):
         two(a, scores([1, 0], [0.1, 0.2]))

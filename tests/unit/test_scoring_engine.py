@@ -62,18 +62,13 @@ def test_greedy_is_every_token_the_argmax() -> None:
         assert scorer.score([request("g", context, text)])[0].column("greedy").tolist() == [True]
 
 
-def test_order_of_requests_changes_nothing_at_all() -> None:
+def test_order_of_requests_changes_nothing_at_all_and_shared_prefixes_are_computed_once() -> None:
     loaded, requests = load_random("llama"), mixed_requests()
     shuffled = requests.copy()
     random.Random(3).shuffle(shuffled)
     scorer = Scorer(loaded, quiet(batch_tokens=128))
     one = dict(zip(requests, scorer.score(requests)[0].column("loglik"), strict=True))
-    two = dict(zip(shuffled, scorer.score(shuffled)[0].column("loglik"), strict=True))
-    assert one == two
-
-
-def test_shared_prefixes_are_computed_once() -> None:
-    loaded, requests = load_random("llama"), mixed_requests()
+    assert one == dict(zip(shuffled, scorer.score(shuffled)[0].column("loglik"), strict=True))
     scorer = Scorer(loaded, quiet(batch_tokens=200))
     scorer.score(requests)
     assert scorer.report.n_tokens < 0.25 * scorer.report.n_tokens_naive
@@ -174,7 +169,7 @@ def test_corpus_is_refused_when_it_is_too_short_or_the_window_does_not_fit() -> 
         scorer.score_corpus("corpus", TEXT * 20, window=512)
 
 
-def test_strided_windows_score_every_token_once() -> None:
+def test_strided_windows_score_every_token_once_and_a_model_that_gives_nan_is_refused() -> None:
     loaded = load_random("llama")
     text = TEXT * 3
     ids = loaded.tokenizer.encode(text)
@@ -191,6 +186,11 @@ def test_strided_windows_score_every_token_once() -> None:
     assert np.abs(tokens.column("nll") - wanted).max() < rounding(loaded)
     with pytest.raises(ConfigError, match="1 to 59"):
         Scorer(loaded, quiet()).score_corpus("corpus", text, window=60, stride=60)
+    scorer = Scorer(loaded, quiet())
+    with torch.no_grad():
+        loaded.model.lm_head.weight[7, 3] = torch.nan
+    with pytest.raises(CheckpointError, match="NaN"):
+        scorer.score(mixed_requests())
 
 
 def test_a_model_whose_head_reads_more_than_the_states_runs_whole() -> None:
@@ -212,12 +212,3 @@ def test_a_model_whose_head_reads_more_than_the_states_runs_whole() -> None:
     wanted = naive_logliks(skipping, requests)
     assert np.abs((scores.column("loglik") - wanted) / scores.column("n_tokens")).max() < rounding(skipping)
     assert np.abs(wanted - naive_logliks(loaded, requests)).min() > 1e-3
-
-
-def test_a_model_that_gives_nan_is_refused() -> None:
-    loaded = load_random("llama")
-    scorer = Scorer(loaded, quiet())
-    with torch.no_grad():
-        loaded.model.lm_head.weight[7, 3] = torch.nan
-    with pytest.raises(CheckpointError, match="NaN"):
-        scorer.score(mixed_requests())

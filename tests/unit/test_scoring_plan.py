@@ -416,7 +416,7 @@ def test_the_attention_table_is_changed_within_the_block_only() -> None:
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
 
 
-def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:
+def test_the_last_layer_sees_scored_positions_only_unless_it_looks_at_its_neighbours() -> None:
     loaded = scoring_models.load_random("llama")
     seen: list[int] = []
     for layer in loaded.model.model.layers:
@@ -433,9 +433,6 @@ def test_the_last_feed_forward_part_sees_scored_positions_only() -> None:
         loaded.model.model, torch.from_numpy(ids)[None].long(), read=lambda x: x.last_hidden_state
     )
     assert (some - every).abs().max() <= 2 * error  # both are rounded
-
-
-def test_a_last_layer_that_looks_at_its_neighbours_runs_at_every_position() -> None:
     loaded = scoring_models.load_random("llama")
     mlp = loaded.model.model.layers[-1].mlp
     own = mlp.forward

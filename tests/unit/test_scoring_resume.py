@@ -46,10 +46,9 @@ def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path: Path) -> Non
     assert torch.equal(whole_rows, killed_rows)
 
 
-def test_a_finished_journal_is_read_instead_of_run_again(tmp_path: Path) -> None:
+def test_a_finished_journal_is_read_instead_of_run_again_and_that_of_another_pass_is_refused(tmp_path: Path) -> None:
     loaded = load_random("llama", path=tmp_path / "model")
-    scorer = Scorer(loaded, CONFIG)
-    first, _ = scorer.score(mixed_requests(), resume=tmp_path / "resume")
+    first, _ = Scorer(loaded, CONFIG).score(mixed_requests(), resume=tmp_path / "resume")
 
     def refuse(*_: object) -> None:
         raise AssertionError("the model ran")
@@ -63,10 +62,6 @@ def test_a_finished_journal_is_read_instead_of_run_again(tmp_path: Path) -> None
     assert second.table.equals(plain.table)
     both = np.abs(first.column("loglik") - plain.column("loglik")) / first.column("n_tokens")
     assert both.max() < 2 * rounding(loaded)  # each is rounded
-
-
-def test_a_journal_of_another_pass_is_refused(tmp_path: Path) -> None:
-    loaded = load_random("llama", path=tmp_path / "model")
     Scorer(loaded, CONFIG).score(mixed_requests(), resume=tmp_path / "resume")
     with pytest.raises(StoreError, match=r"with other .*targets"):
         Scorer(loaded, CONFIG).score(mixed_requests()[3:], resume=tmp_path / "resume")

@@ -37,8 +37,7 @@ def capture(loaded: LoadedModel, folder: Path, config: ScoringConfig = QUIET) ->
 
 def perturbed(loaded: LoadedModel, scale: float) -> LoadedModel:
     """The same model with noise on its body's weights, head included."""
-    name = loaded.model.config.model_type
-    model = build_model(CONFIGS[name]())
+    model = build_model(CONFIGS[loaded.model.config.model_type]())
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -109,8 +108,7 @@ def test_the_noise_floor_with_another_plan_is_small_and_found_by_content(stored:
 
 
 def test_a_store_holds_little_more_than_the_states(tmp_path: Path) -> None:
-    loaded = load_random("llama", path=tmp_path / "model")
-    capture(loaded, tmp_path / "store")
+    capture(load_random("llama", path=tmp_path / "model"), tmp_path / "store")
     store = StateStore.open(tmp_path / "store")
     manifest = store.manifest
     assert manifest.dtype == "float32"
@@ -119,15 +117,13 @@ def test_a_store_holds_little_more_than_the_states(tmp_path: Path) -> None:
     assert size < store.n_rows * (48 * 4 + 16 + 4) + 400 * len(manifest.shards)
 
 
-def test_tokens_the_baseline_never_scored_are_refused(stored: tuple[LoadedModel, Path]) -> None:
+def test_tokens_models_dtypes_and_tokenizers_that_are_not_the_baselines_are_refused(
+    stored: tuple[LoadedModel, Path], tmp_path: Path
+) -> None:
     loaded, folder = stored
     requests = [request(0, "Wool and iron", "a"), request(1, "The river runs", "past"), mixed_requests()[-1]]
     with pytest.raises(AlignmentError, match=r"lacks \d of the \d+ scored positions"):
         Scorer(loaded, QUIET).score(requests, baseline=StateStore.open(folder))
-
-
-def test_another_vocabulary_or_tokenizer_is_refused(stored: tuple[LoadedModel, Path]) -> None:
-    loaded, folder = stored
     config = CONFIGS["llama"]()
     config.vocab_size = 310
     wider = LoadedModel(build_model(config), loaded.tokenizer, loaded.path, loaded.dtype, loaded.device)
@@ -136,12 +132,6 @@ def test_another_vocabulary_or_tokenizer_is_refused(stored: tuple[LoadedModel, P
     other = load_random("llama", adds_bos=False)
     with pytest.raises(AlignmentError, match="another tokenizer"):
         Scorer(other, QUIET).score(mixed_requests(), baseline=StateStore.open(folder))
-
-
-def test_a_store_of_another_model_dtype_or_tokenizer_is_refused(
-    stored: tuple[LoadedModel, Path], tmp_path: Path
-) -> None:
-    loaded, folder = stored
     other = load_random("llama", seed=1, path=tmp_path / "other")
     with pytest.raises(StoreError, match="other weights"):
         StateStore.open(folder, baseline=other)

@@ -125,8 +125,7 @@ def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
         if number - begin not in due or (echoes_alone and "echo" not in body):
             return None
         injected[reason] += 1
-        reply = server.answer("/v1/completions", body)
-        return faulty(reply)
+        return faulty(server.answer("/v1/completions", body))
 
     try:
         # Every request fails once: the figures are right, and the faults counted by kind.

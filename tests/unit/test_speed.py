@@ -39,8 +39,7 @@ def found(baseline: Timings, variant: Timings) -> dict[str, MetricResult]:
 def test_speed_by_hand() -> None:
     # 10 tokens are read in 2 s; 3 more tokens come within 6 s. The baseline takes twice as long, in both rounds.
     variant = timings([[2.0, 3.0, 5.0, 8.0], [2.0, 3.0, 5.0, 8.0]])
-    baseline = timings([[4.0, 6.0, 10.0, 16.0], [4.0, 6.0, 10.0, 16.0]])
-    result = found(baseline, variant)
+    result = found(timings([[4.0, 6.0, 10.0, 16.0], [4.0, 6.0, 10.0, 16.0]]), variant)
     assert result["speed/prefill_tokens_per_second_batch_1"].value == pytest.approx(5.0)
     assert result["speed/prefill_tokens_per_second_batch_1_baseline"].value == pytest.approx(2.5)
     assert result["speed/decode_tokens_per_second_batch_1"].value == pytest.approx(0.5)
@@ -180,8 +179,7 @@ def test_threads_of_the_environment_win_over_the_cores(
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
-    packed = mc.compress("demo", "hqq", bits=4, store=tmp_path)
-    measured = mc.speed(packed, store=tmp_path)
+    measured = mc.speed(mc.compress("demo", "hqq", bits=4, store=tmp_path), store=tmp_path)
     assert not measured.results and set(measured.not_computed) == {"speed", "serving_memory"}
     assert "only simulated" in measured.not_computed["speed"] and measured.summary.count("only simulated") == 1
     with pytest.raises(ConfigError, match="only simulated"):

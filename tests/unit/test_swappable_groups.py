@@ -101,16 +101,12 @@ def test_experts_of_a_layer_are_one_group() -> None:
     assert all(len(g.modules) == 1 for g in groups if g.kind == "experts")
 
 
-def test_what_is_only_rounded_stays_in_the_finest_groups() -> None:
+def test_what_is_only_rounded_or_pruned_stays_in_the_finest_groups() -> None:
     model = build_model(CONFIGS["llama"]())
     for levels in (1, 2, 7, 127):  # 1 is ternary
         found = groups_of_weights.find_differences(model, variant_of(model, levels))
         assert names(found.groups) == [f"layers.{i}.{kind}" for i in range(3) for kind in LAYER]
         assert names(found.unchanged) == ["embeddings", "head"] and not found.moved_scales
-
-
-def test_a_pruned_model_moves_no_scales() -> None:
-    model = build_model(CONFIGS["llama"]())
     pruned = copy.deepcopy(model)
     with torch.no_grad():
         for name, module in pruned.named_modules():
@@ -235,18 +231,7 @@ SMALL = {"group_size": 32, "calibration_samples": 4, "calibration_length": 64}
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_groups_are_what_engines_fuse(tmp_path: Path) -> None:
-    base = make_llama(tmp_path / "llama")
-    source = resolve(str(base))
-    groups = measured_costs.format_groups(SearchConfig(model=str(base)), source, [], rescaled=False)
-    assert [group.name for group in groups] == [
-        f"layers.{layer}.{kind}" for layer in (0, 1) for kind in ("qkv", "o", "gate_up", "down")
-    ]
-    assert {name for group in groups for name in group.modules} == set(source.linear)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measured(
+def test_groups_are_what_engines_fuse_and_scales_of_others_join_them_at_measured_costs(
     tmp_path: Path, no_fresh_process: None
 ) -> None:
     base = make_llama(tmp_path / "llama")
@@ -281,6 +266,12 @@ def test_layers_with_each_others_scales_are_one_group_whose_costs_can_be_measure
     last = [0] * (len(groups) - 1) + [1]
     together = costs.together(models, [[2] * len(groups), last])
     assert (together == [costs.whole(folders[1]), three[-1]]).all()
+    source = resolve(str(base))
+    groups = measured_costs.format_groups(SearchConfig(model=str(base)), source, [], rescaled=False)
+    assert [group.name for group in groups] == [
+        f"layers.{layer}.{kind}" for layer in (0, 1) for kind in ("qkv", "o", "gate_up", "down")
+    ]
+    assert {name for group in groups for name in group.modules} == set(source.linear)
 
 
 @pytest.mark.filterwarnings("ignore")

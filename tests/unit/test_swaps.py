@@ -123,8 +123,7 @@ def test_the_whole_variant_is_what_the_scoring_engine_measures() -> None:
 
 
 def test_what_is_kept_stays_within_its_bound_whatever_the_depth() -> None:
-    base = load_random("llama")
-    body = swap_meter.split_body_and_head(base.model)[0]
+    body = swap_meter.split_body_and_head(load_random("llama").model)[0]
     one = 24 * 48 * 4  # a layer's output: tokens x hidden size x float32
     n_layers = 3
     for bound, every, inside in ((one, 3, False), (2 * one, 2, False), (3 * one, 1, False), (100 * one, 1, True)):
@@ -142,8 +141,7 @@ def test_what_is_kept_stays_within_its_bound_whatever_the_depth() -> None:
 
 
 def test_a_model_that_changes_between_passes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = load_random("llama")
-    meter = SwapMeter(base, progress=False, suffix_only=False)
+    meter = SwapMeter(load_random("llama"), progress=False, suffix_only=False)
     whole = KeptOutputs.run_from
     monkeypatch.setattr(KeptOutputs, "run_from", lambda *given: whole(*given) * 1.001)
     monkeypatch.setattr(KeptOutputs, "_check", lambda self: None)

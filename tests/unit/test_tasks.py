@@ -257,8 +257,7 @@ def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch
     monkeypatch.setattr(evaluate, "store_of_command", never)
     (tmp_path / "mine.jsonl").write_text("{\n")
     with pytest.raises(DataError, match=r"mine\.jsonl, line 1: not JSON"):
-        config = EvaluateConfig(tasks=str(tmp_path / "mine.jsonl"), checkpoint="x")
-        evaluate.run_evaluate(config)
+        evaluate.run_evaluate(EvaluateConfig(tasks=str(tmp_path / "mine.jsonl"), checkpoint="x"))
 
 
 def test_unknown_fields_too_few_shots_and_files_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -110,15 +110,14 @@ def test_a_run_of_mlflow_in_default_points_at_the_run_of_the_stage(
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.run_id}" in post.data.tags["mlflow.note.content"]
 
 
-def test_the_run_that_points_fails_with_the_run_of_the_stage(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_of_mlflow_fails_with_the_run_of_the_stage_or_its_refused_parameters(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outer = run_of_mlflow(Tracker(), monkeypatch)
     tracker = Tracker()
     with pytest.raises(RuntimeError), tracker.run("awq demo", "main", {}):
         raise RuntimeError("broken")
     assert tracker.client.get_run(outer).info.status == "FAILED"
-
-
-def test_refused_parameters_end_the_run_of_mlflow(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outer = run_of_mlflow(Tracker(), monkeypatch)
     tracker = Tracker()
     tracker.reject(RuntimeError("refused"))
@@ -170,8 +169,7 @@ print(MlflowClient(sys.argv[1]).get_experiment("0").artifact_location)
 @pytest.mark.ci
 @pytest.mark.slow  # four processes that import MLflow
 def test_processes_that_start_together_make_one_database(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
-    command = [sys.executable, "-c", MAKE, uri]
+    command = [sys.executable, "-c", MAKE, f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"]
     started = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     said = [process.communicate()[0].strip() for process in started]
     assert [process.returncode for process in started] == [0] * 4
@@ -181,8 +179,7 @@ def test_processes_that_start_together_make_one_database(tmp_path: Path) -> None
 
 @pytest.mark.slow  # eight processes that import MLflow
 def test_several_mlflow_runs_start_together_on_a_store_that_resume_has_made(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri}
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}"}
     make = [sys.executable, "-m", "mlflow_compress", "resume", "--dry_run", "true"]
     subprocess.run(make, cwd=tmp_path, env=environment, check=True)  # as docs/how-to/tracking-server.md says
     command = [sys.executable, "-m", "mlflow", "run", str(Path(__file__).parents[2]), "--env-manager", "local"]

@@ -23,7 +23,7 @@ def unpacked(text):
     return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
-def test_the_changed_answers_are_those_of_the_records():
+def test_the_changed_answers_are_those_of_the_records_and_a_limit_keeps_the_most_confident():
     content = page_content()
     data = explorer_data(content.items, content.changes)
     assert (data["total"], data["shown"], data["variants"]) == (5, 5, ["near", "far"])
@@ -44,6 +44,12 @@ def test_the_changed_answers_are_those_of_the_records():
     ]
     assert far[1][3] == {"p": [200, 800], "choice": 1}
     assert far[3][2:] == [None, {"text": "why"}]
+    data = explorer_data(content.items, content.changes, most=2)
+    assert (data["total"], data["shown"]) == (5, 2)
+    assert [data["items"][change[0]][0] for own in data["changes"] for change in own] == ["c2", "c0"]
+    # Both variants changed c1: one of the two changes alone would say that their answers differ.
+    assert explorer_data(content.items, content.changes, most=3)["shown"] == 2
+    assert [explorer_data(content.items, content.changes, most=n)["shown"] for n in (0, 4, 5)] == [0, 4, 5]
 
 
 def test_what_prompts_begin_with_stands_once():
@@ -54,17 +60,7 @@ def test_what_prompts_begin_with_stands_once():
     assert (data["prefixes"][by_id["f0"][3]], by_id["f0"][4]) == ("", "2 + 2")
 
 
-def test_a_limit_keeps_the_most_confident_and_counts_the_rest():
-    content = page_content()
-    data = explorer_data(content.items, content.changes, most=2)
-    assert (data["total"], data["shown"]) == (5, 2)
-    assert [data["items"][change[0]][0] for own in data["changes"] for change in own] == ["c2", "c0"]
-    # Both variants changed c1: one of the two changes alone would say that their answers differ.
-    assert explorer_data(content.items, content.changes, most=3)["shown"] == 2
-    assert [explorer_data(content.items, content.changes, most=n)["shown"] for n in (0, 4, 5)] == [0, 4, 5]
-
-
-def test_items_without_an_answer_are_no_difference():
+def test_items_without_an_answer_are_no_difference_and_the_data_stay_within_their_limit():
     content = page_content()
     near, far = (content.changes[name] for name in ("near", "far"))
     assert len(near.unscored) == 0
@@ -73,10 +69,6 @@ def test_items_without_an_answer_are_no_difference():
     places = [item[0] for item in data["items"]]
     assert data["unscored"] == [[places.index("c2")], []]
     assert explorer_data(content.items, {"near": replace(near, unscored=np.array([2]))})["unscored"] == [[]]
-
-
-def test_the_embedded_data_stay_within_their_limit():
-    content = page_content()
     whole, _ = page_data(content)
     text, values = page_data(content, most_bytes=len(whole) - 1)
     assert len(text) < len(whole) and 0 < values["changes"]["shown"] < values["changes"]["total"] == 5

