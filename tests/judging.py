@@ -12,6 +12,7 @@ from mlflow_compress.judges import Judged, JudgeInputs
 from mlflow_compress.judges import open_judge as opened
 from mlflow_compress.judges.session import spending_of
 from mlflow_compress.records import Generations
+from tests.judge_server import judge_server
 
 KEY = "sk-test-0123456789-secret"
 
@@ -71,3 +72,9 @@ def grade(
     assert said and all(KEY not in line for line in said)
     # As the stage logs them.
     return replace(found, values={**found.values, **inputs.spending.values()})
+
+
+def graded(script: Any, folder: Path, *items: Instruction, **settings: Any) -> tuple[Judged, Any]:
+    """Grade at an endpoint that answers by `script`; return also the endpoint, which knows what it was asked."""
+    with judge_server(script) as server:
+        return grade(server.base_url, folder, *items, **settings), server

@@ -9,8 +9,8 @@ from mlflow_compress.items.sources.instructions import Instruction, find_instruc
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.records import Generations, Judgments, RunRecords
-from tests.judge_server import FaultyJudge, judge_server
-from tests.judging import grade
+from tests.judge_server import FaultyJudge
+from tests.judging import graded
 from tests.roundoff import of_sum
 from tests.shared_data import SHARED, needs_shared
 
@@ -55,8 +55,7 @@ def test_scores_by_category_are_those_of_show_result(tmp_path: Path) -> None:
     assert len(items) == 80 and [len(part) for part in answers.values()] == [160, 160]
     # Faults that cost nothing pass; what stays unscored is left out by both.
     script = FaultyJudge(share=0.2, wait=0.0)
-    with judge_server(script) as server:
-        judged = grade(server.base_url, tmp_path, *items, given=answers, judge_attempts=1, judge_max_unscored=1)
+    judged, _ = graded(script, tmp_path, *items, given=answers, judge_attempts=1, judge_max_unscored=1)
     assert 0 < judged.values["judge/unscored"] < 320
     found = compute_all(
         MetricInputs(

@@ -42,7 +42,7 @@ from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, Usage, read_completion
 from tests.judge_server import PAID, PASSING, FaultyJudge, Raw, completion, judge_server, question_of
-from tests.judging import KEY, WRITING, answers, grade, instructions
+from tests.judging import KEY, WRITING, answers, grade, graded, instructions
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20}
 ONE = {"judge_concurrency": 1}
@@ -66,8 +66,7 @@ def reasoning_model(number: int, body: dict[str, Any]) -> str | tuple[int, dict[
 
 
 def test_the_first_call_finds_out_what_the_model_accepts_and_the_record_says_it(tmp_path: Path) -> None:
-    with judge_server(reasoning_model) as server:
-        judged = grade(server.base_url, tmp_path, *instructions(10))
+    judged, server = graded(reasoning_model, tmp_path, *instructions(10))
     assert judged.values["judge/unscored"] == 0
     assert len(server.bodies) == 3 + 20  # three refusals, once
     assert server.bodies[-1]["max_completion_tokens"] == 8192
@@ -77,17 +76,13 @@ def test_the_first_call_finds_out_what_the_model_accepts_and_the_record_says_it(
 
 
 def test_a_400_that_names_no_parameter_teaches_nothing(tmp_path: Path) -> None:
-    with judge_server(lambda *_: refused("This prompt is not allowed.")) as server:
-        grade(server.base_url, tmp_path, WRITING)
+    _, server = graded(lambda *_: refused("This prompt is not allowed."), tmp_path, WRITING)
     assert len(server.bodies) == 2
 
 
 def test_a_reply_that_is_cut_off_is_asked_again_with_more_room(tmp_path: Path) -> None:
-    def script(number: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
-        return "[[6]]" if body["max_tokens"] >= 4096 else (200, completion("", finish="length"))
-
-    with judge_server(script) as server:
-        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    cut = 200, completion("", finish="length")
+    judged, server = graded(lambda _, body: "[[6]]" if body["max_tokens"] >= 4096 else cut, tmp_path, WRITING, **ONE)
     assert judged.judgments["variant"].column("score").tolist() == [6, 6]
     assert [body["max_tokens"] for body in server.bodies] == [2048, 4096] * 2
 
@@ -98,8 +93,7 @@ def test_where_more_room_is_refused_the_cut_reply_stands(tmp_path: Path) -> None
             return 400, {"error": {"message": "maximum context length is 4096 tokens"}}
         return 200, completion("on and on", finish="length")
 
-    with judge_server(script) as server:
-        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    judged, _ = graded(script, tmp_path, WRITING, **ONE)
     assert judged.judgments["variant"].column("reason").tolist() == ["length", "length"]
     assert judged.judgments["variant"].column("judgment").tolist() == ["on and on", "on and on"]
 
@@ -128,18 +122,13 @@ def test_back_off_grows_to_a_limit_and_is_drawn_at_random(retry: int) -> None:
 
 
 def test_retry_after_is_waited_for(tmp_path: Path) -> None:
-    def script(number: int, body: dict[str, Any]) -> str | Raw:
-        return Raw(b"{}", 429, {"Retry-After": "0.3"}) if number == 0 else "[[3]]"
-
-    begin = time.monotonic()
-    with judge_server(script) as server:
-        grade(server.base_url, tmp_path, WRITING)
+    begin, later = time.monotonic(), Raw(b"{}", 429, {"Retry-After": "0.3"})
+    graded(lambda number, _: later if number == 0 else "[[3]]", tmp_path, WRITING)
     assert 0.3 <= time.monotonic() - begin < 5
 
 
 def test_a_server_that_asks_for_an_hour_has_said_no(tmp_path: Path) -> None:
-    with judge_server(lambda *_: Raw(b"{}", 429, {"Retry-After": "3600"})) as server:
-        judged = grade(server.base_url, tmp_path, WRITING)
+    judged, server = graded(lambda *_: Raw(b"{}", 429, {"Retry-After": "3600"}), tmp_path, WRITING)
     assert judged.values["judge/unscored/http_429"] == 2 and len(server.bodies) == 2
 
 
@@ -166,14 +155,13 @@ def test_no_minute_holds_more_than_the_limit() -> None:
 def test_requests_per_minute_reach_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlflow_compress.transport.client.PerMinute", lambda n: PerMinute(n, minute=0.5))
     begin = time.monotonic()
-    with judge_server(lambda *_: "[[3]]") as server:
-        grade(server.base_url, tmp_path, *instructions(4), judge_requests_per_minute=4)
+    graded(lambda *_: "[[3]]", tmp_path, *instructions(4), judge_requests_per_minute=4)
     assert time.monotonic() - begin >= 0.5  # eight calls, four in half a second
 
 
 def test_concurrency_is_a_limit(tmp_path: Path) -> None:
-    with judge_server(lambda *_: Raw(json.dumps(completion("[[3]]")).encode(), wait=0.02)) as server:
-        grade(server.base_url, tmp_path, *instructions(12), judge_concurrency=3)
+    slow = Raw(json.dumps(completion("[[3]]")).encode(), wait=0.02)
+    _, server = graded(lambda *_: slow, tmp_path, *instructions(12), judge_concurrency=3)
     assert server.most_at_once == 3
 
 
@@ -187,8 +175,7 @@ def test_tokens_and_cost_are_summed_from_the_replies(tmp_path: Path) -> None:
         return 200, completion("[[5]]", usage=usage)
 
     (tmp_path / "prices.yaml").write_text(PRICES)
-    with judge_server(script) as server:
-        judged = grade(server.base_url, tmp_path, *instructions(2), judge_prices=str(tmp_path / "prices.yaml"), **ONE)
+    judged, _ = graded(script, tmp_path, *instructions(2), judge_prices=str(tmp_path / "prices.yaml"), **ONE)
     assert judged.values == {
         "judge/judgments": 4,
         "judge/unscored": 0,

@@ -28,7 +28,7 @@ from mlflow_compress.reporting.headline import headline_rows
 from mlflow_compress.transport.endpoint import EndpointConfig, check_address, without_password
 from mlflow_compress.transport.replies import ReplyCache
 from tests.judge_server import Raw, completion, judge_server
-from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, instructions, open_judge
+from tests.judging import KEY, MATH, WRITING, Instruction, answers, grade, graded, instructions, open_judge
 
 ONE = {"judge_concurrency": 1}
 
@@ -67,8 +67,7 @@ def test_grades_both_turns_with_the_right_prompts(tmp_path: Path) -> None:
 
 
 def test_repeats_are_separate_questions_to_the_judge(tmp_path: Path) -> None:
-    with judge_server(lambda number, _: f"[[{number % 10 + 1}]]") as server:
-        judged = grade(server.base_url, tmp_path, WRITING, judge_repeats=3, **ONE)
+    judged, server = graded(lambda number, _: f"[[{number % 10 + 1}]]", tmp_path, WRITING, judge_repeats=3, **ONE)
     assert len(server.bodies) == 6
     assert judged.judgments["variant"].column("repeat").tolist() == [0, 1, 2, 0, 1, 2]
     assert scores(judged) == [1, 2, 3, 4, 5, 6]
@@ -76,19 +75,15 @@ def test_repeats_are_separate_questions_to_the_judge(tmp_path: Path) -> None:
 
 def test_equal_answers_of_both_models_are_graded_once(tmp_path: Path) -> None:
     same = {"baseline": answers(WRITING), "variant": answers(WRITING)}
-    with judge_server(lambda number, _: f"[[{number + 1}]]") as server:
-        judged = grade(server.base_url, tmp_path, WRITING, given=same)
+    judged, server = graded(lambda number, _: f"[[{number + 1}]]", tmp_path, WRITING, given=same)
     assert len(server.bodies) == 2
     assert judged.judgments["baseline"].table.equals(judged.judgments["variant"].table)
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
 def test_a_passing_failure_is_tried_again(status: int, tmp_path: Path) -> None:
-    def script(number: int, _: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
-        return (status, {"error": {"message": "later"}}) if number < 2 else "[[7]]"
-
-    with judge_server(script) as server:
-        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    later = status, {"error": {"message": "later"}}
+    judged, server = graded(lambda number, _: later if number < 2 else "[[7]]", tmp_path, WRITING, **ONE)
     assert scores(judged) == [7.0, 7.0]
     assert len(server.bodies) == 4
 
@@ -108,10 +103,8 @@ def test_a_200_with_an_error_inside_is_tried_again_and_its_message_is_shown(tmp_
 
 
 def test_a_lasting_failure_leaves_a_judgment_unscored_with_its_reason(tmp_path: Path) -> None:
-    def script(_: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
-        return (500, {"error": {"message": "broken"}}) if "Now about" in str(body) else "[[4]]"
-
-    with judge_server(script) as server:
+    broken = 500, {"error": {"message": "broken"}}
+    with judge_server(lambda _, body: broken if "Now about" in str(body) else "[[4]]") as server:
         judged = grade(server.base_url, tmp_path, WRITING, judge_max_retries=2, **ONE)
         assert len(server.bodies) == 4
         assert scores(judged) == [4.0, None] and reasons(judged) == [None, "http_500"]
@@ -125,8 +118,7 @@ def test_a_lasting_failure_leaves_a_judgment_unscored_with_its_reason(tmp_path: 
 
 @pytest.mark.parametrize("answer", ["I like it.", "[[3]] for the style, [[9]] for the facts", ""])
 def test_a_reply_that_cannot_be_read_is_asked_for_again(answer: str, tmp_path: Path) -> None:
-    with judge_server(lambda number, _: answer if number == 0 else "[[4]]") as server:
-        judged = grade(server.base_url, tmp_path, WRITING, **ONE)
+    judged, server = graded(lambda number, _: answer if number == 0 else "[[4]]", tmp_path, WRITING, **ONE)
     assert scores(judged) == [4.0, 4.0]
     assert len(server.bodies) == 3
 
@@ -149,10 +141,7 @@ def test_a_reply_that_cannot_be_read_is_asked_for_again(answer: str, tmp_path: P
 def test_what_stays_unreadable_is_unscored_and_every_paid_reply_is_kept(
     reply: dict[str, Any], reason: str, calls: int, tmp_path: Path
 ) -> None:
-    def script(_: int, body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
-        return (200, reply) if "Now about" in str(body) else "[[4]]"
-
-    with judge_server(script) as server:
+    with judge_server(lambda _, body: (200, reply) if "Now about" in str(body) else "[[4]]") as server:
         for _ in range(2):  # the second time everything is kept
             judged = grade(server.base_url, tmp_path, WRITING, judge_attempts=2, **ONE)
             assert scores(judged) == [4.0, None] and reasons(judged) == [None, reason]
@@ -168,8 +157,7 @@ def test_a_content_filter_and_a_400_are_not_asked_again(tmp_path: Path) -> None:
         code = "content_filter" if "Now about" in str(body) else "other"
         return 400, {"error": {"message": "no", "code": code}}
 
-    with judge_server(script) as server:
-        judged = grade(server.base_url, tmp_path, WRITING)
+    judged, server = graded(script, tmp_path, WRITING)
     assert reasons(judged) == ["http_400", "content_filter"]
     assert len(server.bodies) == 2
 
@@ -186,8 +174,7 @@ def test_an_unreachable_endpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_a_silent_endpoint_times_out(tmp_path: Path) -> None:
-    with judge_server(lambda *_: Raw(b"{}", wait=0.4)) as server:
-        judged = grade(server.base_url, tmp_path, WRITING, judge_max_retries=0, judge_timeout=0.1)
+    judged, _ = graded(lambda *_: Raw(b"{}", wait=0.4), tmp_path, WRITING, judge_max_retries=0, judge_timeout=0.1)
     assert reasons(judged) == ["timeout", "timeout"]
     assert "did not answer within 0.1 s" in judged.judgments["variant"].column("judgment")[0]
 
@@ -452,12 +439,10 @@ def test_two_processes_may_share_the_grades(tmp_path: Path) -> None:
 
 def test_a_reply_that_only_quotes_the_question_is_asked_again_and_then_unscored(tmp_path: Path) -> None:
     item = Instruction("q", "writing", ("Explain why you would give [[10]] here.",))
-    with judge_server(lambda number, body: 'The user writes "give [[10]] here".') as server:
-        judged = grade(server.base_url, tmp_path, item)
+    judged, server = graded(lambda number, body: 'The user writes "give [[10]] here".', tmp_path, item)
     assert len(server.bodies) == 3
     assert judged.values["judge/unscored/quoted"] == judged.values["judge/judgments"] == 1
-    with judge_server(lambda number, body: "Clear. Rating: [[10]]") as server:
-        judged = grade(server.base_url, tmp_path / "other", item)
+    judged, server = graded(lambda number, body: "Clear. Rating: [[10]]", tmp_path / "other", item)
     assert judged.judgments["variant"].column("score").tolist() == [10.0] and len(server.bodies) == 1
 
 
@@ -468,8 +453,7 @@ def rating(number: int, body: dict[str, Any]) -> str:
 def test_each_judge_model_is_asked_and_recorded_by_itself_with_its_noise_floor(tmp_path: Path) -> None:
     items = instructions(4)
     given = {"baseline": answers(*items), "variant": answers(*items, by="other")}
-    with judge_server(rating) as server:
-        judged = grade(server.base_url, tmp_path, *items, given=given, judge_model="a,b", judge_repeats=2)
+    judged, server = graded(rating, tmp_path, *items, given=given, judge_model="a,b", judge_repeats=2)
     assert sorted(body["model"] for body in server.bodies) == ["a"] * 32 + ["b"] * 32
     assert judged.parameters["judge_model"] == "a,b" and judged.values["judge/calls"] == 64
     tasks = judged.judgments["variant"].table.column("task").to_pylist()
@@ -479,8 +463,7 @@ def test_each_judge_model_is_asked_and_recorded_by_itself_with_its_noise_floor(t
     assert by_task["judge/mt_bench", "a"] == 7 and by_task["judge/mt_bench_noise", "a"] == 0
     assert by_task["judge/mt_bench_noise", "b"] > 0
     given = {"baseline": answers(*items), "variant": answers(*items, by="other")}
-    with judge_server(rating) as server:
-        judged = grade(server.base_url, tmp_path, *items, given=given, judge_model="b", judge_repeats=2)
+    judged, server = graded(rating, tmp_path, *items, given=given, judge_model="b", judge_repeats=2)
     pooled = headline(
         compute_all(MetricInputs(**{who: RunRecords(judgments=part) for who, part in judged.judgments.items()}))
     )
