@@ -4,21 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    FalconConfig,
-    Gemma2Config,
-    GPTNeoXConfig,
-    GptOssConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+import transformers
 
 from mlflow_compress.compression.pipeline import quiet
 from mlflow_compress.compression.probe import ReloadReport
@@ -38,7 +24,7 @@ def make_tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 SMALL = {
@@ -54,55 +40,57 @@ SMALL = {
 
 def make_llama(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Llama (hidden 64, 2 layers, bfloat16) with a tokenizer and return its folder."""
-    return _save(LlamaConfig(**{**SMALL, **changes}), folder, seed, dtype)
+    return _save(transformers.LlamaConfig(**{**SMALL, **changes}), folder, seed, dtype)
 
 
 def make_qwen2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Qwen2 (biases in attention, tied head, a type for each layer)."""
     settings = {**SMALL, "tie_word_embeddings": True, **changes}
-    return _save(Qwen2Config(**settings), folder, seed, dtype)
+    return _save(transformers.Qwen2Config(**settings), folder, seed, dtype)
 
 
 def make_mistral(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Mistral that sees the whole context."""
-    return _save(MistralConfig(**{**SMALL, "sliding_window": None, **changes}), folder, seed, dtype)
+    return _save(transformers.MistralConfig(**{**SMALL, "sliding_window": None, **changes}), folder, seed, dtype)
 
 
 def make_qwen3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Qwen3 (normed queries and keys, heads wider than their share of the stream)."""
-    return _save(Qwen3Config(**{**SMALL, "head_dim": 32, **changes}), folder, seed, dtype)
+    return _save(transformers.Qwen3Config(**{**SMALL, "head_dim": 32, **changes}), folder, seed, dtype)
 
 
 def make_gemma2(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a random Gemma 2 (norms of 1 + weight, two of them around each block)."""
-    return _save(Gemma2Config(**SMALL, head_dim=32, sliding_window=64), folder, seed, dtype)
+    return _save(transformers.Gemma2Config(**SMALL, head_dim=32, sliding_window=64), folder, seed, dtype)
 
 
 def make_mixture(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
     """Write a random Qwen3 mixture of four experts."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
-    return _save(Qwen3MoeConfig(**{**SMALL, **experts, **changes}), folder, seed, dtype)
+    return _save(transformers.Qwen3MoeConfig(**{**SMALL, **experts, **changes}), folder, seed, dtype)
 
 
 def make_mixtral(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a random Mixtral of four experts, which stores its experts under other names than it loads them."""
-    return _save(MixtralConfig(**SMALL, num_local_experts=4), folder, seed, dtype)
+    return _save(transformers.MixtralConfig(**SMALL, num_local_experts=4), folder, seed, dtype)
 
 
 def make_gpt_oss(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a random gpt-oss, whose experts have biases and interleaved columns."""
-    return _save(GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2, head_dim=32), folder, seed, dtype)
+    return _save(
+        transformers.GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2, head_dim=32), folder, seed, dtype
+    )
 
 
 def make_falcon(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a random Falcon, whose linear layers are of a class of their own."""
-    config = FalconConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.FalconConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
     return _save(config, folder, seed, dtype)
 
 
 def make_neox(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a random GPT-NeoX (another architecture: fused query-key-value, biases, parallel residual)."""
-    config = GPTNeoXConfig(
+    config = transformers.GPTNeoXConfig(
         vocab_size=64,
         hidden_size=64,
         intermediate_size=128,
@@ -116,7 +104,7 @@ def make_neox(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.bfloat1
 def _save(config: Any, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():  # the usual start (0.02) would give nearly uniform predictions
             if parameter.ndim == 2:
                 parameter.data.normal_(0.0, 0.12)
@@ -141,7 +129,7 @@ def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     bitsandbytes' 4-bit layers are expanded: what its own kernels compute depends on the processor.
     """
     options = architectures.loading_options(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     packed_layers.decompress(model)  # plain transformers runs packed floats in bfloat16 only
     packed_layers.expand(model)
     with torch.inference_mode():
@@ -156,5 +144,5 @@ def mean_kl(baseline: torch.Tensor, variant: torch.Tensor) -> float:
 
 def token_rows(folder: Path, text: str, rows: int, length: int) -> torch.Tensor:
     """Return the first rows * length tokens of a text, shape (rows, length)."""
-    ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"][: rows * length]
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(text)["input_ids"][: rows * length]
     return torch.tensor(ids).reshape(rows, length)

@@ -404,7 +404,7 @@ def test_flips_identities():
     assert round(n * flips / 100) % 2 == round(n * abs(delta) / 100) % 2
 
 
-def test_baseline_alone_reports_itself():
+def test_a_baseline_alone_reports_itself_and_nothing_is_computed_from_nothing():
     alone = MetricInputs(FULL.baseline)
     names = set(headline(compute_all(alone)))
     assert {"quality/accuracy", "quality/perplexity", "robustness/shuffle_drop_pct", "uncertainty/uacc"} <= names
@@ -413,9 +413,6 @@ def test_baseline_alone_reports_itself():
     assert (
         headline(compute_all(alone))["quality/accuracy"].value == headline(RESULTS)["quality/accuracy_baseline"].value
     )
-
-
-def test_nothing_is_computed_from_nothing():
     assert compute_all(MetricInputs(RunRecords())) == []
     assert set(unmet(MetricInputs(RunRecords(), RunRecords()))) == set(METRICS.names())
 

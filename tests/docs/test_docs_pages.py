@@ -26,12 +26,9 @@ def test_the_tables_are_current(tool) -> None:
     assert text == tool.with_table(text), f"run tools/{tool.__name__}.py"
 
 
-def test_the_table_of_what_vllm_takes_is_current() -> None:
+def test_the_vllm_table_and_the_metric_reference_are_current_and_no_docstring_makes_a_heading() -> None:
     text = write_methods_table.VLLM_PAGE.read_text()
     assert text == write_methods_table.with_vllm_table(text), "run tools/write_methods_table.py"
-
-
-def test_the_metric_reference_is_current_and_whole_and_has_no_headings_of_docstrings() -> None:
     text = write_metric_reference.PAGE.read_text()
     assert text == write_metric_reference.reference(), "run tools/write_metric_reference.py"
     assert all(f"| `{name}` |" in text for name in all_keys())
@@ -120,12 +117,9 @@ def test_check_is_the_static_checks_and_the_readme_s_tests() -> None:
     assert commands("check") == [*STATIC, tests.group().strip("`")]
 
 
-def test_ci_runs_the_static_checks() -> None:
+def test_ci_and_the_local_hooks_run_the_static_checks() -> None:
     lines = [line.strip() for line in (ROOT / ".ci" / "run").read_text().splitlines()]
     assert "make static" in lines or [line for line in lines if line in STATIC] == STATIC
-
-
-def test_hooks_are_local_and_run_the_same_tools() -> None:
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert repository["repo"] == "local"
     tools = [hook["entry"].replace(" --force-exclude", "") for hook in repository["hooks"]]
@@ -139,14 +133,11 @@ def test_every_tool_that_writes_a_file_is_in_generated() -> None:
     assert all(tool.name in text for tool in (ROOT / "tools").glob("write_*.py"))
 
 
-def test_the_citation_names_the_present_version() -> None:
+def test_the_citation_names_the_present_version_and_templates_can_be_read() -> None:
     from mlflow_compress import __version__
 
     found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert found["version"] == __version__ and found["license"] == "Apache-2.0"
-
-
-def test_templates_can_be_read() -> None:
     for form in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
         found = yaml.safe_load(form.read_text())
         if form.name == "config.yml":

@@ -124,7 +124,7 @@ def test_what_cannot_be_loaded_is_refused(source: str, message: str, tmp_path: P
         mc.load(source, store=tmp_path)
 
 
-def test_a_refused_parameter_leaves_no_run(tmp_path: Path) -> None:
+def test_a_refused_parameter_leaves_no_run_and_a_run_that_fails_says_so(tmp_path: Path) -> None:
     with pytest.raises(mc.MlflowCompressError, match="Did you mean 'bits'"):
         mc.compress("demo", "rtn", bitz=4, store=tmp_path / "none")
     with pytest.raises(mc.MlflowCompressError, match="'checkpoint' must be given"):
@@ -132,9 +132,6 @@ def test_a_refused_parameter_leaves_no_run(tmp_path: Path) -> None:
     with pytest.raises(mc.MlflowCompressError, match="has no experiments"):
         mc.compress("demo", "rtn", experiment="mine", store=tmp_path / "none")
     assert not (tmp_path / "none").exists() and not list(tmp_path.glob("other/*"))
-
-
-def test_a_run_in_a_folder_that_fails_says_so(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     with pytest.raises(RuntimeError), store.run("it", "evaluate", {}) as run:
         raise RuntimeError("broken")

@@ -26,7 +26,7 @@ STEPS = WORKFLOW["jobs"]["gate"]["steps"]
 [GATE] = [step for step in ACTION["runs"]["steps"] if "run" in step]
 
 
-def test_the_workflow_uses_the_action_as_it_is_declared() -> None:
+def test_the_workflow_uses_the_action_with_options_that_exist_and_variables_alone() -> None:
     assert ACTION["runs"]["using"] == "composite" and GATE["shell"] == "bash"
     [use] = [step for step in STEPS if str(step.get("uses", "")).startswith("./")]
     required = {name for name, given in ACTION["inputs"].items() if given.get("required")}
@@ -40,17 +40,11 @@ def test_the_workflow_uses_the_action_as_it_is_declared() -> None:
         named == [("compress", "folder")]
         and 'echo "folder=' in next(s for s in STEPS if s.get("id") == "compress")["run"]
     )
-
-
-def test_inputs_reach_the_command_as_variables_alone() -> None:
-    """An expression inside of a script would run what an input holds."""
+    # An expression inside of a script would run what an input holds.
     for step in (GATE, *STEPS):
         assert "${{" not in step.get("run", "")
     used = set(re.findall(r"\$(?:\{)?([A-Z_]+)", GATE["run"])) - {"PWD", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"}
     assert used <= set(GATE["env"])
-
-
-def test_the_options_and_the_policy_exist() -> None:
     [use] = [step["with"] for step in STEPS if str(step.get("uses", "")).startswith("./")]
     known = set(parameters(GateConfig))
     assert set(re.findall(r"--(\w+)", GATE["run"] + use["options"])) <= known
@@ -163,8 +157,18 @@ RAYJOB = fields(
 )
 
 
-def test_it_is_a_rayjob() -> None:
+def test_it_is_a_rayjob_with_our_command_and_our_version_of_ray() -> None:
     jsonschema.Draft7Validator(RAYJOB).validate(yaml.safe_load(FILE.read_text()))
+    spec = yaml.safe_load(FILE.read_text())["spec"]
+    program, stage, *rest = shlex.split(spec["entrypoint"])
+    values = {name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
+    cls = COMMANDS.get(stage).parameters
+    assert cls is not None
+    config = parse(cls, values)
+    assert program == "mlflow-compress"
+    assert (config.running.engine, config.running.ray_address) == ("ray", "auto")  # type: ignore[attr-defined]
+    lock = (FILE.parents[2] / "requirements-extras.txt").read_text()
+    assert f"\nray=={spec['rayClusterSpec']['rayVersion']}\n" in lock
 
 
 @pytest.mark.parametrize(
@@ -187,16 +191,3 @@ def test_the_schema_refuses_what_is_none(place: tuple[str | int, ...], name: str
     part[name] = value
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft7Validator(RAYJOB).validate(job)
-
-
-def test_its_command_and_its_version_of_ray_are_ours() -> None:
-    spec = yaml.safe_load(FILE.read_text())["spec"]
-    program, stage, *rest = shlex.split(spec["entrypoint"])
-    values = {name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
-    cls = COMMANDS.get(stage).parameters
-    assert cls is not None
-    config = parse(cls, values)
-    assert program == "mlflow-compress"
-    assert (config.running.engine, config.running.ray_address) == ("ray", "auto")  # type: ignore[attr-defined]
-    lock = (FILE.parents[2] / "requirements-extras.txt").read_text()
-    assert f"\nray=={spec['rayClusterSpec']['rayVersion']}\n" in lock

@@ -86,12 +86,11 @@ def test_a_stream_that_breaks_gives_no_number(stream: Raw, said: str, server: Se
         timed(server, tmp_path)
 
 
-def test_a_server_that_takes_text_alone_has_no_speed(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_text_alone_has_no_speed_and_a_served_baseline_needs_a_served_variant(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
     with served_demo(loaded, kind="text") as server:
         found = timed(server, tmp_path)
     assert not found.results and "takes prompts as text alone" in found.summary
-
-
-def test_a_served_baseline_needs_a_served_variant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names a served model, and what is asked here needs one in a folder"):
         mc.speed(tmp_path, model="endpoint:http://127.0.0.1:1/v1", baseline_served_model="x", store=tmp_path)

@@ -168,12 +168,8 @@ def test_what_the_tables_give_beside_the_text(source) -> None:
 
 
 @needs_shared
-def test_a_repaired_perplexity_makes_its_whole_row_hold() -> None:
+def test_a_repaired_perplexity_makes_its_whole_row_hold_and_the_page_shows_the_present_tables() -> None:
     assert llama_cpp.repaired_q2_k()
-
-
-@needs_shared
-def test_the_page_shows_the_present_tables() -> None:
     assert PAGE.read_text() == filled(PAGE.read_text(), tables()), "run tools/write_papers_page.py"
 
 

@@ -37,14 +37,11 @@ def test_the_spread_of_three_makes_by_hand() -> None:
     assert (found.low**2, found.high**2) == pytest.approx((2 / 7.37776 - 1 / 19, 2 / 0.0506356 - 1 / 19), rel=1e-5)
 
 
-def test_what_cancels_within_groups_leaves_all_of_the_spread_to_the_makes() -> None:
+def test_what_cancels_within_groups_or_is_shared_by_items_is_no_spread_of_the_makes() -> None:
     found = make_spread(np.concatenate([THREE, THREE], axis=1), np.arange(40) // 2)
     assert found is not None and found.between == pytest.approx(1.0)
     assert make_spread(THREE, ALONE // 2) is None  # 10 groups
     assert make_spread(THREE[:1], ALONE) is None
-
-
-def test_equal_makes_have_no_luck_and_what_items_share_cancels() -> None:
     rng = np.random.default_rng(1)
     one = rng.exponential(size=(1, 50))
     same = make_spread(np.tile(one, (3, 1)), np.arange(50))

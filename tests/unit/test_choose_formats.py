@@ -128,10 +128,14 @@ def test_the_smallest_variant_has_its_upper_end_within_the_limit() -> None:
     assert found.allocation.n_bytes == min(9 + sum(c) for c in inside)
 
 
-def test_the_interval_counts_not_the_mean_alone() -> None:
+def test_the_interval_counts_not_the_mean_alone_and_a_closest_one_says_that_it_is_outside() -> None:
     """Exactly at the limit the mean keeps to it, and the upper end of its interval does not."""
     found = Models(additive).choose(Limit(kind="max_kl", value=0.5))
     assert found.allocation.choice != (1, 0, 0) and found.measured < 0.5
+    # Together everything costs more than alone, by an amount that no choice avoids.
+    models = Models(lambda choice: additive(choice) + (0.3 if sum(choice) < 3 else 0.25))
+    limit = Limit(kind="max_kl", value=0.2)
+    assert not models.choose(limit, table=in_baseline(additive)).is_inside(limit)
 
 
 def test_a_limit_that_nothing_keeps_to_is_refused() -> None:
@@ -140,13 +144,6 @@ def test_a_limit_that_nothing_keeps_to_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_bytes is out of range"):
         models.choose(Limit(kind="max_bytes", value=8))
     assert models.made == []
-
-
-def test_where_nothing_was_found_inside_the_closest_is_returned_and_says_so() -> None:
-    """Together everything costs more than alone, by an amount that no choice avoids."""
-    models = Models(lambda choice: additive(choice) + (0.3 if sum(choice) < 3 else 0.25))
-    limit = Limit(kind="max_kl", value=0.2)
-    assert not models.choose(limit, table=in_baseline(additive)).is_inside(limit)
 
 
 def test_a_mix_that_is_not_surely_closer_than_one_format_for_all_is_not_chosen() -> None:

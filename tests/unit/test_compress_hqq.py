@@ -65,7 +65,7 @@ def test_the_file_holds_the_bits_and_32_more_a_group(bits: int, tmp_path: Path) 
     assert "model.layers.0.mlp.up_proj.weight_zero" in names and "model.layers.0.mlp.up_proj.weight" not in names
 
 
-def test_zero_points_beyond_float16_are_refused(tmp_path: Path) -> None:
+def test_zero_points_beyond_float16_and_groups_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base", dtype=torch.float32)
     tensors = load_file(base / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] = 100.0 + 0.001 * tensors["model.layers.0.mlp.up_proj.weight"]
@@ -73,9 +73,6 @@ def test_zero_points_beyond_float16_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="up_proj are so far from zero"):
         compress_model(str(base), "hqq", method_config("hqq", bits=8), [], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_group_that_does_not_divide_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="Group size 48 does not divide"):
         compress_model(
             str(make_llama(tmp_path / "base")), "hqq", method_config("hqq", group_size=48), [], tmp_path / "out"

@@ -176,19 +176,18 @@ def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
         resolve(str(model))
 
 
-def test_awq_refuses_an_architecture_that_it_does_not_know(tmp_path: Path) -> None:
-    model = make_neox(tmp_path / "neox")
-    config = method_config("awq", group_size=32, calibration_samples=2, calibration_length=32)
-    with pytest.raises(UnsupportedError, match=r"does not know which layers.*GPTNeoXForCausalLM.*gptq or rtn"):
-        compress_model(str(model), "awq", config, TEXT, tmp_path / "out")
-
-
-def test_a_model_is_described_without_its_head(base: Path, tmp_path: Path) -> None:
+def test_a_model_is_described_without_its_head_and_awq_refuses_one_that_it_does_not_know(
+    base: Path, tmp_path: Path
+) -> None:
     source = resolve(str(base))
     assert source.head == "lm_head" and source.dtype == "bfloat16" and source.layers == 2
     assert len(source.linear) == 14 and source.linear["model.layers.1.mlp.down_proj"] == (64, 128)
     neox = resolve(str(make_neox(tmp_path / "neox")))
     assert neox.head == "lm_head" and "lm_head" not in neox.linear and len(neox.linear) == 8
+    model = make_neox(tmp_path / "neox")
+    config = method_config("awq", group_size=32, calibration_samples=2, calibration_length=32)
+    with pytest.raises(UnsupportedError, match=r"does not know which layers.*GPTNeoXForCausalLM.*gptq or rtn"):
+        compress_model(str(model), "awq", config, TEXT, tmp_path / "out")
 
 
 NOT_EXPERTS = [

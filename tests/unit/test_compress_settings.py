@@ -19,12 +19,9 @@ from mlflow_compress.compression.calibration_tokens import Calibration, prepare_
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError
 
 
-def test_auto_keeps_every_default() -> None:
+def test_auto_keeps_every_default_and_text_is_parsed_to_the_field_type() -> None:
     for name, method in METHODS.items():
         assert method_config(name, bits="auto", group_size="auto") == method.Config()
-
-
-def test_text_is_parsed_to_the_field_type() -> None:
     config = method_config("gptq", bits="3", group_size="64", damping="0.05", act_order="false", seed="7")
     assert (config.bits, config.group_size, config.damping, config.act_order, config.seed) == (3, 64, 0.05, False, 7)
     assert method_config("rtn", group_size="channel").group_size == "channel"
@@ -44,16 +41,13 @@ def test_values_that_a_setting_cannot_have_are_refused(name: str, value: object,
         method_config("gptq", **{name: value})
 
 
-def test_a_parameter_of_another_method_is_refused_and_the_own_ones_are_listed() -> None:
+def test_foreign_parameters_unsupported_bits_and_unknown_methods_name_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"no parameter 'damping'.*group_size, symmetric.*damping=0\.1"):
         method_config("rtn", damping="0.1")
     with pytest.raises(ConfigError, match=r"'none' has no parameter 'bits'.*no parameters"):
         method_config("none", bits=4)
     with pytest.raises(ConfigError, match="no parameter 'group_size'"):
         method_config("bnb-nf4", group_size=64)
-
-
-def test_unsupported_bits_and_unknown_methods_name_what_there_is() -> None:
     for name, bits, allowed in [
         ("awq", 2, "8, 4, 3"),
         ("bnb-int8", 4, "8"),

@@ -84,11 +84,6 @@ def _header(length: int | None = None) -> bytes:
     return (len(text) if length is None else length).to_bytes(8, "little") + text
 
 
-def test_a_file_is_read_from_its_header(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(_header() + b"xyz")
-    assert stored_weights.read_headers(tmp_path) == {"w": stored_weights.StoredTensor("U8", (3,), 3)}
-
-
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool])
 def test_bytes_are_right_for_every_element_type(tmp_path: Path, kind: torch.dtype) -> None:
     tensors = {"a": torch.zeros(5, 3, dtype=kind), "empty": torch.zeros(0, 4, dtype=kind)}
@@ -119,13 +114,15 @@ def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: byte
         stored_weights.read_headers(tmp_path)
 
 
-def test_a_folder_without_weights_manifest_or_probe_is_refused(tmp_path: Path) -> None:
+def test_a_file_is_read_from_its_header_and_a_folder_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no safetensors weights"):
         stored_weights.weight_files(tmp_path)
     with pytest.raises(CheckpointError, match="not a finished compressed checkpoint"):
         CheckpointManifest.read(tmp_path)
     with pytest.raises(CheckpointError, match="probe"):
         probe.read_probe(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(_header() + b"xyz")
+    assert stored_weights.read_headers(tmp_path) == {"w": stored_weights.StoredTensor("U8", (3,), 3)}
 
 
 @pytest.fixture
@@ -164,10 +161,19 @@ def manifest(checkpoint: Path) -> CheckpointManifest:
     return manifest
 
 
-def test_a_manifest_comes_back_as_it_was_written(checkpoint: Path, manifest: CheckpointManifest) -> None:
+def test_a_manifest_comes_back_as_it_was_written_and_one_changed_byte_is_found(
+    checkpoint: Path, manifest: CheckpointManifest
+) -> None:
     assert CheckpointManifest.read(checkpoint) == manifest
     assert asdict(CheckpointManifest.read(checkpoint, verify=False)) == asdict(manifest)
     assert not list(checkpoint.glob("*.partial"))
+    path = checkpoint / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="has changed"):
+        CheckpointManifest.read(checkpoint)
+    assert CheckpointManifest.read(checkpoint, verify=False) == manifest
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', "version"])
@@ -177,16 +183,6 @@ def test_a_broken_manifest_is_refused(checkpoint: Path, manifest: CheckpointMani
     path.write_text(json.dumps({**stored, "version": 99}) if damage == "version" else damage)
     with pytest.raises(CheckpointError, match="manifest"):
         CheckpointManifest.read(checkpoint)
-
-
-def test_one_changed_byte_of_a_weight_file_is_found(checkpoint: Path, manifest: CheckpointManifest) -> None:
-    path = checkpoint / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="has changed"):
-        CheckpointManifest.read(checkpoint)
-    assert CheckpointManifest.read(checkpoint, verify=False) == manifest
 
 
 def test_a_missing_or_additional_weight_file_is_found(checkpoint: Path, manifest: CheckpointManifest) -> None:
@@ -231,15 +227,12 @@ def logits() -> torch.Tensor:
     return torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
 
 
-def test_equal_logits_have_distance_zero_and_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
+def test_logits_have_the_distances_by_hand_and_another_vocabulary_is_a_mismatch(logits: torch.Tensor) -> None:
     report = probe.compare_logits(logits, logits.clone())
     assert (report.max_abs_diff, report.kl_mean, report.kl_max, report.positions) == (0.0, 0.0, 0.0, 6)
     assert report.agrees
     with pytest.raises(ReloadMismatchError, match="other logits"):
         probe.compare_logits(logits, logits[:, :-1])
-
-
-def test_the_report_is_what_it_says() -> None:
     # Two tokens: p = (1/2, 1/2), q = (2/3, 1/3): KL = 1/2 ln(3/4) + 1/2 ln(3/2) = 1/2 ln(9/8) = 0.0588915.
     # ln 2 is rounded to float32, by U of it, and printed with seven digits.
     report = probe.compare_logits(torch.zeros(1, 2), torch.tensor([[np.log(2.0), 0.0]], dtype=torch.float32))

@@ -26,22 +26,30 @@ from write_stub import STUB, stub
 CLASSES = [command.parameters for command in all_commands().values() if command.parameters]
 
 
-def test_strings_become_the_declared_types() -> None:
+def test_text_python_values_and_nothing_become_the_declared_types() -> None:
     parsed = config.parse(MainConfig, {"method": "rtn", "seed": "7", "judge": "false", "limit": "10"})
     assert (parsed.compression.method, parsed.source.seed, parsed.judge) == ("rtn", 7, False)
     assert (parsed.evaluation.limit, parsed.answers.instruction_limit) == (10, 0)
+    asked = MainConfig(bits=4, tasks=["demo", "piqa"], method_args={"sparsity": 0.5, "pattern": "2:4"})
+    assert asked.compression.bits == 4 and asked.evaluation.tasks == "demo,piqa"
+    assert config.as_text(asked)["method_args"] == "sparsity=0.5,pattern=2:4"
+    for text in ("none", "", "None"):
+        assert config.parse(EvaluateConfig, {"system_prompt": text, "data_dir": text}) == EvaluateConfig()
+    assert config.as_text(EvaluateConfig())["system_prompt"] == "none"
 
 
-def test_the_type_itself_checks() -> None:
+def test_the_type_itself_checks_and_nan_is_not_a_bound() -> None:
     with pytest.raises(ConfigError, match="'dtype' has an unknown value"):
         EvaluateConfig(dtype="int4")
     with pytest.raises(ConfigError, match="'limit' is too small"):
         EvaluateConfig(limit=-3)
     with pytest.raises(ConfigError, match="Unknown parameter"):
         EvaluateConfig(limits=3)
+    with pytest.raises(ConfigError, match="must be a number"):
+        config.parse(PromoteConfig, {"max_kl": "nan"})
 
 
-def test_a_stage_gets_the_groups_of_the_main_job() -> None:
+def test_a_stage_gets_the_groups_of_the_main_job_and_a_gate_those_of_speed() -> None:
     main_job = MainConfig(model="m", seed=7, limit=3, instruction_limit=2, bits=4, dtype="bfloat16")
     assert main_job.quantize_config == QuantizeConfig(model="m", seed=7, bits=4)
     asked = main_job.evaluate_config("folder")
@@ -50,25 +58,10 @@ def test_a_stage_gets_the_groups_of_the_main_job() -> None:
     assert asked == JudgeConfig(model="m", seed=7, instruction_limit=2, dtype="bfloat16", checkpoint="folder")
     # The run of the main job decides the experiment; its own checkpoint is what it compresses.
     assert MainConfig(experiment="e", checkpoint="c").evaluate_config() == EvaluateConfig()
-
-
-def test_a_gate_times_a_served_model_under_the_name_that_was_given() -> None:
     gate = GateConfig(checkpoint="endpoint:http://x/v1", served_model="m", speed_repeats=2)
     assert gate.of_stage(SpeedConfig) == SpeedConfig(
         checkpoint="endpoint:http://x/v1", served_model="m", speed_repeats=2
     )
-
-
-def test_nothing_is_written_none_and_read_from_an_empty_text_too() -> None:
-    for text in ("none", "", "None"):
-        assert config.parse(EvaluateConfig, {"system_prompt": text, "data_dir": text}) == EvaluateConfig()
-    assert config.as_text(EvaluateConfig())["system_prompt"] == "none"
-
-
-def test_python_values_do_as_well_as_text() -> None:
-    asked = MainConfig(bits=4, tasks=["demo", "piqa"], method_args={"sparsity": 0.5, "pattern": "2:4"})
-    assert asked.compression.bits == 4 and asked.evaluation.tasks == "demo,piqa"
-    assert config.as_text(asked)["method_args"] == "sparsity=0.5,pattern=2:4"
 
 
 def test_a_file_takes_the_same_names_and_gives_way_to_what_is_given(tmp_path: Path) -> None:
@@ -126,11 +119,6 @@ def test_bad_values_get_one_clear_error(values: dict[str, str], words: list[str]
     with pytest.raises(ConfigError) as caught:
         config.parse(cls, values)
     assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-def test_nan_is_not_a_bound() -> None:
-    with pytest.raises(ConfigError, match="must be a number"):
-        config.parse(PromoteConfig, {"max_kl": "nan"})
 
 
 @pytest.mark.parametrize("cls", CLASSES)

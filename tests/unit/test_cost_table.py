@@ -17,27 +17,21 @@ SIZES = StoredSizes(
 TABLE = CostTable(sizes=SIZES, start=np.zeros(2), added=np.array([[[0.3, 0.5], [0.1, 0.1]], [[0.2, 0.2], [0.0, 0.1]]]))
 
 
-def test_a_budget_is_counted_over_the_layers() -> None:
-    assert SIZES.bits(900) == 3.0 and SIZES.uniform("x:4") == 1200
-    assert Limit(kind="bits_per_weight", value=3.5).layer_bytes(SIZES) == 1050
-    assert Limit(kind="max_bytes", value=2050).layer_bytes(SIZES) == 1050
-
-
-def test_the_choice_and_its_prediction() -> None:
+def test_a_budget_the_choice_and_its_prediction_by_hand() -> None:
     """1,050 bytes: one group may have 4 bits if it is the first, which gains 0.3; the second would need 1,100."""
     found = TABLE.solved(Limit(kind="bits_per_weight", value=3.5))
     assert found.choice == (1, 0) and found.n_bytes == 1000
     assert found.cost == pytest.approx(0.3) == TABLE.predicted((1, 0))
     around = CostTable(sizes=SIZES, start=np.array([0.2, 0.4]), added=TABLE.added)
     assert around.predicted((1, 0)) == pytest.approx(0.6)
-
-
-def test_the_smallest_within_a_kl() -> None:
     assert TABLE.solved(Limit(kind="max_kl", value=0.3)).choice == (1, 0)
     assert TABLE.solved(Limit(kind="max_kl", value=0.3), margin=0.01).choice == (1, 1)
     assert TABLE.solved(Limit(kind="max_kl", value=1.0)).choice == (0, 0)
     with pytest.raises(ConfigError, match=r"max_kl is out of range. Allowed: 0.15 or more.*Got: '0.1'"):
         TABLE.solved(Limit(kind="max_kl", value=0.1))
+    assert SIZES.bits(900) == 3.0 and SIZES.uniform("x:4") == 1200
+    assert Limit(kind="bits_per_weight", value=3.5).layer_bytes(SIZES) == 1050
+    assert Limit(kind="max_bytes", value=2050).layer_bytes(SIZES) == 1050
 
 
 @pytest.mark.parametrize(

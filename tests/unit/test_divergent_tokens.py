@@ -204,23 +204,17 @@ def traced(**reasoning: Sequence[Any]) -> MetricInputs:
     )
 
 
-def test_kl_by_position_is_that_derived_by_hand() -> None:
+def test_kl_by_position_and_reasoning_is_that_derived_by_hand() -> None:
     found = {r.category: r for r in compute_all(traced()) if r.name == "distance/traces_kl"}
     assert list(found) == [None, "token 1", "tokens 2-3", "tokens 4-7"]
     assert found[None].value == pytest.approx(2.7 / 7) and found[None].task is None
     assert found["token 1"].value == pytest.approx(0.2) and found["token 1"].task == "traces"
     assert found["tokens 2-3"].value == pytest.approx((0.2 + 0.3 + 0.4 + 0.6) / 4)
     assert found["tokens 4-7"].value == pytest.approx(0.8) and found["tokens 4-7"].low is None  # one answer
-
-
-def test_kl_inside_and_outside_reasoning_is_told_apart() -> None:
     inputs = traced(reasoning_begin=[1, None], reasoning_end=[3, None])
     found = {r.category: r.value for r in compute_all(inputs) if r.name == "distance/traces_kl"}
     assert found["reasoning"] == pytest.approx((0.2 + 0.3) / 2)
     assert found["answer"] == pytest.approx((0.1 + 0.8 + 0.3 + 0.4 + 0.6) / 5)
-
-
-def test_places_are_powers_of_two() -> None:
     assert position_names(1) == ["token 1"]
     assert position_names(8)[-1] == "tokens 8-15" and position_names(7)[-1] == "tokens 4-7"
 

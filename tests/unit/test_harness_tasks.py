@@ -365,9 +365,10 @@ def test_answers_are_filtered_and_judged_by_the_task(place: Path) -> None:
     assert found[("t_answer", "exact_match.number")] == (3 / 6, 6, 0)
 
 
-def test_rolling_tasks_are_documents(place: Path) -> None:
+def test_rolling_tasks_are_documents_and_splits_that_nothing_needs_may_be_missing(place: Path) -> None:
     [task] = made(place, "t_rolling")
     assert task.documents == tuple(row["q"] for row in ROWS) and not task.requests and not len(task.items)
+    assert len(made(place, "t_train")[0].items) == 6
 
 
 @pytest.mark.parametrize(
@@ -385,10 +386,6 @@ def test_rolling_tasks_are_documents(place: Path) -> None:
 def test_what_cannot_be_built_says_why(place: Path, name: str, shots: int | None, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
         made(place, name, shots=shots)
-
-
-def test_splits_that_nothing_needs_may_be_missing(place: Path) -> None:
-    assert len(made(place, "t_train")[0].items) == 6
 
 
 def test_a_group_of_ours_names_every_missing_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

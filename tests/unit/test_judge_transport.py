@@ -65,7 +65,11 @@ def reasoning_model(number: int, body: dict[str, Any]) -> str | tuple[int, dict[
     return "[[8]]"
 
 
-def test_the_first_call_finds_out_what_the_model_accepts_and_the_record_says_it(tmp_path: Path) -> None:
+def test_the_first_call_finds_out_what_the_model_accepts_and_a_400_that_names_nothing_teaches_nothing(
+    tmp_path: Path,
+) -> None:
+    _, server = graded(lambda *_: refused("This prompt is not allowed."), tmp_path, WRITING)
+    assert len(server.bodies) == 2
     judged, server = graded(reasoning_model, tmp_path, *instructions(10))
     assert judged.values["judge/unscored"] == 0
     assert len(server.bodies) == 3 + 20  # three refusals, once
@@ -73,11 +77,6 @@ def test_the_first_call_finds_out_what_the_model_accepts_and_the_record_says_it(
     [message] = server.bodies[-1]["messages"]
     assert message["role"] == "user" and "You evaluation should focus" in message["content"] + str(server.bodies)
     assert judged.parameters["judge_sent"] == "max_completion_tokens=8192, system=in the user's message"
-
-
-def test_a_400_that_names_no_parameter_teaches_nothing(tmp_path: Path) -> None:
-    _, server = graded(lambda *_: refused("This prompt is not allowed."), tmp_path, WRITING)
-    assert len(server.bodies) == 2
 
 
 def test_a_reply_that_is_cut_off_is_asked_again_with_more_room(tmp_path: Path) -> None:

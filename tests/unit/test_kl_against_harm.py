@@ -187,14 +187,11 @@ def test_what_passes_alone_may_not_pass_among_twenty() -> None:
     assert len(reason) == 1 and "passes alone, not as one of 20" in reason[0] and "29.5 %" in reason[0]
 
 
-def test_what_cannot_pass_does_not_count() -> None:
+def test_what_cannot_pass_does_not_count_and_an_end_at_the_limit_keeps_to_it() -> None:
     not_smaller = [variant(f"same{i}", 35, **{"size/ratio": 1.0}) for i in range(19)]
     unmeasured = [Candidate(**{**vars(variant(f"un{i}", 35)), "metrics": {"size/ratio": 4.0}}) for i in range(19)]
     assert passing([variant("near", 35), *not_smaller, *unmeasured]) == ["near"]
     assert decide([variant("near", 35), *not_smaller, *unmeasured], [FLIPS]).competing == 1
-
-
-def test_an_end_at_the_limit_keeps_to_it() -> None:
     one = variant("one", 35)
     gate = published_gate("distance/flips_pct", one.metrics["gate/flips_pct_upper"])
     assert decide([one], [gate]).champion == one

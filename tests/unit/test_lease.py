@@ -60,12 +60,11 @@ def test_one_at_a_time(client: PatientClient) -> None:
     assert leases(client) == []
 
 
-def test_other_work_is_not_waited_for(client: PatientClient) -> None:
+def test_other_work_is_not_waited_for_and_a_lease_shows_neither_in_the_registry_nor_in_the_ui(
+    client: PatientClient,
+) -> None:
     with leased(client, "0", "abc", "one"), leased(client, "0", "abd", "two"):
         assert leases(client) == ["abc.0", "abd.0"]
-
-
-def test_a_lease_shows_neither_in_the_registry_nor_in_the_ui(client: PatientClient) -> None:
     with leased(client, "0", "abc", "one"):
         assert leases(client) == ["abc.0"]
         assert client.search_registered_models() == [] and client.search_runs(["0"]) == []

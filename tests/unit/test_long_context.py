@@ -199,12 +199,9 @@ def results_of(inputs):
     return METRICS.get("long_context").compute(inputs)
 
 
-def test_equal_models_have_neither_a_kl_nor_a_growth():
+def test_equal_models_have_no_growth_and_the_growth_by_hand():
     pooled = headline(results_of(inputs_of(lambda *_: 0.0)))
     assert pooled[LONG_KL.name].value == 0.0 and pooled[SLOPE.name].value == 0.0
-
-
-def test_the_growth_by_hand():
     # One text has KL 1 and 3 at 0 and 1,000 tokens: 2 a thousand. Another, harder one 10, 10 and 11 at 0, 1,000, 2,000:
     # x - x̄ = -1, 0, 1; y - ȳ = -1/3, -1/3, 2/3: sum of products 1, of squares 2. Together (1 + 1)/(0.5 + 2) = 0.8.
     above, below = slope_parts(

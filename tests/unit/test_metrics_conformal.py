@@ -62,13 +62,21 @@ def test_the_quantile_holds_back_what_it_promises(values, alpha):
     assert conformal_quantile(np.array(values, dtype=float), alpha, mode="reference") >= q or q == math.inf
 
 
-def test_sets_by_hand():
+def test_sets_and_result_by_hand():
     # LAC at 0.75: p >= 0.25. APS at 0.8: cumulative 0.5, 0.8 (in), 1.0 (out); row 1: 0.7 (in), 0.9 (out).
     assert prediction_sets(P, 0.75, "lac").tolist() == [[True, True, False], [False, False, True]]
     assert prediction_sets(P, 0.8 + 1e-12, "aps").tolist() == [[True, True, False], [False, False, True]]
     # A threshold below every option gives the most probable one; an infinite one gives them all.
     assert prediction_sets(P, 0.1, "aps").sum(axis=1).tolist() == [1, 1]
     assert prediction_sets(P, math.inf, "lac").all() and prediction_sets(P, math.inf, "aps").all()
+    # Calibrate on row 0 only is impossible at alpha = 0.1, so keep a threshold: sets {0, 1} and {2}.
+    r = conformal(P, [1, 2], calibration=[0], test=[0, 1], score="lac", threshold=0.75)
+    assert (r.accuracy, r.set_size, r.coverage) == (0.5, 1.5, 1.0)
+    assert r.uacc == pytest.approx(0.5 / 1.5 * math.sqrt(3))
+    assert coverage_by_class(r, [1, 2]) == {1: 1.0, 2: 1.0}
+    assert conformal(P, [1, 2], calibration=[0], test=[1], score="lac").threshold == math.inf
+    with pytest.raises(DataError):
+        coverage_by_class(r, [1])
 
 
 def test_ties_by_hand_here_and_in_the_reference():
@@ -87,17 +95,6 @@ def test_ties_by_hand_here_and_in_the_reference():
 def test_reference_order_sorts(rows):
     values = np.array(rows, dtype=float)
     np.testing.assert_array_equal(network_argsort(values), np.argsort(values, axis=1))
-
-
-def test_result_by_hand():
-    # Calibrate on row 0 only is impossible at alpha = 0.1, so keep a threshold: sets {0, 1} and {2}.
-    r = conformal(P, [1, 2], calibration=[0], test=[0, 1], score="lac", threshold=0.75)
-    assert (r.accuracy, r.set_size, r.coverage) == (0.5, 1.5, 1.0)
-    assert r.uacc == pytest.approx(0.5 / 1.5 * math.sqrt(3))
-    assert coverage_by_class(r, [1, 2]) == {1: 1.0, 2: 1.0}
-    assert conformal(P, [1, 2], calibration=[0], test=[1], score="lac").threshold == math.inf
-    with pytest.raises(DataError):
-        coverage_by_class(r, [1])
 
 
 @pytest.mark.parametrize("bad", [[[0.5, 0.6]], [[1.5, -0.5]], [0.5, 0.5], [[math.nan, 1.0]]])

@@ -219,16 +219,13 @@ def test_bca_equals_the_exhaustive_bootstrap():
     assert high == pytest.approx(np.quantile(means, 0.9), abs=0.26)
 
 
-def test_bootstrap_is_seeded_and_chunks_do_not_matter():
+def test_bootstrap_is_seeded_in_chunks_and_a_ratio_uses_both_columns():
     x = np.random.default_rng(0).normal(size=50)
     assert boot.bootstrap(x, seed=1) == boot.bootstrap(x, seed=1)
     assert boot.bootstrap(x, seed=1) != boot.bootstrap(x, seed=2)
     long = np.random.default_rng(0).normal(size=5000)  # 5000 x 2000 resamples are drawn in chunks
     low, high = boot.bootstrap(long)
     assert (high - low) == pytest.approx(2 * 1.96 / math.sqrt(5000), rel=0.1)
-
-
-def test_bootstrap_of_a_ratio_uses_both_columns():
     denominator = np.random.default_rng(2).uniform(1, 2, size=400)
     # The numerator is exactly three times the denominator, so the ratio never varies although both columns do.
     low, high = boot.bootstrap(np.column_stack([3 * denominator, denominator]), boot.ratio)

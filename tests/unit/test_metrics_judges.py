@@ -180,17 +180,14 @@ def compute_noise_only(baseline: Grades, variant: Grades) -> dict[str, float]:
     return {"difference": means[0] - means[1], "floor": _noise(groups[0], groups[0] + groups[1])[1].value}
 
 
-def test_the_interval_of_a_share_is_wilsons_and_of_a_win_rate_tangos() -> None:
+def test_the_interval_of_a_share_is_wilsons_of_a_win_rate_tangos_and_equal_turns_count_once() -> None:
     # 12 wins of 12: Wilson's lower end is 12/(12 + z²) = 12/15.84, where the bootstrap has [1, 1].
     assert preference_interval(np.array([[1, 0, 1]] * 12)) == pytest.approx((12 / (12 + 3.8415), 1.0), abs=1e-5)
     share = np.array([[1, 0, 1]] * 3 + [[0, 1, 1]] * 17)
     assert preference_interval(share) == pytest.approx(wilson(3, 20))
     ties = np.array([[1, 0, 1]] * 3 + [[0, 1, 1]] + [[0, 0, 1]] * 16)
     assert preference_interval(ties) == pytest.approx([(1 + d) / 2 for d in paired_difference(3, 1, 20)])
-
-
-def test_two_equal_turns_of_a_question_count_once() -> None:
-    """Both turns alike: the design effect is 2 G/(G - 1), and t(19) takes the place of z: 2.093/1.960."""
+    # Both turns alike: the design effect is 2 G/(G - 1), and t(19) takes the place of z: 2.093/1.960.
     once = np.array([[1, 0, 1]] * 14 + [[0, 1, 1]] * 6)
     n = 20 * 19 / 20 / (2.0930 / 1.959964) ** 2
     expected = [(1 + d) / 2 for d in paired_difference(0.7 * n, 0.3 * n, n)]

@@ -123,12 +123,9 @@ def test_broken_log_likelihoods_are_refused_by_name(value):
         compute_all(_with_scores(_edit(FULL.variant.option_scores, 2, loglik=value)))
 
 
-def test_partly_scored_items_are_refused():
+def test_partly_scored_items_are_refused_and_unscored_ones_counted_apart():
     with pytest.raises(DataError, match=r"3 of 4 options.*mmlu/00000"):
         compute_all(_with_scores(_without(FULL.variant.option_scores, 1)))
-
-
-def test_unscored_items_are_counted_apart():
     rows = [i for i, r in enumerate(FULL.variant.option_scores.key_rows()) if r[:2] == ("mmlu", "00003")]
     found = {
         r.name: r
@@ -158,14 +155,11 @@ def test_duplicates_strangers_and_other_answer_orders_are_refused():
         compute_all(_with_scores(swapped))
 
 
-def test_a_generation_twice_is_refused():
+def test_generations_and_items_are_checked():
     answers = FULL.variant.generations
     twice = type(answers).concat([answers, type(answers)(answers.table.slice(0, 1))])
     with pytest.raises(AlignmentError, match=r"Duplicate keys in the generations.*trivia/00000"):
         compute_all(MetricInputs(FULL.baseline, replace(FULL.variant, generations=twice)))
-
-
-def test_items_are_checked():
     with pytest.raises(DataError, match="empty"):
         item_table.ItemTable(Items.concat([]))
     for gold in (None, 4):
@@ -183,9 +177,20 @@ def test_models_that_saw_other_items_are_refused(column, value):
         MetricInputs(FULL.baseline, changed)
 
 
-def test_missing_items_are_refused():
+def test_missing_items_and_other_tokens_are_refused():
     with pytest.raises(AlignmentError, match="1 only in the baseline"):
         MetricInputs(FULL.baseline, replace(FULL.variant, items=_without(FULL.variant.items, 0)))
+    ours = FULL.baseline.token_scores
+    with pytest.raises(AlignmentError, match=r"different target tokens at 1 positions.*wiki/w000 position 3"):
+        check_same_targets(ours, _edit(ours, 3, target=5))
+    with pytest.raises(AlignmentError, match="1 only in the baseline"):
+        check_same_targets(ours, _without(ours, 0))
+    with pytest.raises(AlignmentError, match="Duplicate"):
+        token_groups(TokenScores.concat([ours, TokenScores(ours.table.slice(0, 1))]))
+    with pytest.raises(DataError, match="empty"):
+        token_groups(TokenScores.concat([]))
+    with pytest.raises(DataError, match="NaN"):
+        compute_all(MetricInputs(RunRecords(token_scores=_edit(ours, 0, nll=float("nan")))))
 
 
 def test_distances_average_options_and_refuse_nan():
@@ -222,20 +227,6 @@ def test_tokens_join_in_any_order():
     np.testing.assert_array_equal(matched(ours, moved, "nll"), theirs.column("nll"))
     check_same_targets(ours, moved)
     assert len(np.unique(token_groups(moved).window)) == 24
-
-
-def test_other_tokens_are_refused():
-    ours = FULL.baseline.token_scores
-    with pytest.raises(AlignmentError, match=r"different target tokens at 1 positions.*wiki/w000 position 3"):
-        check_same_targets(ours, _edit(ours, 3, target=5))
-    with pytest.raises(AlignmentError, match="1 only in the baseline"):
-        check_same_targets(ours, _without(ours, 0))
-    with pytest.raises(AlignmentError, match="Duplicate"):
-        token_groups(TokenScores.concat([ours, TokenScores(ours.table.slice(0, 1))]))
-    with pytest.raises(DataError, match="empty"):
-        token_groups(TokenScores.concat([]))
-    with pytest.raises(DataError, match="NaN"):
-        compute_all(MetricInputs(RunRecords(token_scores=_edit(ours, 0, nll=float("nan")))))
 
 
 def task(name: str, n: int) -> Task:

@@ -173,15 +173,12 @@ def test_shares_flips_and_test_by_hand() -> None:
     assert (delta.low, delta.high) == pytest.approx([100 * end for end in paired_difference(5, 2, 10, level=0.95)])
 
 
-def test_equal_models_have_no_flips() -> None:
+def test_equal_models_have_no_flips_and_swapping_the_models_mirrors_the_change() -> None:
     answers = {"a": (NO, YES), "b": (YES, YES), "c": (YES, NO)}
     found = computed(answers, answers)
     assert found["refusals_pct"].value == found["refusals_pct_baseline"].value == pytest.approx(200 / 3)
     assert found["refusal_flips_pct"].value == found["refusals_delta_pct"].value == 0.0
     assert found["refusals_mcnemar_p"].value == 1.0
-
-
-def test_swapping_the_models_mirrors_the_change() -> None:
     one = {"a": (NO,), "b": (YES,), "c": (NO,), "d": (YES,)}
     other = {"a": (NO,), "b": (NO,), "c": (YES,), "d": (NO,)}
     there, back = computed(one, other), computed(other, one)

@@ -94,7 +94,7 @@ def test_a_policy_reads_the_largest_upper_end_of_any_slice(without_kl):
     assert not lost.passed and "missing" in lost.reason
 
 
-def test_slices_are_tasks_categories_and_scripts_and_what_all_share_is_none():
+def test_slices_are_tasks_categories_scripts_and_languages_but_what_all_share_is_none():
     sliced = slicings(["a", "a", "b"], ["x", "y", None], ["one", "δύο", "42"])
     assert [list(s.names) for s in sliced] == [
         [("a", None), ("b", None)],
@@ -103,9 +103,6 @@ def test_slices_are_tasks_categories_and_scripts_and_what_all_share_is_none():
     ]
     assert sliced[1].code.tolist() == [0, 1, 2] and sliced[2].code.tolist() == [1, 0, 2]
     assert slicings(["a"] * 3, ["x"] * 3, ["one"] * 3) == []
-
-
-def test_languages_of_one_script_are_slices_and_those_that_scripts_part_already_are_not():
     english, german, greek = "There was a little dog.", "Es war ein kleiner Hund.", "Ήταν ένα μικρό σκυλί."
     [sliced] = slicings(["a"] * 4, [None] * 4, [english, german, english, "dog"])
     assert list(sliced.names) == [(None, "language de"), (None, "language en")]

@@ -374,9 +374,10 @@ def test_more_samples_of_one_model_are_left_out_but_not_instructions():
         shared_samples(answers, answers.where(item_id=["i1", "i2", "i3", "i4"]))
 
 
-def test_one_word_answers_are_not_texts():
+def test_one_word_answers_are_not_texts_and_runs_without_records_have_nothing():
     exact = [replace(r, generations=r.generations.where(task="trivia")) for r in (FULL.baseline, FULL.variant)]
     assert "judge/rouge_l" not in headline(compute_all(MetricInputs(*exact)))
+    assert compute_all(MetricInputs(RunRecords(), RunRecords(), RunRecords())) == []
 
 
 def test_a_missing_package_is_a_reason(monkeypatch):
@@ -388,7 +389,3 @@ def test_a_missing_package_is_a_reason(monkeypatch):
 def test_long_answers_are_quick():
     words = [str(i % 97) for i in range(3000)]  # shifted by one word: all but one are common
     assert rouge_l([" ".join(words)], [" ".join([*words[1:], "end"])])[0] == 2 * 2999 / 6000
-
-
-def test_runs_without_any_records_have_nothing():
-    assert compute_all(MetricInputs(RunRecords(), RunRecords(), RunRecords())) == []

@@ -70,14 +70,11 @@ def test_a_matrix_is_symmetric_bounded_and_follows_the_order_of_the_models(seed:
     assert matrix[0, 1] == pytest.approx(similarity(models[0], models[1]).mean())
 
 
-def test_models_that_are_all_alike_have_no_place():
+def test_models_that_are_all_alike_have_no_place_and_what_is_no_comparison_is_refused():
     same = np.ones((2, 2, 3))
     found = model_similarity({"a": same, "b": same, "c": same})
     assert found.shares is None
     np.testing.assert_allclose(found.values, 1.0)
-
-
-def test_what_is_no_comparison_is_refused():
     with pytest.raises(DataError, match="at least two"):
         model_similarity({"a": np.ones((1, 2, 3))})
     with pytest.raises(AlignmentError, match="numbers of instructions"):

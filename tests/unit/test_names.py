@@ -200,13 +200,10 @@ def test_a_dependency_is_a_range_that_holds_the_locked_version(requirement: Requ
     assert requirement.specifier.contains(LOCK_WITH_EXTRAS[canonicalize_name(requirement.name)])
 
 
-def test_the_lock_holds_what_the_package_needs_and_nothing_of_the_extras() -> None:
+def test_the_locks_and_the_tests_need_what_the_package_and_its_extras_need() -> None:
     assert {canonicalize_name(requirement.name) for requirement in DIRECT} <= LOCK.keys()
     needed = _needed({canonicalize_name(requirement.name) for requirement in DIRECT}, LOCK)
     assert LOCK.keys() - needed == set()
-
-
-def test_the_tests_need_every_extra_that_was_once_part_of_the_package() -> None:
     assert (OWN.name, OWN.extras) == ("mlflow-compress", {"harness", "bitsandbytes", "pile"})
 
 

@@ -150,13 +150,10 @@ def test_wrong_placement_is_refused(given: dict[str, Any], said: str) -> None:
         placement(**given)
 
 
-def test_sizes_are_read_as_accelerate_does() -> None:
+def test_sizes_are_read_as_accelerate_does_and_reach_the_model(base: Path) -> None:
     # GiB are powers of two, GB of ten.
     found = placement("balanced", {"cpu": "2GiB", "1": "70GB"})
     assert found == {"device_map": "auto", "max_memory": {"cpu": 2 * 2**30, 1: 70 * 10**9}}
-
-
-def test_the_parameters_reach_the_model(base: Path) -> None:
     given = {"model": str(base), "device": "balanced", "max_memory": "cpu=1MB,0=2GiB"}
     config = parse(EvaluateConfig, given)
     placed = light(str(base), config.source, config.inference)

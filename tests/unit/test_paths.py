@@ -23,10 +23,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_python_of_a_virtual_environment_stays_a_link(folder: Path) -> None:
+def test_links_to_python_names_and_hub_ids_stay_and_only_files_of_tasks_are_paths(folder: Path) -> None:
     (folder / "python").symlink_to(folder / "mine.jsonl")
     assert absolute_paths(MainConfig(vllm_python="python")).running.vllm_python == str(folder / "python")
     assert absolute_paths(MainConfig(vllm_python="python3")).running.vllm_python == "python3"  # found by PATH
+    (folder / "piqa").mkdir()  # a folder that happens to have the name of a task
+    found = absolute_paths(MainConfig(tasks="piqa, mine.jsonl,gsm8k@8"))
+    assert found.evaluation.tasks == f"piqa,{folder / 'mine.jsonl'},gsm8k@8"
+    config = MainConfig(model="org/name", encoder="embedded", bertscore_model="roberta-large", calibration="c4")
+    assert absolute_paths(config) == config
+    assert absolute_paths(MainConfig()) == MainConfig()
 
 
 FOLDERS = ["model", "encoder", "bertscore_model", "checkpoint", "data_dir"]
@@ -36,15 +42,6 @@ FILES = ["calibration", "instructions", "tasks"]
 @pytest.mark.parametrize(("name", "path"), [*((f, "model") for f in FOLDERS), *((f, "mine.jsonl") for f in FILES)])
 def test_a_relative_folder_or_file_becomes_absolute(name: str, path: str, folder: Path) -> None:
     assert absolute_paths(MainConfig(**{name: path})).values()[name] == str(folder / path)
-
-
-def test_of_several_tasks_only_the_files_are_paths_and_names_stay(folder: Path) -> None:
-    (folder / "piqa").mkdir()  # a folder that happens to have the name of a task
-    found = absolute_paths(MainConfig(tasks="piqa, mine.jsonl,gsm8k@8"))
-    assert found.evaluation.tasks == f"piqa,{folder / 'mine.jsonl'},gsm8k@8"
-    config = MainConfig(model="org/name", encoder="embedded", bertscore_model="roberta-large", calibration="c4")
-    assert absolute_paths(config) == config
-    assert absolute_paths(MainConfig()) == MainConfig()
 
 
 @pytest.mark.parametrize(

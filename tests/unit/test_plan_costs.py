@@ -192,7 +192,7 @@ def test_copies_share_the_work_and_dollars_count_every_device() -> None:
         assert one.dollars == pytest.approx(one.seconds / 3600 * 8 * 2.0)
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_and_what_is_not_known_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tokenizer"):
         mc.plan(model=str(SCALE / "llama-3-70b"), tasks="demo")
     with pytest.raises(ConfigError, match="traces"):
@@ -200,9 +200,6 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError):
         mc.plan(model=str(tmp_path), tokenizer=str(demo.MODEL_DIR), tasks="demo")
-
-
-def test_the_text_names_what_is_not_known() -> None:
     text = mc.plan(limit=2, method="slicegpt", device="cpu", judge=False).as_text()
     assert "quantize (slicegpt)" in text and "unknown" in text
 

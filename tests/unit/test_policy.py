@@ -364,14 +364,11 @@ def test_without_a_timing_nothing_passes_and_the_reason_is_told() -> None:
     assert gates_of(policy).asks_speed and gates_of(ranked).asks_speed and not gates_of(Policy()).asks_speed
 
 
-def test_parameters_replace_a_file_s_bounds_on_speed_and_memory() -> None:
+def test_parameters_replace_a_file_s_bounds_and_a_misspelt_speed_is_refused() -> None:
     given = Policy(gates=(MetricGate(metric=SPEEDUP, at_least=2), MetricGate(metric=MEMORY, at_most=0.1)))
     changed = given.overridden(min_decode_speedup=1.5, max_memory_ratio=0.5)
     assert [(gate.metric, gate.limit) for gate in changed.gates] == [(SPEEDUP, 1.5), (MEMORY, 0.5)]
     assert given.overridden(max_flips_pct=3).gates[1:] == given.gates
-
-
-def test_a_misspelt_speed_is_refused() -> None:
     with pytest.raises(ConfigError, match="Unknown metric key"):
         gates_of(Policy(gates=(MetricGate(metric="speed/decode_ration", at_least=1),)))
 

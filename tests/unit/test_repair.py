@@ -280,14 +280,11 @@ def test_a_repair_that_finds_nothing_says_why_and_exits_with_3() -> None:
     assert as_it_is.exit_code == 0 and as_it_is.summary == "rtn-3bit passes the policy as it is: nothing was made"
 
 
-def test_what_a_repair_takes_from_its_run_is_refused() -> None:
+def test_what_a_repair_takes_from_its_run_and_what_is_no_repair_are_refused(tmp_path: Any) -> None:
     assert SearchConfig(repair="abcdef", search_rounds=3).given_for_repair() == {"repair": "abcdef", "search_rounds": 3}
     for name, value in (("formats", "rtn:3,rtn:8"), ("tasks", "demo"), ("bits_per_weight", "4"), ("engine", "vllm")):
         with pytest.raises(ConfigError, match=f"A repair takes '{name}' from the run that it repairs"):
             SearchConfig(repair="abcdef", **{name: value}).given_for_repair()
-
-
-def test_a_policy_without_a_repair_and_a_run_that_is_none_are_refused(tmp_path: Any) -> None:
     (tmp_path / "policy.yaml").write_text("{}")
     with pytest.raises(ConfigError, match="A policy decides about a repair only"):
         search(bits_per_weight="4", policy=str(tmp_path / "policy.yaml"))

@@ -146,15 +146,6 @@ def test_the_scoreboard_draws_a_front_for_each_cost_that_two_variants_have(tmp_p
         assert found == names
 
 
-def test_where_answers_part_by_hand():
-    # Of four answers two part, at tokens 2 and 4: half have parted by token 4.
-    forks = Forks(np.array([2, 4, 6, 9]), np.array([True, True, False, False]))
-    title = distances.draw_answers_part(forks, level=0.95).title
-    same = distances.draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
-    assert title == "Half of the greedy answers have parted by token 4; 2 of 4 greedy answers are the same to the end"
-    assert same == "1 of 1 greedy answers are the same to the end"
-
-
 def test_kl_by_position_states_both_ends():
     parts = {"tokens 8-15": 0.4, "token 1": 0.1, "tokens 2-3": 0.2, "tokens 4-7": 0.3, "reasoning": 0.2, "answer": 0.3}
     found = {
@@ -209,19 +200,22 @@ def test_labels_do_not_overlap():
     assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in boxes)
 
 
-def test_the_margin_finding_by_hand():
+def test_findings_of_margins_zeros_and_forks_by_hand():
     # Below 0.5: margins 0.1 (changed), 0.2 (not); above: 0.8, 0.9 (neither) -> 50 % against 0 %.
     bins, wrong = (share_by_bin([0.1, 0.2, 0.8, 0.9], events) for events in ([1, 0, 0, 0], [0, 1, 0, 0]))
     assert distances.draw_margin(bins, wrong, level=0.95).title == (
         "50.0 % of answers with a margin below 0.5 changed, 0.0 % above it"
     )
-
-
-def test_zeros_of_the_kl_are_counted():
     drawing = distances.draw_divergence(np.array([0.0, 0.0, 0.01, 0.02, 0.03]), unit="item")
     one = distances.draw_divergence(np.array([0.5]), unit="item")
     assert drawing.caption.endswith("2 items with a KL of exactly 0.")
     assert one.caption.endswith("no items with a KL of exactly 0.")
+    # Of four answers two part, at tokens 2 and 4: half have parted by token 4.
+    forks = Forks(np.array([2, 4, 6, 9]), np.array([True, True, False, False]))
+    title = distances.draw_answers_part(forks, level=0.95).title
+    same = distances.draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
+    assert title == "Half of the greedy answers have parted by token 4; 2 of 4 greedy answers are the same to the end"
+    assert same == "1 of 1 greedy answers are the same to the end"
 
 
 def test_many_categories_are_cut_and_counted():

@@ -61,13 +61,15 @@ def test_the_page_is_well_formed_escaped_and_loads_nothing(full, tmp_path):
         assert words in parsed.text
 
 
-def test_flips_are_capped_and_counted():
+def test_flips_are_capped_and_counted_and_an_unknown_kind_is_an_error():
     answers = dict.fromkeys(("category", "gold", "baseline", "variant"))
     row = {"task": "t", "item_id": "i", "question": "q" * 400, **answers}
     flips = [{**row, "kind": "w2w"}] * 60
     text = Page(render_report(title="t", verdict="v", results=[], flips=flips)).text
     assert "60 answers changed" in text and "The first 50 are shown, 10 more" in text
     assert text.count("wrong → other wrong") == 50
+    with pytest.raises(KeyError, match="sideways"):
+        render_report(title="t", verdict="v", results=[], flips=[flip(kind="sideways")])
 
 
 def test_identical_models_say_so(identical):
@@ -197,8 +199,3 @@ def test_no_template_switches_escaping_off() -> None:
     for template in templates:
         text = template.read_text(encoding="utf-8")
         assert not re.search(r"\|\s*safe\b|\{%-?\s*autoescape", text), template.name
-
-
-def test_a_change_of_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(KeyError, match="sideways"):
-        render_report(title="t", verdict="v", results=[], flips=[flip(kind="sideways")])

@@ -75,7 +75,7 @@ def test_no_but_where_accuracy_moved_or_flips_are_few():
     )
 
 
-def test_unchanged_accuracy_with_flips_is_not_called_unchanged():
+def test_flips_or_a_moved_distribution_are_not_called_unchanged():
     # 46 right to wrong, 46 wrong to right of 975: 92/975 = 9.4 %, delta exactly 0.
     results = pooled(delta=(0.0, -0.0197, 0.0197), p=1.0, flips=(100 * 92 / 975, 7.8, 11.4), kl=0.05)
     text = verdict("x", results, size_ratio=2.0)
@@ -83,6 +83,10 @@ def test_unchanged_accuracy_with_flips_is_not_called_unchanged():
         "x: open (" in text and "accuracy +0.0 pt [-2.0, 2.0], but 9.4 % [7.8, 11.4] of 1,000 answers flipped" in text
     )
     assert "unchanged" not in text
+    assert "none of 1,000 answers flipped (at most 0.38 %); KL 3.0e-06" in verdict(
+        "x", pooled(flips=(0.0, 0.0, 0.3827), kl=3e-6), size_ratio=1.9
+    )
+    assert "identical" not in verdict("x", pooled(flips=0.0, every=0.1, kl=0.0), size_ratio=1.9)
 
 
 def test_a_small_sample_says_how_many_items_would_settle_it():
@@ -116,13 +120,6 @@ def test_identical_models():
     assert verdict("copy", same, size_ratio=1.0, cache_ratio=1.0).endswith(
         "answers identical and KL 0 on all 1,000 items; same size"
     )
-
-
-def test_no_flip_is_not_identical_while_the_distribution_or_a_wrong_answer_moved():
-    assert "none of 1,000 answers flipped (at most 0.38 %); KL 3.0e-06" in verdict(
-        "x", pooled(flips=(0.0, 0.0, 0.3827), kl=3e-6), size_ratio=1.9
-    )
-    assert "identical" not in verdict("x", pooled(flips=0.0, every=0.1, kl=0.0), size_ratio=1.9)
 
 
 def test_what_is_missing_is_said_to_be_missing_and_why():
@@ -214,15 +211,12 @@ def test_each_word(low, high, word, text):
     assert text is None or verdict.text == text
 
 
-def test_equal_models_are_open_until_the_interval_ends_within_the_margin():
+def test_equal_models_are_open_until_the_items_by_hand_settle_it():
     """Without a flip Tango's interval ends at -z²/(n + z²): within 1 % from n = 3.8415 x 99 = 380.3."""
     assert found(0, 0, 380).text == "open (about 390 items would settle it)"
     assert found(0, 0, 381).text == "no worse than 1 point"
     # With a margin of 0, nothing but a gain is no worse, and a change of 0 is no gain for any n.
     assert found(0, 0, 100_000, margin=0.0).text == "open (no number of items would settle the change seen)"
-
-
-def test_items_by_hand():
     # d = -0.01 with M = 1: at the margin, so that harm alone can be shown, by Connor's formula with D = 0.09:
     # (1.95996 x 0.3 + 0.84162 x sqrt(0.0899))² / 0.0001 = (0.58799 + 0.25235)² x 10,000 = 7,061.6.
     assert harm_verdict(-0.01, -0.02, 0.001, discordant=0.09, margin=1.0).items == 7_100

@@ -118,14 +118,11 @@ def test_p_values_are_corrected_over_both_tests_of_all_pairs() -> None:
     assert [p.told_apart for p in pairs] == [True, True, False]
 
 
-def test_what_was_not_measured_is_no_difference() -> None:
+def test_what_was_not_measured_is_no_difference_and_items_are_aligned_by_their_ids() -> None:
     """Without KL there is no test of it; an item that one of both did not answer is left out."""
     pair = two(scores([1, 0, np.nan], [np.nan] * 3), scores([1, 1, 1], [np.nan] * 3))
     assert pair.kl is None and pair.correctness is not None and pair.correctness.n == 2
     assert separate([("a", scores([1], [0.1]))]) == ()
-
-
-def test_items_are_aligned_by_their_ids() -> None:
     a = scores([1, 0, 1], [0.1, 0.2, 0.3])
     order = np.array([2, 0, 1])
     pair = two(a, a[order])

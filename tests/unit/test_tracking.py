@@ -114,14 +114,11 @@ def test_an_unwritable_store_is_one_clear_error(workdir: Path, monkeypatch: pyte
         Tracker()
 
 
-def test_a_relative_store_is_made_absolute_for_child_processes(workdir: Path) -> None:
-    mlflow.set_tracking_uri("sqlite:///mlflow.db")
-    assert Tracker().uri == f"sqlite:///{workdir / 'mlflow.db'}" == os.environ["MLFLOW_TRACKING_URI"]
-
-
-def test_a_store_that_is_set_later_in_the_environment_is_the_next_one(
+def test_a_relative_store_is_made_absolute_and_one_set_later_is_the_next_one(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mlflow.set_tracking_uri("sqlite:///mlflow.db")
+    assert Tracker().uri == f"sqlite:///{workdir / 'mlflow.db'}" == os.environ["MLFLOW_TRACKING_URI"]
     first = Tracker()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/another.db")
     assert Tracker().uri == mlflow.get_tracking_uri() == f"sqlite:///{workdir}/another.db" != first.uri
@@ -440,13 +437,10 @@ def test_a_dead_process_is_forgotten_only_when_its_runs_are_closed(tracker: Trac
     assert mine.exists()
 
 
-def test_scratch_folders_go_with_their_block(tracker: Tracker) -> None:
+def test_scratch_folders_go_with_their_block_and_runs_name_their_process_until_they_end(tracker: Tracker) -> None:
     with scratch_folder(tracker.uri) as folder:
         (folder / "a").write_text("1")
     assert not folder.exists()
-
-
-def test_runs_name_their_process_and_end_without_it(tracker: Tracker) -> None:
     with tracker.run("x", "quantize", {}) as run:
         assert live_processes.open_runs(tracker.uri) == {run.run_id}
         assert tracker.client.get_run(run.run_id).data.tags[run_names.PROCESS] == own_name(tracker.uri)

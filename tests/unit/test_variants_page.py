@@ -52,12 +52,16 @@ def test_the_changed_answers_are_those_of_the_records_and_a_limit_keeps_the_most
     assert [explorer_data(content.items, content.changes, most=n)["shown"] for n in (0, 4, 5)] == [0, 4, 5]
 
 
-def test_what_prompts_begin_with_stands_once():
+def test_what_prompts_begin_with_stands_once_and_answers_beside_the_baseline_s():
     data = explorer_data(page_content().items, page_content().changes)
     by_id = {item[0]: item for item in data["items"]}
     assert data["prefixes"][by_id["c0"][3]] == EXAMPLES
     assert [by_id[name][4] for name in ("c0", "c1", "c2")] == ["Q: 0 why", "Q: 1 why", "Q: 2 why"]
     assert (data["prefixes"][by_id["f0"][3]], by_id["f0"][4]) == ("", "2 + 2")
+    _, values = page_data(page_content())
+    assert values["answers"]["prompts"] == [["i1", 0, "asked", "one two three", 9.0]]
+    assert values["answers"]["variants"] == {"near": [["one why three", 4.0]], "far": [["one why three", 5.0]]}
+    assert values["answers"]["total"] == 1
 
 
 def test_items_without_an_answer_are_no_difference_and_the_data_stay_within_their_limit():
@@ -75,13 +79,6 @@ def test_items_without_an_answer_are_no_difference_and_the_data_stay_within_thei
     assert unpacked(text) == json.loads(json.dumps(values))
     page = variants_page.render_page(replace(content, notes=["left out"]))
     assert "5 answers changed, over all variants." in page and "left out." in page
-
-
-def test_answers_stand_beside_the_baseline_s_with_their_grades():
-    _, values = page_data(page_content())
-    assert values["answers"]["prompts"] == [["i1", 0, "asked", "one two three", 9.0]]
-    assert values["answers"]["variants"] == {"near": [["one why three", 4.0]], "far": [["one why three", 5.0]]}
-    assert values["answers"]["total"] == 1
 
 
 def test_variants_share_changed_answers():

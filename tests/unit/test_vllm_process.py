@@ -159,12 +159,11 @@ def test_without_an_environment_the_error_says_how_to_make_one_before_a_stage_ma
         pytest.fail("it began")
 
 
-def test_an_environment_without_vllm_is_named() -> None:
+def test_the_environment_variable_names_the_python_and_one_without_vllm_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(MissingDependencyError, match="not installed in this environment"):
         vllm_environment.described_environment(sys.executable)
-
-
-def test_the_environment_variable_names_the_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     monkeypatch.setenv(VLLM_PYTHON, str(link))
