@@ -62,6 +62,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     _BEFORE.update(leftovers(CHECKOUT))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is marked for CI as slow: CI runs the other tests anyway."""
+    if item.get_closest_marker("ci"):
+        item.add_marker("slow")
+
+
 _MODULES_OUT = [0]  # how many modules were imported when their objects were taken out of garbage collections
 
 

@@ -92,7 +92,7 @@ def settings_of(name: str, architecture: str, bases: Callable[[str, str], Path],
 
 
 # `autoround` takes 10 seconds and more, whatever the model.
-NAMES = [pytest.param(n, marks=[pytest.mark.slow, pytest.mark.ci] if n == "autoround" else ()) for n in METHODS.names()]
+NAMES = [pytest.param(n, marks=[pytest.mark.ci] if n == "autoround" else ()) for n in METHODS.names()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,7 +167,6 @@ def installed() -> list[str]:
     return [n for n, m in METHODS.items() if all(importlib.util.find_spec(p) is not None for p in m.requires)]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_checkpoints_of_every_method_load_in_a_fresh_process(
     bases: Callable[[str, str], Path], tmp_path: Path, no_fresh_process: None
@@ -200,7 +199,6 @@ def test_a_method_that_needs_text_refuses_to_run_without(
         compress_model(str(bases("llama", name)), name, small_config(name), [], tmp_path / "out")
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("name", METHODS.names())
 def test_the_same_settings_give_the_same_bytes(

@@ -16,7 +16,6 @@ from tests.browser import AXE, Browser, browser, chromium
 from tests.unit.test_human_ratings import pairs, sheet_of
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.ci,
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium on the path"),
 ]

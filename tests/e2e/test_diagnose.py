@@ -38,7 +38,6 @@ def found(store: Path, tasks: str) -> mc.Diagnosis:
     return mc.diagnose(method="rtn", bits=3, tasks=tasks, store=store, **LITTLE)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, store: Path) -> None:
     assert [g.name for g in found.found.groups] == [
@@ -75,7 +74,6 @@ def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, stor
     assert not [path for path in store.rglob("unfinished/*") if path.is_dir()]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path, tasks: str) -> None:
     """The groups to keep are at 8 bits in the checkpoint, all others at 3; and the model moves less."""
@@ -104,7 +102,6 @@ def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path
     assert again.found.whole.value < 0.7 * found.found.whole.value
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_where_no_recipe_helps_the_advice_says_why(store: Path, tasks: str) -> None:
     settings = {"tasks": tasks, "store": store, **LITTLE, "noise_control": False}
@@ -116,7 +113,6 @@ def test_where_no_recipe_helps_the_advice_says_why(store: Path, tasks: str) -> N
     assert "Its linear layers carry less than half of what moves" in of_head.as_text()
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_an_interrupted_diagnosis_goes_on(
     found: mc.Diagnosis, store: Path, tasks: str, monkeypatch: pytest.MonkeyPatch

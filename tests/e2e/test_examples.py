@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.ci
 
 
 def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

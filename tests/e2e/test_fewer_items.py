@@ -13,7 +13,6 @@ TASKS = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "corpus.
 FEW = {"limit": 8, "num_shuffles": 1, "num_fewshot": 0, "noise_items": 4, "tasks": TASKS}
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_drawn_items_are_weighted_resumed_and_in_the_end_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

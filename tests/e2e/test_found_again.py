@@ -214,7 +214,6 @@ def test_a_suite_whose_answers_are_all_generated_is_evaluated(
         assert results["quality/accuracy", "exact"]["n"] == 3
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     workdir: Path,

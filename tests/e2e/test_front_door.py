@@ -48,7 +48,6 @@ ORDER = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,6 @@ def gate(checkpoint: Path, store: Path, **more: object) -> mc.GateVerdict:
     return mc.gate(checkpoint, store=store, block=5, **FEW, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_near_variant_passes_early_and_a_far_one_fails_early(
     near: Path, far: Path, store: Path, tmp_path: Path
@@ -80,7 +79,6 @@ def test_a_near_variant_passes_early_and_a_far_one_fails_early(
     assert len(passed.to_pandas()) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_gates_on_answers_are_decided_after_the_items_and_not_where_these_fail(
     near: Path, far: Path, store: Path, tmp_path: Path
@@ -106,7 +104,6 @@ def test_gates_on_answers_are_decided_after_the_items_and_not_where_these_fail(
     assert len(list(store.iterdir())) == before + 1  # the gate's own run: no answer was generated
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_after_all_items_the_fixed_n_rule_decides_as_a_promotion(near: Path, store: Path, tmp_path: Path) -> None:
     """With the whole evaluation, and a limit between the value and the upper end, items cannot decide early."""
@@ -124,7 +121,6 @@ def test_after_all_items_the_fixed_n_rule_decides_as_a_promotion(near: Path, sto
         assert "Accuracy, of all items: no worse than 99 points." in found.remarks
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_an_interrupted_gate_goes_on_with_the_block_that_it_was_at(
     near: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +174,6 @@ def test_a_killed_process_leaves_its_blocks(near: Path, store: Path, tmp_path: P
     assert folder is None  # what was finished is tidied up
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_gate_on_the_checkpoint_needs_no_item(near: Path, store: Path, tmp_path: Path) -> None:
     rules = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: size/ratio, at_least: 3}]\n")
@@ -186,7 +181,6 @@ def test_a_gate_on_the_checkpoint_needs_no_item(near: Path, store: Path, tmp_pat
     assert not found.passed and found.items_used == 0 and found.rows[0].by == "checkpoint"
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_command_s_exit_codes(near: Path, workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["gate", "--checkpoint", str(near), "--block", "5", *OPTIONS]
@@ -231,7 +225,6 @@ def test_speed_and_memory_are_measured_before_the_items(store: Path, tmp_path: P
     assert not simulated.passed and simulated.items_used == 0 and "only simulated" in simulated.verdict
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own
 def test_a_version_that_somebody_else_has_logged_is_decided_by_the_gate(

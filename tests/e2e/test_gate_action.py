@@ -70,7 +70,6 @@ def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_every_command_runs_on_the_demo(tmp_path: Path) -> None:
     commands = {step["name"]: step["run"] for step in STEPS if "run" in step}

@@ -19,8 +19,7 @@ def server(workdir: Path) -> Iterator[str]:
         yield started.uri
 
 
-@pytest.mark.ci
-@pytest.mark.slow  # the server needs seconds to start
+@pytest.mark.ci  # the server needs seconds to start
 def test_artifacts_are_downloaded_once_and_nothing_is_left_behind(
     server: str, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

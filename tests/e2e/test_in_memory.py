@@ -38,7 +38,6 @@ def loaded() -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(demo.MODEL_DIR), AutoTokenizer.from_pretrained(demo.MODEL_DIR)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_loaded_model_and_rows_give_the_numbers_of_folder_and_file(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     store = tmp_path / "results"

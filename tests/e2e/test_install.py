@@ -104,7 +104,6 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_type_checker_finds_wrong_calls_of_an_installed_wheel(built: Path, tmp_path: Path) -> None:
     [wheel] = built.glob("*.whl")

@@ -18,7 +18,7 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from tests.judge_server import completion, judge_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
 
 KEY, PASSWORD = "sk-test-9876543210-secret", "pass-w0rd-1234"
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20}

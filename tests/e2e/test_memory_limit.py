@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_compress.compression import compress_model
 from tests.compress_models import make_llama
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.ci
 
 # The libraries are in memory, and have what they need. The model is a file of 180 MB, and 350 MB in float32.
 LIMITED = """

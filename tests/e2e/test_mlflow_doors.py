@@ -64,7 +64,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_dataset_source_registry, "sources", [*_dataset_source_registry.sources, TaskSource])
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_an_application_that_only_knows_mlflow_gets_the_numbers_of_the_command(
     tracker: Tracker,

@@ -8,7 +8,7 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import demo
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
 
 SECRET, TEXT = "zoe@example.org", "Xylophone"
 

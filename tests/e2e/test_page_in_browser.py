@@ -19,7 +19,6 @@ from tests.page_contents import HOSTILE, directed_board, page_content
 from tests.scored_variants import served
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.ci,
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium on the path"),
 ]

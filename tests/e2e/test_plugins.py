@@ -207,7 +207,6 @@ def test_each_plugin_is_one_file_of_at_most_forty_lines() -> None:
     assert len(modules) == 6 and max(modules.values()) <= 40
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_all_six_are_used_by_command_line_python_and_mlflow_run(source: Path, installed: Path, tmp_path: Path) -> None:
     left_out = ("MLFLOW_", "OPENAI_")

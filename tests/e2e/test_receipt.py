@@ -307,7 +307,6 @@ def test_receipts_of_two_people_are_compared_by_item(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err.count("Error") <= 2
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_what_decides_comparability_elsewhere_decides_here(tmp_path: Path) -> None:
     """The key of malaiwah/quant-fidelity-suite has seven fields. What of them can differ here forbids a comparison.

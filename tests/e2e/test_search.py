@@ -42,7 +42,6 @@ def searches(tracker: Tracker) -> list[Any]:
     return list(tracker.client.search_runs([tracker.experiment_id], filter_string="tags.stage = 'search'"))
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform_ones(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -147,7 +146,6 @@ def test_weights_and_caches_share_a_budget(tracker: Tracker, texts: dict[str, st
     assert "Cache: keys and values of 1,000 tokens. Limits count it with the weights" in found["notes"]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_costs_that_miss_are_measured_around_the_checkpoint_of_a_calibrated_mixture(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -163,7 +161,6 @@ def test_costs_that_miss_are_measured_around_the_checkpoint_of_a_calibrated_mixt
     assert row["bits_per_weight"] <= 4 and row["kl"] < row["mix_kl"]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_smallest_variant_within_a_kl(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -184,7 +181,6 @@ def test_the_smallest_variant_within_a_kl(
     assert all(recipe.made == names for recipe in recipes if recipe.made)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_budget_that_only_scales_break_is_refused_and_no_run_is_left_open(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -225,7 +221,6 @@ def test_a_text_that_is_evaluated_too_is_refused(
     assert tracker.client.search_runs([tracker.experiment_id]) == []
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_takes(
     tracker: Tracker, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

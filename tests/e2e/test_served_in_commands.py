@@ -50,7 +50,6 @@ def main_here(tracker: Tracker, url: str, few: dict[str, Any], **more: Any) -> V
     return run_variant(config, tracker, check(config), start=partial(in_process, say=lambda line: None))
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_served_variant_in_main_is_promoted_by_its_distances(
     tracker: Tracker, url: str, loaded: LoadedModel, few: dict[str, Any], tmp_path: Path
@@ -107,7 +106,6 @@ def test_a_served_variant_is_gated_by_what_a_server_shows(url: str, few: dict[st
     assert "echo          yes" in said[0] and "3 of 12 items" in said[1]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_sweep_takes_served_models_beside_methods(
     tracker: Tracker, url: str, few: dict[str, Any], tmp_path: Path, loaded: LoadedModel

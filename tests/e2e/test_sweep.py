@@ -58,7 +58,6 @@ def sweeps(tracker: Tracker) -> list[Any]:
     return list(runs)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
     tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -211,7 +210,6 @@ def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
     assert {run.info.status for run in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_variants_of_a_sweep_are_compared_on_the_drawn_items_that_they_share(tracker: Tracker) -> None:
     def sweep() -> Any:

@@ -24,7 +24,7 @@ from tests.unit.test_candidates import finished
 from tests.unit.test_promote_policy import aliases
 from tests.unit.test_webhook import NAME, SECRET, Sent, delivery, ids, registered, shuffled_with_forgeries, verdicts
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.ci
 
 
 def wait_for(what: Callable[[], object]) -> None:

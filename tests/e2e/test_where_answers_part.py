@@ -21,7 +21,7 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from mlflow_compress import cli
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]  # two whole jobs; the README's first command is one more
+pytestmark = pytest.mark.ci  # two whole jobs; the README's first command is one more
 
 ROOT = Path(__file__).parents[2]
 WIDE = [f"--{gate}=100" for gate in ("max_kl", "max_kl_outliers_pct", "max_flips_pct", "max_accuracy_drop_pct")]

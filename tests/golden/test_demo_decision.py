@@ -270,7 +270,6 @@ NUMBERS = Path(__file__).parent / "demo_rtn.json"
 RELATIVE, ABSOLUTE = 1e-3, 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_every_number_of_a_demo_run_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

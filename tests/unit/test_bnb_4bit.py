@@ -107,7 +107,6 @@ def test_a_checkpoint_is_at_no_distance_from_itself(method: str, checkpoints: di
     assert distances is not None and (distances.column("kl") == 0.0).all()
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_no_kernel_is_looked_for_on_a_hub(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     asked = tmp_path / "asked"

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backen
 SMALL = {"calibration_samples": 4, "calibration_length": 64, "iters": 3}
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.usefixtures("no_fresh_process")
 def test_a_float32_model_is_never_rounded_to_bfloat16(tmp_path: Path) -> None:

@@ -68,9 +68,7 @@ def stored_bits(folder: Path, bits: int, per_layer: int) -> float:
 
 @pytest.mark.usefixtures("no_fresh_process")
 @pytest.mark.parametrize("architecture", MAKERS)
-@pytest.mark.parametrize(
-    "method", [*QUANTIZING[:-1], pytest.param("autoround", marks=[pytest.mark.slow, pytest.mark.ci])]
-)
+@pytest.mark.parametrize("method", [*QUANTIZING[:-1], pytest.param("autoround", marks=[pytest.mark.ci])])
 def test_every_expert_is_quantized(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:
     base, out = bases(architecture), tmp_path / "out"
     manifest = compress_model(str(base), method, settings(method), TEXT, out)
@@ -299,7 +297,6 @@ def test_a_checkpoint_whose_experts_have_no_loader_is_an_error(
         load_model(LoadConfig(path=str(out), device="cpu"))
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize(("method", "architecture"), [("gptq", "mixtral"), ("w8a8", "qwen3moe"), ("wanda", "mixtral")])
 def test_a_fresh_process_computes_the_same(method: str, architecture: str, bases: Bases, tmp_path: Path) -> None:

@@ -153,7 +153,6 @@ def test_groups_that_do_not_divide_a_row_are_refused(tmp_path: Path) -> None:
         made(base, tmp_path / "out", "fp8-block")
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("method", ["nvfp4", "mxfp8"])
 def test_a_format_is_the_same_from_the_disk(base: Path, tmp_path: Path, method: str) -> None:

@@ -159,7 +159,6 @@ def test_longest_few_shot_prompt_with_six_options_fits(tokenizer: Any) -> None:
     assert longest < 900
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_model_is_right_in_55_to_85_percent_of_the_lettered_items(tokenizer: Any) -> None:
     """So that answers can flip both ways; every fourth item, as the model card says how it does on all."""

@@ -29,7 +29,6 @@ def lines(folder: Path) -> list[tuple[str, int]]:
     return [(line["stage"], line["tokens"]) for line in map(json.loads, text.splitlines())]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_stage_ends_with_a_saved_model_and_another_run_goes_on_from_it(tmp_path: Path) -> None:
     first = Trainer(17, tmp_path)

@@ -157,7 +157,6 @@ def test_a_server_with_other_tokens_is_refused_and_the_first_is_named(kind: str,
         open_demo(server, ours)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_faults_lose_nothing_and_ask_nothing_twice(loaded: LoadedModel, tmp_path: Any) -> None:
     requests = requests_()

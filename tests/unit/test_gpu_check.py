@@ -92,7 +92,6 @@ def wait() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_job_that_breaks_its_process_costs_only_itself() -> None:
     with OneProcess(50.0, environment={"TOLD": "yes"}) as process:

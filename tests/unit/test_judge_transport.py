@@ -419,7 +419,6 @@ def test_every_judgment_is_scored_or_unscored_with_its_reason(tmp_path: Path) ->
     assert judged.values["judge/calls"] == script.paid.total()
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_after_kill_9_half_way_no_paid_reply_is_asked_for_again(tmp_path: Path) -> None:
     script = FaultyJudge(wait=1.0, latency=0.05)

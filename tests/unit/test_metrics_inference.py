@@ -264,7 +264,6 @@ def test_first_column_is_the_mean():
     assert boot.first_column(np.array([[1.0, 9.0], [2.0, 9.0]])).tolist() == [1.0, 2.0]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_intervals_cover_at_their_level():
     # 1,500 simulated studies each; 95 % +- 3 standard errors (0.0056) of the simulation, and small-sample slack below.

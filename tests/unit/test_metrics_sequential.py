@@ -87,7 +87,6 @@ def _assert_on_the_page(what, passed, failed, saved):
     assert row in (Path(__file__).parents[2] / "docs" / "how-to" / "decide-early.md").read_text(encoding="utf-8"), row
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("what", "first", "rest", "truth"),

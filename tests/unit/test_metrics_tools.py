@@ -195,7 +195,6 @@ def test_sample_size_of_the_flips_gate_by_hand():
         items_for_flips_gate(0.05, 0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_planned_power_is_reached():
     n = items_for_flips_gate(0.03, 0.05)

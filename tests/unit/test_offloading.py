@@ -112,7 +112,6 @@ def test_answers_are_those_of_the_whole_model(base: Path, tmp_path: Path) -> Non
     assert generate(on_disk(base, tmp_path), prompts, asked) == generate(whole, prompts, asked)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_compressed_checkpoint_is_decompressed_layer_by_layer(base: Path, tmp_path: Path) -> None:
     out, off = tmp_path / "rtn", tmp_path / "off"

@@ -25,7 +25,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_its_processes_listen_on_the_loopback_alone() -> None:
     done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True)

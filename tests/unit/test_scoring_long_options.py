@@ -95,7 +95,6 @@ def test_items_that_all_have_one_leave_no_number(models: dict[str, LoadedModel],
     assert (scorer.report.n_unscored, scorer.report.n_tokens) == (2, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @needs_shared
 def test_piqas_two_long_documents_with_a_context_of_512(tmp_path: Path) -> None:

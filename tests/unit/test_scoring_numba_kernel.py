@@ -53,7 +53,6 @@ def test_importing_scoring_changes_neither_the_environment_nor_numbas_settings(p
     assert done.returncode == 0 and int(done.stdout) > 20, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_compiled_code_from_the_cache_gives_the_bits_of_newly_compiled_code(tmp_path: Path) -> None:
     digests = [output_of(DIGEST, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]

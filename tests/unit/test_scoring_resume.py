@@ -21,7 +21,6 @@ CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8, shard_secon
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills child processes")
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_run_killed_many_times_ends_with_the_same_bytes(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]

@@ -30,7 +30,6 @@ CAPABILITY = torch.backends.cpu.get_cpu_capability()
 HERE = list(LEVELS)[: list(LEVELS).index(CAPABILITY) + 1] if CAPABILITY in LEVELS else ["DEFAULT"]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("level", HERE)
 def test_bits_do_not_depend_on_where_numbers_lie(level: str) -> None:

@@ -139,7 +139,6 @@ def test_a_format_has_the_runtime_that_computes_with_it(
     assert choice.runtime == runtime and reason in choice.reason
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     shorter = mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=tmp_path)
@@ -176,7 +175,6 @@ def test_threads_of_the_environment_win_over_the_cores(
     assert threads_of(config) == (threads or len(os.sched_getaffinity(0)))
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
     measured = mc.speed(mc.compress("demo", "hqq", bits=4, store=tmp_path), store=tmp_path)

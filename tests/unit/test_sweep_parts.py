@@ -268,7 +268,6 @@ def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:
     assert "[2/3] evaluate" in lines[2] and "waits" in lines[3]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_module, "_python", None)  # that of other tests
@@ -380,7 +379,6 @@ def test_runs_that_a_killed_worker_left_open_are_closed(tracker: Tracker, python
         assert status_of(tracker, parent.run_id) == "RUNNING"
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_variant_that_takes_its_workers_with_it_is_failed(tracker: Tracker, python: Fork) -> None:
     error = WorkerError("4 workers were lost")

@@ -152,7 +152,6 @@ def test_a_signal_to_the_main_process_ends_the_stage_and_both_runs_are_killed(
     assert {name: run.info.status for name, run in runs(tracker).items()} == {"main": "KILLED", "evaluate": "KILLED"}
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_stage_ends_when_the_main_process_was_killed_at_once(tracker: Tracker, tmp_path: Path) -> None:
     main, stage = started(tmp_path)
