@@ -421,19 +421,8 @@ def choose_formats(
     """
 
     def made(mixture: Mixture) -> Choice:
-        return made_of(mixture.allocation, mixture.predicted, mixture.round, mixture.miss)
-
-    def made_of(allocation: Allocation, predicted: float, number: int, miss: float | None = None) -> Choice:
-        variant, folder = make(allocation, limit)
-        return Choice(
-            allocation=allocation,
-            predicted=predicted,
-            kl=measure(folder),
-            round=number,
-            miss=miss,
-            variant=variant,
-            folder=folder,
-        )
+        variant, folder = make(mixture.allocation, limit)
+        return Choice(**{**vars(mixture), "kl": measure(folder)}, variant=variant, folder=folder)
 
     ordered = sorted(mixtures, key=lambda one: one.order(limit))
     if limit.kind == "max_kl":
@@ -446,7 +435,8 @@ def choose_formats(
     first = made(mixtures[0])
     best = first if ordered[0] is mixtures[0] else made(ordered[0])
     if (promise := around(first.allocation)) is not None and promise[0].choice != first.allocation.choice:
-        first = min(first, made_of(*promise, 1), key=lambda one: one.measured)
+        again = made(replace(mixtures[0], allocation=promise[0], predicted=promise[1], round=1))
+        first = min(first, again, key=lambda one: one.measured)
     mixed = best if is_surely_closer(best.kl, first.kl) else first
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == mixed.allocation.choice:
