@@ -48,23 +48,7 @@ class Leaf:
     kind: str  # "options", "answer" or "rolling"
 
 
-Messages = list[dict[str, str]]
-
-
-def chat_arguments(settings: TaskSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the chat arguments of a harness task's `fewshot_context` and `construct_requests`, if there are any."""
-    if not settings.apply_chat_template:
-        return {}, {}
-    request = {"apply_chat_template": True, "chat_template": partial(render, _tokenizer(settings.model))}
-    context = {
-        **request,
-        "system_instruction": settings.system_prompt or None,
-        "fewshot_as_multiturn": settings.fewshot_as_multiturn,
-    }
-    return context, request
-
-
-def render(tokenizer: Any, chat_history: Messages, add_generation_prompt: bool = True) -> str:
+def render(tokenizer: Any, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
     """Return a conversation as text. Without a generation prompt, its last message is the beginning of the answer.
 
     Raises `CheckpointError`: the template fails, for example on a system prompt. (The harness would drop the system
@@ -278,13 +262,19 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
 def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
     """Return a leaf task with its sampled documents, whose prompts the harness builds."""
     prefix = "" if records == name else f"{name}:"
-    in_context, in_request = chat_arguments(settings)
+    in_context: dict[str, Any] = {}
+    in_request: dict[str, Any] = {}
+    if settings.apply_chat_template:
+        in_request = {"apply_chat_template": True, "chat_template": partial(render, _tokenizer(settings.model))}
+        in_context = {
+            **in_request,
+            "system_instruction": settings.system_prompt or None,
+            "fewshot_as_multiturn": settings.fewshot_as_multiturn,
+        }
     with _harness_errors(f"build the prompts of task {name!r}"):
         docs = dict(task.doc_iterator(rank=0, limit=None, world_size=1))
-        rows = [{"category": name, "number": number} for number in docs]
         documents = []
-        for row in limited(name, rows, settings):
-            number = row["number"]
+        for number in limited(name, list(docs), settings, lambda number: name):
             doc = docs[number]
             # Old tasks, written as classes, do not accept the argument `gen_prefix`.
             prefixed = {"gen_prefix": text} if (text := task.doc_to_prefix(doc)) else {}

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.records import Items, Request, RunRecords, Traces
 from mlflow_compress.registry import Registry
+
+T = TypeVar("T")
 
 TRACES = "traces"
 Row = Mapping[str, Any]  # one line of a question file, with its line number under "line"
@@ -235,16 +238,18 @@ def seeded(settings: TaskSettings, *parts: object) -> random.Random:
     return random.Random(int.from_bytes(digest[:8], "big"))
 
 
-def limited(name: str, rows: Sequence[Row], settings: TaskSettings) -> list[Row]:
+def limited(
+    name: str, rows: Sequence[T], settings: TaskSettings, category: Callable[[Any], str] = itemgetter("category")
+) -> list[T]:
     """Return a seeded sample of `settings.limit` rows per category, in file order; all rows if the limit is 0."""
     if not settings.limit:
         return list(rows)
     by_category: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
-        by_category.setdefault(row["category"], []).append(index)
+        by_category.setdefault(category(row), []).append(index)
     chosen: set[int] = set()
-    for category, indices in by_category.items():
-        seeded(settings, name, category).shuffle(indices)
+    for one, indices in by_category.items():
+        seeded(settings, name, one).shuffle(indices)
         chosen.update(indices[: settings.limit])
     return [rows[index] for index in sorted(chosen)]
 

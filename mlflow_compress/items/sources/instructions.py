@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -37,12 +38,7 @@ def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = 
         if made.item_id in instructions:
             raise DataError(f"{place}the question_id is used twice", got=made.item_id)
         instructions[made.item_id] = made
-    return _limited(name or path.stem, list(instructions.values()), settings)
-
-
-def _limited(name: str, instructions: Sequence[Instruction], settings: TaskSettings) -> list[Instruction]:
-    rows = [{"category": made.category, "number": number} for number, made in enumerate(instructions)]
-    return [instructions[row["number"]] for row in limited(name, rows, settings)]
+    return limited(name or path.stem, list(instructions.values()), settings, attrgetter("category"))
 
 
 def _mt_bench(place: str, row: dict[str, Any], answers: dict[str, Sequence[str]]) -> Instruction:
@@ -109,7 +105,7 @@ def _fastchat(name: str) -> Callable[[TaskSettings], list[Instruction]]:
 def _alpaca_set(settings: TaskSettings) -> list[Instruction]:
     rows = load_split("tatsu-lab/alpaca", None, "train", data_dir=settings.data_dir, task="instructions=alpaca")
     made = (_alpaca(f"tatsu-lab/alpaca, row {n}: ", {**row, "line": n}) for n, row in enumerate(rows))
-    return _limited("alpaca", list(made), settings)
+    return limited("alpaca", list(made), settings, attrgetter("category"))
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ class _PromptSet:
                     raise DataError(f"{place}: {self.prompt!r} and {self.category!r} must be texts", got=row)
                 name = "-".join(filter(None, (config, split, str(number))))
                 made.append(Instruction(item_id=name, category=named, turns=(text,), reference=()))
-        return _limited(self.dataset, made, settings)
+        return limited(self.dataset, made, settings, attrgetter("category"))
 
 
 SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
