@@ -236,7 +236,7 @@ class Transport(AbstractContextManager["Transport"]):
             http_client=DefaultAsyncHttpxClient(verify=_certificates()),
         )
         self._opened = ExitStack()
-        self._loop = self._opened.enter_context(start_blocking_portal(name="endpoint"))
+        self._loop = self._opened.enter_context(start_blocking_portal())
         self._opened.callback(self._loop.call, self._client.close)
         return self
 
