@@ -105,8 +105,7 @@ def rater_agreement(
 ) -> list[MetricResult]:
     """Return kappa and alpha of every pair of raters, and of all of them; what is undefined is left out.
 
-    Both are undefined where all ratings are one and the same. Kappa of all is the mean over the pairs. The result of a
-    pair has "<one> and <other>" as its task. Intervals: bootstrap over questions.
+    Kappa of all is the mean over the pairs. The result of a pair has "<one> and <other>" as its task.
     """
     kappas, alphas, columns = [], [], []
     questions = sorted({question(key) for given in ratings.values() for key in given}, key=str)

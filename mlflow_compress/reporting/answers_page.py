@@ -1,7 +1,4 @@
-"""Both models' answers side by side: what became of the judgments, and the sheet for raters as a page and a CSV file.
-
-Nothing in the sheet says whose an answer is.
-"""
+"""Both models' answers side by side: what became of the judgments, and the sheet for raters, who see no names."""
 
 import json
 import math

@@ -127,8 +127,8 @@ def take_account(
 ) -> Account:
     """Return the account of records: both models over one set of items.
 
-    An item has a score where each model has one for all of its options in the original order (in every order, if it is
-    scored in all of them), or has answered it, if it is graded.
+    An item has a score where each model has one for all of its options in the original order, or in every order if it
+    is scored in all, or has answered it.
 
     - `cut`, `too_long`: Items whose prompt lost its beginning, or of which an option alone is longer than the context.
     """

@@ -1,7 +1,4 @@
-"""What a metric requires of its inputs: each requirement says why it is not met, in words for the report.
-
-A metric lists them: ``@metric(requires=(ITEMS, VARIANT, rated_by("brevity")), ...)``.
-"""
+"""What a metric requires of its inputs: each requirement says why it is not met, in words for the report."""
 
 from collections import Counter
 from collections.abc import Callable

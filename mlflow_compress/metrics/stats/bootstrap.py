@@ -1,9 +1,4 @@
-"""Seeded bootstrap of any smooth function of column means, vectorised; units may be items or clusters.
-
-The package's intervals come from here, but for proportions (`intervals`) and means of skewed values (`studentized`). A
-paired difference is a column of differences; a ratio is a function of two column means; a cluster bootstrap takes one
-row of sums per cluster.
-"""
+"""Seeded bootstrap of any smooth function of column means, vectorised; units may be items or clusters."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -137,9 +132,7 @@ def bootstrap(
 def cluster_sums(columns: npt.ArrayLike, clusters: npt.ArrayLike) -> Float:
     """Return the columns' sums within each cluster, and its size, for a cluster bootstrap: shape (n_clusters, k + 1).
 
-    `columns`, shape (n,) or (n, k), has the values of tokens or items, `clusters`, shape (n,), the document, window or
-    category of each. Sum over size is the mean over rows; whole clusters are drawn, so that dependence within a cluster
-    widens the interval as it should.
+    `columns`, shape (n,) or (n, k), has the values of tokens or items, `clusters`, shape (n,), the document of each.
     """
     raw = np.asarray(columns, dtype=np.float64)
     x = finite("cluster columns", raw[:, None] if raw.ndim == 1 else raw, ndim=2)

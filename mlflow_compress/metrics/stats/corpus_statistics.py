@@ -86,8 +86,7 @@ def corpus_statistics(
 ) -> CorpusStatistics:
     """Reduce token records, each of shape (n_tokens,), to every statistic of llama.cpp's KL report.
 
-    The negative log-likelihood and probability are those of the target; nats. `same_top` says whether both models have
-    the same most probable token. NaN or infinite values, unequal lengths or no tokens are a `DataError`.
+    The negative log-likelihood and probability are those of the target; nats.
 
     Source: llama.cpp, `tools/perplexity/perplexity.cpp`. Not copied: its 16-bit storage of the baseline's
     log-probabilities (errors up to 1.22e-4 nat), the KL over tokens with ``ln p_b > -16`` only, which makes slightly

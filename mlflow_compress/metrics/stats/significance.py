@@ -1,7 +1,4 @@
-"""Tests and decisions: McNemar, exact and mid-p, Holm, non-inferiority, Student's paired test, permutations of parts.
-
-Also what one end of an interval says at other levels.
-"""
+"""Tests and decisions: McNemar, Holm, non-inferiority, paired means, permuted parts, one end of an interval."""
 
 import math
 from collections.abc import Iterator

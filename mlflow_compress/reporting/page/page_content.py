@@ -128,13 +128,11 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
 
 
 def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most: int | None = None) -> dict[str, Any]:
-    """Return the changed answers of all variants as values for JSON.
+    """Return the changed answers of all variants as values for JSON; of too many those with the largest margins.
 
-    `total` and `shown` count changed answers; of too many, at most `most` stay: whole items, those with the largest
-    margins of the baseline. `tasks`, `categories` and `prefixes` are texts that items share. An item is ``[id, task,
-    category, prefix, rest of the prompt, options, gold, accepted answers, margin, baseline's side]``. A change is
-    ``[item, kind, kl, variant's side]``, in `changes`, one list per variant; `unscored` has the items without an
-    answer, per variant too.
+    An item is ``[id, task, category, prefix, rest of the prompt, options, gold, accepted answers, margin, baseline's
+    side]``, with numbers of texts in `tasks`, `categories` and `prefixes`. A change is ``[item, kind, kl, variant's
+    side]``. `changes` and `unscored`, the items without an answer, have one list per variant.
     """
     keep = _most_confident(variants, most)
     used = np.unique(np.concatenate([np.empty(0, np.int64), *(v.changed.rows[keep[n]] for n, v in variants.items())]))
@@ -235,9 +233,8 @@ MOST_CHARACTERS = 4_000_000
 def answer_data(content: PageContent) -> dict[str, Any] | None:
     """Return the answers as values for JSON; None where there are none.
 
-    `prompts` is one ``[id, turn, prompt, baseline's answer, baseline's grade]`` per answered turn. `variants` has,
-    by name, one ``[answer, grade]`` per prompt. A grade is the mean over the judge's repeats, None without any. `total`
-    counts the prompts that were answered; those beyond `MOST_CHARACTERS` are left out.
+    `prompts` is one ``[id, turn, prompt, baseline's answer, baseline's grade]`` per answered turn, `variants` one
+    ``[answer, grade]`` per prompt, by name. A grade is the mean over repeats. `total` counts those left out too.
     """
     answered = [v for v in content.variants if v.answers is not None]
     if content.answers is None or not answered:
