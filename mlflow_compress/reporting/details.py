@@ -126,7 +126,7 @@ def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
 
 def answers_by_margin(inputs: MetricInputs) -> tuple[margins.Binned, margins.Binned] | None:
     """Return P(answer changed) and P(baseline wrong) by the baseline's margin; None where items were drawn by it."""
-    if inputs.baseline.items is None or inputs.design is not None:
+    if inputs.missing(requirements.VARIANT, requirements.PREDICTIONS) or inputs.design is not None:
         return None
     b, q = inputs.baseline_predictions, inputs.variant_predictions
     rows = inputs.scored_by_both & np.isin(inputs.view.family, inputs.view.choice) & np.isfinite(b.margin[:, 0])
@@ -154,7 +154,7 @@ def token_kl_values(inputs: MetricInputs) -> Float:
 
 def flips_by_category(inputs: MetricInputs) -> dict[tuple[str, str | None], Flips]:
     """Return the flips of every (task, category), and of tasks without categories; none where items were drawn."""
-    if inputs.baseline.items is None or inputs.design is not None:
+    if inputs.missing(requirements.VARIANT, requirements.PREDICTIONS) or inputs.design is not None:
         return {}
     view, b, q = inputs.view, inputs.baseline_predictions, inputs.variant_predictions
     by_part: dict[tuple[str, str | None], Flips] = {}

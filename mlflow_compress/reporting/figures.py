@@ -10,7 +10,7 @@ from mlflow_compress.decide.gates import DECODE_SPEEDUP, MEMORY_RATIO
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
-from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, ITEMS, OPTION_DISTANCES, PREDICTIONS, VARIANT
+from mlflow_compress.metrics.core.requirements import GREEDY_ANSWERS, ITEMS, OPTION_DISTANCES, VARIANT
 from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
@@ -26,12 +26,8 @@ from mlflow_compress.reporting.plots.style import RC, Drawing, state
 _A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
 
 
-def _predictions(inputs: MetricInputs) -> bool:
-    return inputs.variant is not None and inputs.missing(ITEMS, PREDICTIONS) is None
-
-
 def _margin(inputs: MetricInputs) -> Drawing | None:
-    shares = details.answers_by_margin(inputs) if _predictions(inputs) else None
+    shares = details.answers_by_margin(inputs)
     return None if shares is None else distances.draw_margin(*shares, level=inputs.settings.level)
 
 
@@ -46,7 +42,7 @@ def _divergence(inputs: MetricInputs) -> Drawing | None:
 
 def _categories(inputs: MetricInputs) -> Drawing | None:
     """Draw the flips per category; of a task without categories, those of the task."""
-    parts = details.flips_by_category(inputs) if _predictions(inputs) else {}
+    parts = details.flips_by_category(inputs)
     several = len({task for task, category in parts if category is not None}) > 1
     groups = [
         (task if category is None else f"{task}: {category}" if several else category, flips)
