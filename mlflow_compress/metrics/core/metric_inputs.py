@@ -82,12 +82,12 @@ class AnswerSamples:
     categories: Mapping[str, str] = field(default_factory=dict)  # Of the instructions, by id
 
     def __post_init__(self) -> None:
-        keys = {tuple(key) for key in self.baseline.key_rows()}
+        keys = set(self.baseline.key_rows())
         for name in ("variant", "baseline_again"):
             other: Generations | None = getattr(self, name)
             if other is None:
                 continue
-            if lonely := keys ^ {tuple(key) for key in other.key_rows()}:
+            if lonely := keys ^ set(other.key_rows()):
                 raise AlignmentError(
                     f"The baseline's answers and {name} have different samples: their health is not compared",
                     allowed="the same instructions, with the same number of samples",
@@ -213,22 +213,18 @@ class MetricInputs:
         if self.variant is None:
             raise DataError("There is no variant")
         found = self._predict(self.variant)
-        self._check_same_shuffles(found[1])
+        ours, theirs = self._baseline[1], found[1]
+        if ours is not None and theirs is not None:
+            shared = min(ours.content.shape[1], theirs.content.shape[1])
+            both = ours.scored[:, :shared] & theirs.scored[:, :shared]
+            differing = (ours.content[:, :shared] != theirs.content[:, :shared]).any(axis=-1) & both
+            if differing.any():
+                raise AlignmentError(
+                    "Baseline and variant saw different answer orders",
+                    got=self.view.name(int(np.argwhere(differing)[0][0])),
+                    fix="Evaluate both with the same shuffle seed",
+                )
         return found
-
-    def _check_same_shuffles(self, grid: item_table.OptionGrid | None) -> None:
-        ours = self._baseline[1]
-        if ours is None or grid is None:
-            return
-        shared = min(ours.content.shape[1], grid.content.shape[1])
-        both = ours.scored[:, :shared] & grid.scored[:, :shared]
-        differing = (ours.content[:, :shared] != grid.content[:, :shared]).any(axis=-1) & both
-        if differing.any():
-            raise AlignmentError(
-                "Baseline and variant saw different answer orders",
-                got=self.view.name(int(np.argwhere(differing)[0][0])),
-                fix="Evaluate both with the same shuffle seed",
-            )
 
     @property
     def baseline_predictions(self) -> item_table.Predictions:
