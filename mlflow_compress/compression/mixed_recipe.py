@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,13 @@ class MixedRecipe:
 
     def write(self, path: Path) -> None:
         atomic.write(path, self.text.encode())
+
+    def written(self, folder: Path, name: str) -> Path:
+        """Return its file below a folder, by name, in a folder of its content: it says which recipe it is."""
+        path = folder / hashlib.sha256(self.text.encode()).hexdigest()[:12] / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.write(path)
+        return path
 
     @property
     def text(self) -> str:

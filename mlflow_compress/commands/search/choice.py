@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -101,11 +100,8 @@ def recipe_variant(
         cache=cache,
         made={one.name: made[one.name] for one in used if one.name in made},
     )
-    digest = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
     parts = [*sorted({one.method for one in used}), *(["cache"] if caches else []), name]
-    path = folder / digest / f"{'-'.join(parts)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    recipe.write(path)
+    path = recipe.written(folder, "-".join(parts))
     samples = max([1, *(one.calibration_samples for one in used)])  # 1 where no format reads them
     recipe_of = {"method_args": {"recipe": str(path)}, "calibration_samples": samples}
     return combination_of(config.for_variants(MainConfig, method=MIXED, **recipe_of))

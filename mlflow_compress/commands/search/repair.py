@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -252,9 +251,7 @@ def require_repairable(refused: Refused) -> None:
     source, first = refused.source, next(iter(refused.source.linear))
     recipe = raised_recipe(refused, [[first]], (1, *[0] * len(refused.caches)))
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "check.json"
-        recipe.write(path)
-        settings: Any = method_config(MIXED, recipe=str(path))
+        settings: Any = method_config(MIXED, recipe=str(recipe.written(Path(folder), "check")))
         try:
             METHODS.get(MIXED).check(settings, source)
             check_target(refused.main.compression.target, METHODS.get(MIXED), settings, source)
@@ -531,10 +528,7 @@ class _Repair:
         before = sum(np.count_nonzero(trial.choice) == number for trial in self.trials)
         again = "" if before == 0 else chr(ord("a") + before)  # "raised-3", "raised-3b"
         stem = refused.label.removeprefix(f"{MIXED}-")
-        name = hashlib.sha256(recipe.text.encode()).hexdigest()[:12]
-        path = home(self.tracker.uri) / "recipes" / name / f"{stem}-raised-{number}{again}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        recipe.write(path)
+        path = recipe.written(home(self.tracker.uri) / "recipes", f"{stem}-raised-{number}{again}")
         self.say(f"[repair] makes a mixture with {number} of {len(allocation.choice)} groups raised")
         made = self._make(refused.variant({"method": MIXED, "recipe": str(path)}))
         trial = self._trial(allocation.choice, made, costs, table.sizes)
