@@ -21,7 +21,6 @@ from mlflow_compress.records import TOP_LADDER, MetricResult
 
 LN2 = float(np.log(2.0))
 
-
 _nats = keys_of("distance", unit="nats")
 _agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, by_category=False)
 KL = _nats(

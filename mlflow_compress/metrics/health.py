@@ -132,7 +132,6 @@ def defects_of(question: str, answer: str) -> list[str]:
 CUT = ("cut at the token limit", lambda answer: answer.n_tokens >= answer.most_tokens)
 SHARES: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {"cut": CUT, **DEFECTS}
 
-
 _percent = keys_of("judge", unit="percent", high=100.0, counted="answers")
 _length = keys_of("judge", unit="ratio", unchanged=1.0, counted="answers")
 LENGTH_FLOOR = _length(

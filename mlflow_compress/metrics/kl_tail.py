@@ -18,7 +18,6 @@ from mlflow_compress.records import MetricResult
 CLIP = 1.0
 """Nats at which the KL of an item is clipped."""
 
-
 TRUSTED_ITEMS = 200
 """Fewest items whose mean KL has an interval."""
 

@@ -103,7 +103,6 @@ P_VALUE = MetricKey.probability(
     unchanged=1.0,
 )
 
-
 SAMPLED = _percent(
     "sampled_refusals_pct", "neither", "Sampled answers in which the variant refuses.", counted="answers"
 )

@@ -14,7 +14,6 @@ from mlflow_compress.records import MetricResult, Timings
 _BATCHES = (1, 8)
 _PERCENTILES = (50, 95, 99)
 
-
 _key = keys_of("speed", by_category=False, counted="rounds", on_request=True)
 _rate_key = partial(_key, unit="tokens a second")
 _time_key = partial(_key, unit="milliseconds")
@@ -154,7 +153,6 @@ def _mean(key: MetricKey, values: Float, inputs: MetricInputs) -> MetricResult:
 
 
 _MB = 2**20
-
 
 PEAK_RATIO = _memory_key(
     "memory_peak_ratio",

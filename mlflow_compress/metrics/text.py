@@ -70,15 +70,14 @@ def shared_samples(baseline: Generations, variant: Generations) -> tuple[Generat
     both = ours & theirs
     b, q = (type(r)(r.table.filter(pa.array([key in both for key in r.key_rows()]))) for r in (baseline, variant))
     q = Generations(q.table.take(align(b, q)))
-    pairs = zip(b.column("turn"), b.column("prompt"), q.column("prompt"), strict=True)
     # Later turns contain the model's own earlier answer, so only the first turn must agree.
-    for row, (turn, prompt, other) in enumerate(pairs):
-        if turn == 0 and prompt != other:
-            raise AlignmentError(
-                "Baseline and variant answered different prompts",
-                got=str(b.key_rows()[row]),
-                fix="Generate both with the same tasks and prompt format",
-            )
+    differing = np.flatnonzero((b.column("turn") == 0) & (b.column("prompt") != q.column("prompt")))
+    if len(differing):
+        raise AlignmentError(
+            "Baseline and variant answered different prompts",
+            got=str(b.key_rows()[differing[0]]),
+            fix="Generate both with the same tasks and prompt format",
+        )
     return b, q
 
 

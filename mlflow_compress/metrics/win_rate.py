@@ -15,7 +15,6 @@ JUDGE = "pairwise"
 _PREFIX = "judge/"
 _FEWEST_PAIRS = 5  # that show a bias where all of them agree
 
-
 _share = keys_of("judge", unit="share", high=1.0, counted="answers", by_task=True)
 WIN_RATE = _share(
     "win_rate",

@@ -23,7 +23,6 @@ _REQUIRED = Requirements()
 # Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
 _TIMES, _POINTS = 2.0, 1.0
 
-
 # Of each distance by slice: what it is called, the metric over all slices, and what turns that into the same unit.
 _SLICED = {
     WORST_FLIPS.name: ("flips", FLIPS, 1.0),

@@ -17,7 +17,6 @@ Direction = Literal["higher", "lower", "neither"]
 # fp32 divergences of nearly equal distributions may fall this far below zero by rounding.
 _ROUNDING = 1e-6
 
-
 Pooled = Mapping[str, MetricResult]
 
 TOO_LONG = "an option is longer than the model's context"
