@@ -24,7 +24,7 @@ from mlflow_compress.metrics.stats.sequential import random_order
 from mlflow_compress.metrics.stats.stratified import EARLY, FEWEST, NEARLY_ALL, allocate, lead_strata
 from mlflow_compress.records import Draws, ItemKey
 
-DRAWING = 2  # Raised when other items would be drawn: evaluations of drawn items are compared within one such version
+DRAWING = 3  # Raised when other items would be drawn: evaluations of drawn items are compared within one such version
 PILOT_SHARE = 0.35  # of the items that are asked for
 PILOT_ITEMS = 100  # where a width is asked for
 PILOT_FEWEST = 4  # of each stratum
