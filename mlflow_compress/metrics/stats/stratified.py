@@ -46,8 +46,8 @@ for no variant in fewer than 91 %; with 0 in 94 and 71 % (19 variants of three m
 LEAST_FLIPS = 0.03
 """No stratum is expected to have a smaller share of flips than this part of all items' share.
 
-A model of flips by lead knows nothing of what else makes items flip. Intervals of the benchmark's own flips would be too
-narrow without it, and are 3 to 10 % wider at 4 bits with it (`benchmarks/margin_sampling.py`).
+A model of flips by lead knows nothing of what else makes items flip. Intervals of the benchmark's own flips would be
+too narrow without it, and are 3 to 10 % wider at 4 bits with it (`benchmarks/margin_sampling.py`).
 """
 
 
