@@ -44,10 +44,11 @@ for no variant in fewer than 91 %; with 0 in 94 and 71 % (19 variants of three m
 """
 
 LEAST_FLIPS = 0.03
-"""No stratum is expected to have a smaller share of flips than this part of all items' share.
+"""No stratum is expected to have a smaller share of flips than this part of all items' share, or than its square.
 
-A model of flips by lead knows nothing of what else makes items flip. Intervals of the benchmark's own flips would be
-too narrow without it, and are 3 to 10 % wider at 4 bits with it (`benchmarks/margin_sampling.py`).
+A model of flips by lead knows nothing of what else makes items flip. Without this, intervals of the benchmark's own
+flips would be too narrow; with it they are 3 to 10 % wider at 4 bits. A variant with few flips shows hardly any that
+the model has not expected, therefore the square (chosen with a look at all variants of `margin_sampling.py`).
 """
 
 
@@ -214,8 +215,8 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
       The benchmark is a sample itself, and which items of it were drawn is the second phase.
 
     A stratum without an event seems to have no variance. So where values are events (-1, 0 or 1) and the design says
-    how probable a flip is in a stratum, that, or `LEAST_FLIPS` of the share of events where it is less, counts as much
-    as `PRIOR_ITEMS` items, if it makes the variance larger.
+    how probable a flip is in a stratum, that counts as much as `PRIOR_ITEMS` items, if it makes the variance larger.
+    It is at least `LEAST_FLIPS` of the share of events, or at least the square of that share where this is less.
 
     Source: Cochran, "Sampling techniques", 1977, 5A.14 (domains) and 12.2 (double sampling); Hajek, 1971.
 
@@ -237,7 +238,8 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
     squares, sums = np.bincount(codes, weights=z * z), np.bincount(codes, weights=z)
     within = np.maximum(squares - sums**2 / drawn, 0.0) / np.maximum(drawn - 1, 1)
     if design.flips is not None and np.isin(x, (-1, 0, 1)).all():
-        q, here = np.maximum(design.flips[first], LEAST_FLIPS * float(w @ x**2) / total), np.bincount(codes) / drawn
+        events, here = float(w @ x**2) / total, np.bincount(codes) / drawn
+        q = np.maximum(design.flips[first], min(LEAST_FLIPS, events) * events)
         expected = (size / drawn / total) ** 2 * q * (1 - q) * here
         shrunk = ((drawn - 1) * within + PRIOR_ITEMS * expected) / (drawn - 1 + PRIOR_ITEMS)
         within = np.maximum(within, shrunk)
