@@ -103,11 +103,6 @@ def require_tools_template(folder: Path) -> None:
         )
 
 
-def vocab_size(config: Any) -> int:
-    """Return the vocabulary size (the width of the logits) in a model's configuration."""
-    return int(config.get_text_config(decoder=True).vocab_size)
-
-
 def max_length(config: Any, tokenizer: Any) -> int:
     """Return a model's context length in tokens, from its configuration or else from its tokenizer."""
     text_config = config.get_text_config(decoder=True)

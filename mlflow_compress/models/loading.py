@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models import architectures, checkpoint_config, offloading
 from mlflow_compress.models.architectures import packed_layers
-from mlflow_compress.models.identity import max_length, stored_config, vocab_size, weights_hash
+from mlflow_compress.models.identity import max_length, stored_config, weights_hash
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
 from mlflow_compress.models.placement import BALANCED, placement
 from mlflow_compress.models.source_model import resolve_folder
@@ -60,7 +60,7 @@ class OpenedModel(ABC):
 
     @property
     def vocab_size(self) -> int:
-        return vocab_size(self.configuration())
+        return int(self.configuration().get_text_config(decoder=True).vocab_size)
 
     @property
     def max_length(self) -> int:

@@ -11,10 +11,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +158,7 @@ class StoredModel(IdentifiedModel, Protocol):
         """What decides the last bits of its numbers (see `memory_alignment.rounding_identity`)."""
 
 
-class StateWriter:
+class StateWriter(AbstractContextManager["StateWriter"]):
     """Writes a baseline's states. Use it as a context manager: the store is readable once the block ends without error.
 
     `folder` is new or empty; an unfinished store in it is overwritten. `shard_bytes` are bytes of states per shard.
@@ -178,9 +179,6 @@ class StateWriter:
         self._kind: str | None = None
         self._reason: str | None = None
         self._head_hash: str | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:

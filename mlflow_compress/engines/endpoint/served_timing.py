@@ -4,8 +4,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import Any, Self
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import httpx
 
@@ -20,7 +20,7 @@ _NEVER = -100
 _DATA, _END = "data: ", "[DONE]"
 
 
-class ServedStream:
+class ServedStream(AbstractContextManager["ServedStream"]):
     """A served model that streams what it writes. Use it as a context manager.
 
     It must take prompts as token ids, so that their length is ours.
@@ -81,9 +81,6 @@ class ServedStream:
             raise EndpointError(f"{self._model.endpoint.where} {fault}") from None
         choices = event.get("choices") or [{}]
         return len((choices[0].get("logprobs") or {}).get("tokens") or [])
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

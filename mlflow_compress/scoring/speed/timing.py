@@ -4,10 +4,10 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from mlflow_compress.errors import WorkerError
 from mlflow_compress.lifetime import as_the_user_set
@@ -77,7 +77,7 @@ class Memory:
     peak: int
 
 
-class MeasuredModel(JsonProcess):
+class MeasuredModel(JsonProcess, AbstractContextManager["MeasuredModel"]):
     """A loaded model in its runtime. Use it as a context manager: the process ends with the block.
 
     `load_seconds` runs from the imported libraries to the model that can be used. `described` is the runtime with
@@ -120,9 +120,6 @@ class MeasuredModel(JsonProcess):
         if "error" in answer:
             raise WorkerError(f"{self._call.runtime} failed with {self._call.folder}: {answer['error']}")
         return answer
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
