@@ -15,6 +15,7 @@ from mlflow_compress.kept import keeps, kept
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import ItemKey, Request
 
+_IDS = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}  # nothing else is read
 _CHUNK = 4096  # strings per tokenizer call, so that not all encodings of a long task list are in memory at once
 
 
@@ -79,13 +80,7 @@ class Encoder:
             cut = self._appended if wanted else 0
             for start in range(0, len(rows), _CHUNK):
                 chunk = rows[start : start + _CHUNK]
-                batch = self.tokenizer(
-                    [strings[i] for i in chunk],
-                    add_special_tokens=wanted,
-                    return_attention_mask=False,
-                    return_token_type_ids=False,
-                    verbose=False,
-                )["input_ids"]
+                batch = self.tokenizer([strings[i] for i in chunk], add_special_tokens=wanted, **_IDS)["input_ids"]
                 out |= {i: np.asarray(ids[: len(ids) - cut], np.int32) for i, ids in zip(chunk, batch, strict=True)}
         return [out[i] for i in range(len(strings))]
 
@@ -98,14 +93,8 @@ class Encoder:
         if not self.tokenizer.is_fast:
             return None
         prefix = self._prefix_text
-        encoded = self.tokenizer(
-            text,
-            add_special_tokens=not (prefix and text.startswith(prefix)),
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+        special = not (prefix and text.startswith(prefix))
+        encoded = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, **_IDS)
         begins = np.array([begin for begin, _ in encoded["offset_mapping"]], dtype=np.int64)
         return np.maximum(np.searchsorted(np.asarray(starts), begins, side="right") - 1, 0)
 
