@@ -2,11 +2,11 @@
 
 import ctypes
 import logging
-import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,11 +28,8 @@ def return_freed_memory() -> None:
     By default glibc learns to keep blocks of up to 32 MiB for later. Small tensors then come to lie between the weights
     that are fetched and freed, the gaps are too small for the next weight, and memory grows with every layer.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, and keep no large blocks
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+    with suppress(OSError, AttributeError):  # other C libraries keep no large blocks
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def offload_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:

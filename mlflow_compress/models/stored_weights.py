@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
@@ -32,31 +32,27 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """Return every stored tensor by name, read from the headers; a broken file is a `CheckpointError`."""
+    from huggingface_hub import parse_local_safetensors_file_metadata
+    from huggingface_hub.errors import SafetensorsParsingError
+
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
         if path.suffix == ".gguf":
             tensors |= gguf_file.read_gguf_headers(path)
             continue
-        for name, entry in _header(path).items():
+        try:
+            with safe_open(path, framework="np"):  # raises an error unless the tensors fill the file to the last byte
+                entries = parse_local_safetensors_file_metadata(path).tensors
+        except (OSError, SafetensorError, SafetensorsParsingError) as error:
+            raise CheckpointError(
+                f"The weight file is truncated, or it is not a safetensors file: {error}",
+                got=str(path),
+                fix="Copy or download it again",
+            ) from error
+        for name, entry in entries.items():
             start, end = entry.data_offsets
             tensors[name] = StoredTensor(entry.dtype, tuple(entry.shape), end - start)
     return tensors
-
-
-def _header(path: Path) -> Mapping[str, Any]:
-    """Return huggingface_hub's `TensorInfo` of every tensor."""
-    from huggingface_hub import parse_local_safetensors_file_metadata
-    from huggingface_hub.errors import SafetensorsParsingError
-
-    try:
-        with safe_open(path, framework="np"):  # raises an error unless the tensors fill the file to the last byte
-            return parse_local_safetensors_file_metadata(path).tensors
-    except (OSError, SafetensorError, SafetensorsParsingError) as error:
-        raise CheckpointError(
-            f"The weight file is truncated, or it is not a safetensors file: {error}",
-            got=str(path),
-            fix="Copy or download it again",
-        ) from error
 
 
 def sort_metadata(path: Path) -> None:
