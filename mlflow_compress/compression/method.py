@@ -218,8 +218,16 @@ class Method(ABC, Generic[S]):
 
         By default that is a `group_size` that does not divide a layer.
         """
-        if (group_size := getattr(config, "group_size", None)) is not None:
-            source.require_group_size(group_size)
+        group_size = getattr(config, "group_size", None)
+        if not isinstance(group_size, int):
+            return
+        for name, (_, in_features) in source.matrices.items():
+            if in_features % group_size:
+                raise UnsupportedError(
+                    f"Group size {group_size} does not divide the {in_features} input features of {name}",
+                    allowed="a divisor of every layer's input features, or 'channel'",
+                    got=group_size,
+                )
 
     @abstractmethod
     def compress(self, job: CompressionJob[S]) -> Logits:

@@ -207,8 +207,12 @@ def compress_model(
         taken = chosen.takes_experts(settings)
         others = () if taken or not source.experts else _taking_experts(source)
         source.require_linear(method, with_experts=taken, taking_experts=others)
-    if chosen.by_class:
-        source.require_plain(method)
+    if chosen.by_class and source.subclassed is not None:
+        raise UnsupportedError(
+            f"The library of {method!r} skips linear layers of a subclass, such as {source.subclassed}",
+            got=source.architecture,
+            fix="Use hqq, which supports them",
+        )
     with quiet(), METHODS.blaming(method):
         chosen.check_folder(source.folder)
         chosen.check(settings, source)

@@ -105,18 +105,6 @@ class SourceModel:
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"The tokenizer cannot be loaded: {error}", got=self.name) from error
 
-    def require_group_size(self, group_size: int | str) -> None:
-        """Raise `UnsupportedError` naming the first linear layer whose in_features the group size does not divide."""
-        if isinstance(group_size, str):
-            return
-        for name, (_, in_features) in self.matrices.items():
-            if in_features % group_size:
-                raise UnsupportedError(
-                    f"Group size {group_size} does not divide the {in_features} input features of {name}",
-                    allowed="a divisor of every layer's input features, or 'channel'",
-                    got=group_size,
-                )
-
     def require_linear(self, method: str, *, with_experts: bool = False, taking_experts: Sequence[str] = ()) -> None:
         """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are not in linear layers.
 
@@ -135,15 +123,6 @@ class SourceModel:
                 fix=f"Use a method that compresses experts too: {', '.join(taking_experts)}"
                 if taking_experts
                 else "Use a cast, or give a checkpoint made elsewhere (method=checkpoint)",
-            )
-
-    def require_plain(self, method: str) -> None:
-        """Raise `UnsupportedError` where a linear layer is of a subclass, which the method's library does not know."""
-        if self.subclassed is not None:
-            raise UnsupportedError(
-                f"The library of {method!r} skips linear layers of a subclass, such as {self.subclassed}",
-                got=self.architecture,
-                fix="Use hqq, which supports them",
             )
 
 

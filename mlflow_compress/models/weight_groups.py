@@ -67,8 +67,12 @@ def weight_groups(model: Any) -> list[WeightGroup]:
         group = _group_of(model, name, layers[0] if layers else None)
         there = groups.get(group.name)
         groups[group.name] = group if there is None else replace(there, modules=(*there.modules, name))
-    if (tied := tied_groups(model, list(groups.values()))) is not None:
-        first, second = tied
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is not None and head.weight is embeddings.weight:
+        first, second = (
+            next(group for group in groups.values() if any(model.get_submodule(n) is end for n in group.modules))
+            for end in (embeddings, head)
+        )
         groups = {k: g for k, g in groups.items() if g is not second}
         groups[first.name] = first.joined(second)
     return list(groups.values())
@@ -85,17 +89,6 @@ def swap_units(model: Any) -> Iterator[str]:
             yield name
         elif any(True for _ in module.parameters(recurse=False)) and not any(True for _ in module.children()):
             yield name
-
-
-def tied_groups(model: Any, groups: list[WeightGroup]) -> tuple[WeightGroup, WeightGroup] | None:
-    """Return the groups of the input and the output embeddings if they share their weight."""
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None or head.weight is not embeddings.weight:
-        return None
-    owners = [
-        next(g for g in groups if any(model.get_submodule(n) is m for n in g.modules)) for m in (embeddings, head)
-    ]
-    return owners[0], owners[1]
 
 
 def _group_of(model: Any, name: str, layers: str | None) -> WeightGroup:

@@ -48,7 +48,11 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> Logit
         distances["same_top"] = most_probable(baseline, sums.base_maxima).cpu() == argmax
         tops = top_tokens(baseline, sums.base_maxima), top_tokens(logits, sums.maxima)
         distances["top10"], distances["rbo10"] = top_token_overlap(*tops)
-    return LogitStats(sums.log_normaliser, argmax, _entropies(logits, sums), distances)
+    entropies = sums.entropy
+    for row in torch.nonzero(~entropies.isfinite())[:, 0].tolist():
+        p = torch.softmax(logits[row].double(), dim=0)
+        entropies[row] = -torch.special.xlogy(p, p).sum()  # a token of probability 0 adds 0
+    return LogitStats(sums.log_normaliser, argmax, entropies, distances)
 
 
 def load_loops() -> None:
@@ -111,15 +115,6 @@ def _unsure(distances: Tensor, width: int) -> Iterator[Tensor]:
     n_rows = max(1, _STABLE_ELEMENTS // width)
     for start in range(0, len(unsure), n_rows):
         yield unsure[start : start + n_rows]
-
-
-def _entropies(logits: Tensor, sums: RowStats) -> Tensor:
-    """Return the entropies; a token of probability 0 adds 0."""
-    entropies = sums.entropy
-    for row in torch.nonzero(~entropies.isfinite())[:, 0].tolist():
-        p = torch.softmax(logits[row].double(), dim=0)
-        entropies[row] = -torch.special.xlogy(p, p).sum()
-    return entropies
 
 
 def _distances(logits: Tensor, baseline: Tensor, sums: RowStats) -> dict[str, Tensor]:
