@@ -121,15 +121,6 @@ def _in_words_of_the_caller(error: errors.MlflowCompressError) -> str:
     return str(error).replace(error.fix, fix) if error.fix else str(error)
 
 
-def _reject(error: errors.MlflowCompressError) -> None:
-    """Let the run that `mlflow run` has made for this process fail, where the command ended before it took that run."""
-    if "MLFLOW_RUN_ID" not in os.environ or isinstance(error, errors.TrackingError):
-        return
-    from mlflow_compress.tracking.tracker import Tracker
-
-    Tracker().reject(error)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: see `_EXIT`; 130 says that it was interrupted."""
     lifetime.raise_on_signals()
@@ -153,31 +144,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer, exit_code = _answer(known, extra)
         print(answer, flush=True)
         return exit_code
-    except errors.MlflowCompressError as error:
-        if isinstance(error, errors.StageError | errors.SweepError) and error.published is not None:
-            print(f"{error.published.as_text()}\n", flush=True)
-        error = errors.machine_fault(error) or error  # before a run was open
-        print(f"mlflow-compress: {_in_words_of_the_caller(error)}", file=sys.stderr)
-        _reject(error)
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as raised:
+        if isinstance(raised, errors.StageError | errors.SweepError) and raised.published is not None:
+            print(f"{raised.published.as_text()}\n", flush=True)
+        error = errors.machine_fault(raised) or raised  # before a run was open, or after it was closed
+        if isinstance(error, errors.MlflowCompressError):
+            print(f"mlflow-compress: {_in_words_of_the_caller(error)}", file=sys.stderr)
+            # Let the run that `mlflow run` has made for this process fail, where the command ended before it took it.
+            if "MLFLOW_RUN_ID" in os.environ and not isinstance(error, errors.TrackingError):
+                from mlflow_compress.tracking.tracker import Tracker
+
+                Tracker().reject(error)
+        elif is_stage():
+            traceback.print_exc()
+        else:
+            raise
         if isinstance(error, errors.StoreAwayError):
             return lifetime.STORE_AWAY
         if is_stage() and errors.breaks_off(error):
             return lifetime.BROKE_OFF
         return 2 if isinstance(error, errors.ConfigError) else 1
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception as error:  # before a run was open, or after it was closed
-        fault = errors.machine_fault(error)
-        if fault is not None:
-            print(f"mlflow-compress: {fault}", file=sys.stderr)
-            _reject(fault)
-        elif is_stage():
-            traceback.print_exc()
-        else:
-            raise
-        return lifetime.BROKE_OFF if is_stage() else 1
     except KeyboardInterrupt as interrupt:
         return lifetime.exit_code(interrupt)
 

@@ -81,7 +81,6 @@ class Diagnosis(Tabular):
         return diagnosis_sentence(self.name, self.found)
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per group of weights, in the model's order."""
         return [group_row(group) for group in self.found.groups]
 
     def table(self) -> Table:

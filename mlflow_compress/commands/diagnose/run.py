@@ -148,13 +148,9 @@ def diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
         sums[group.kind] += group.kl.value
     largest = sorted(sums.items(), key=lambda item: -item[1])[:_MOST_KINDS]
     values |= {f"kl_of_kind/{kind.replace('+', '_')}": kl for kind, kl in largest}
-    values |= {f"kl_at/{_key(result.category)}": result.value for result in diagnosis.positions}
-    values |= {f"kl_of_class/{_key(result.category)}": result.value for result in diagnosis.classes}
+    for kind, found in (("kl_at", diagnosis.positions), ("kl_of_class", diagnosis.classes)):
+        values |= {f"{kind}/{str(one.category).replace(' ', '_')}": one.value for one in found}
     return {f"{PREFIX}/{name}": value for name, value in values.items()}
-
-
-def _key(category: str | None) -> str:
-    return str(category).replace(" ", "_")
 
 
 RECIPE = "recipe"  # artifact folder

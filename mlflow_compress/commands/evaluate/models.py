@@ -2,8 +2,8 @@
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,15 @@ def recognised_in(folder: Path, model: EngineModel) -> None:
     atomic.write(file, json.dumps(facts).encode())
 
 
-@contextmanager
-def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = None) -> Iterator[Any]:
-    """Within this block the engine of the parameters runs: see `Engine.started`. Blocks share it."""
+def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = None) -> AbstractContextManager[Any]:
+    """Return a block within which the engine of the parameters runs: see `Engine.started`. Blocks share it."""
     engine = engine_of_files(running.engine)
     if engine.abilities.places_itself and source.device == BALANCED:
         raise ConfigError(
             f"Models are placed by engine={running.engine} itself", got="device=balanced", fix="Use engine=local"
         )
     on_gpu = {"auto": None, "cpu": False, "cuda": True}.get(source.device)
-    with engine.started(running, on_gpu=on_gpu, workers=workers) as yielded:
-        yield yielded
+    return engine.started(running, on_gpu=on_gpu, workers=workers)
 
 
 def cores_shared_out(running: EngineConfig, source: SourceConfig) -> AbstractContextManager[None]:
@@ -121,14 +119,12 @@ class OneLoaded:
         self._model: EngineModel | None = None
 
     def __call__(self, model: EngineModel) -> Any:
-        """Return the model with its weights loaded; without loading it again where it is the last one."""
         if self._model is not model:
             self.free()
             self._loaded, self._model = model.load(), model
         return self._loaded
 
     def free(self) -> None:
-        """Let go of the model."""
         self._loaded = self._model = None
         gc.collect()  # modules have reference cycles: without this, two models would be in memory
 

@@ -150,10 +150,6 @@ def run_model(
     )
 
 
-SECTION = "harness"  # chart section of the metrics that lm-evaluation-harness's code computes
-TABLE = "harness.json"
-
-
 def log_harness_metrics(
     run: OpenRun, suite: Suite, outputs: ModelOutputs, *, baseline: RunRecords | None = None
 ) -> None:
@@ -164,11 +160,7 @@ def log_harness_metrics(
         return
     tasks_and_groups = {task.name for task in suite.tasks} | {group.name for group in suite.averages}
     run.log_values(
-        {
-            f"{SECTION}/{metric.name}/{metric.part}": metric.value
-            for metric in metrics
-            if metric.part in tasks_and_groups
-        }
+        {f"harness/{metric.name}/{metric.part}": metric.value for metric in metrics if metric.part in tasks_and_groups}
     )
     of_baseline = (
         {(metric.part, metric.name): metric.value for metric in suite.harness_metrics(baseline)} if baseline else {}
@@ -184,4 +176,4 @@ def log_harness_metrics(
         }
         for metric in metrics
     ]
-    run.log_json(rows, TABLE)
+    run.log_json(rows, "harness.json")

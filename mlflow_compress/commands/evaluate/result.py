@@ -66,7 +66,6 @@ class Measurement(Tabular):
         return (table if table.rows else super().table()).filled()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the records as plain values, ready for JSON."""
         return {
             "name": self.name,
             "results": self.to_rows(),
@@ -132,7 +131,7 @@ class Evaluation(Measurement):
         from mlflow_compress.decide.gates import gate_values
         from mlflow_compress.decide.promotion import lacking_shares
 
-        values = {name: result.value for name, result in self.pooled.items()} | gate_values(self.pooled)
+        values = self.metrics | gate_values(self.pooled)
         checks = [check for gate in standard_gates(**bounds) for check in gate.checks(values)]
         shares = {} if self.account is None else self.account.values()
         wrong = lacking_shares(Requirements(), shares) if shares else []
@@ -142,7 +141,6 @@ class Evaluation(Measurement):
 
     @property
     def summary(self) -> str:
-        """The verdict, or what the numbers are of where there is no baseline."""
         return self.verdict or f"{self.name}: no baseline to compare with"
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +149,6 @@ class Evaluation(Measurement):
         return {**super().to_dict(), **{name: getattr(self, name) for name in own}, **account}
 
     def as_text(self) -> str:
-        """Return the verdict, and where the records came from."""
         source = "found in the store" if self.baseline_found else "evaluated now"
         account = [] if self.account is None else [self.account.sentence]
         lines = [self.summary, *account, f"Baseline run {self.baseline_run_id} ({source})."]
@@ -171,7 +168,6 @@ class AnswerEvaluation(Measurement):
 
     @property
     def summary(self) -> str:
-        """The values of the headline table, in one line, and what was left out."""
         from mlflow_compress.reporting.tables import result_text
 
         rows = [(key.label, self.pooled[key.name]) for key in headline_keys() if key.name in self.pooled]
@@ -179,12 +175,10 @@ class AnswerEvaluation(Measurement):
         return f"{self.name}: {values or 'nothing was computed'}{f'. {self.skipped}' if self.skipped else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the texts as plain values, ready for JSON."""
         own = {"baseline": self.baseline, "skipped": self.skipped, "account": dict(self.account)}
         return {**super().to_dict(), **own}
 
     def as_text(self) -> str:
-        """Return how many judgments there are, the values with their intervals, what they took, what was left out."""
         from mlflow_compress.reporting.answers_page import account_rows
         from mlflow_compress.reporting.headline import footnotes
         from mlflow_compress.reporting.html import value_table

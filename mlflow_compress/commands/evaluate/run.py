@@ -1,7 +1,7 @@
 """The evaluate stage: scores the variant on the same items as its baseline and computes every distance."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
@@ -43,7 +43,6 @@ from mlflow_compress.tracking.run_names import ACCOUNT, FACTS, NOISE, RECORDS
 from mlflow_compress.tracking.store import OpenRun, Store
 
 _ALL = "Leave it out, or set items=all"
-_SHOWN = "shown"  # sub-folder of unfinished work: the variant's first pass, where it is asked twice
 
 
 def readable(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
@@ -113,11 +112,8 @@ def evaluate_variant(
         models.recognised_in(resume, variant)
         states, loaded = states_for(baseline, base, variant), variant.load()
         sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
-        with ExitStack() as stack:
-            own = resume / _SHOWN
-            capture = None
-            if asked_twice and suite.is_scored:
-                capture = stack.enter_context(variant.capture(own, loaded))
+        own = resume / "shown"  # the variant's first pass, where it is asked twice
+        with variant.capture(own, loaded) if asked_twice and suite.is_scored else nullcontext() as capture:
             if config.sampling.size is None:
                 scorer = variant.listing(item_keys(sample)).scorer(loaded)
                 outputs = run_model(scorer, suite, capture=capture, baseline=states, resume=resume)

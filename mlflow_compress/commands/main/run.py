@@ -193,26 +193,6 @@ def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collect
     return parse(MainConfig, {**stored, **given})
 
 
-def _copy_from_children(stages: Stages) -> None:
-    """Copy tags and resolved parameters from the stages' runs to the main run."""
-    client, run, served = stages.tracker.client, stages.run, stages.served
-    what = str(stages.facts["weights"]) if served is not None else Path(stages.checkpoint).name
-    run.set_tags(
-        {
-            run_names.EVALUATION: stages.evaluation,
-            run_names.BASELINE_RUN: stages.baseline_run,
-            run_names.VARIANT_KEY: variant_key(stages.config, what, stages.evaluation),
-        }
-    )
-    if served is not None:
-        known = {**served, run_names.EVALUATE_RUN: stages.evaluate}
-        run.set_tags({name: known[name] for name in run_names.SERVED})
-    unknown = [name for name, value in as_text(stages.config).items() if value == AUTO]
-    for child in stages.children.values():
-        params = client.get_run(child).data.params
-        run.log_params({name: params[name] for name in unknown if params.get(name, AUTO) != AUTO})
-
-
 def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> VariantRun:
     """Compress, evaluate and judge one variant, in forks of an interpreter, and return the results.
 
@@ -330,7 +310,17 @@ def run_variant(
         stages = Stages(config, tracker, run, label, variant, children=dict(finished))
         stages.run_all(start, Progress(tracker, label, say), beside)
         say("[publish] draws figures, writes the report and logs the model")
-        _copy_from_children(stages)
+        served, evaluation = stages.served, stages.evaluation
+        what = str(stages.facts["weights"]) if served is not None else Path(stages.checkpoint).name
+        known_now = {run_names.EVALUATION: evaluation, run_names.BASELINE_RUN: stages.baseline_run}
+        run.set_tags({**known_now, run_names.VARIANT_KEY: variant_key(config, what, evaluation)})
+        if served is not None:
+            facts = {**served, run_names.EVALUATE_RUN: stages.evaluate}
+            run.set_tags({name: facts[name] for name in run_names.SERVED})
+        unknown = [name for name, value in as_text(config).items() if value == AUTO]
+        for child in stages.children.values():
+            params = tracker.client.get_run(child).data.params
+            run.log_params({name: params[name] for name in unknown if params.get(name, AUTO) != AUTO})
         # Imported here, because matplotlib takes a second to import and is not needed when a stage fails.
         from mlflow_compress.commands.main.summary import publish
 

@@ -120,7 +120,6 @@ class Progress:
         self._past: dict[str, list[float]] = {}  # seconds of earlier runs, by stage
 
     def begin(self, stage: str, number: int, total: int, *, later: Sequence[str] = (), when: str = "") -> None:
-        """Print that a stage begins, and which come after it."""
         left, seconds = [self._seconds(one) for one in later], self._seconds(stage)
         known = f": {about(sum(map(statistics.median, left)))}" if left and all(left) else ""
         then = f"; then {', '.join(later)}{known}" if later else ""
@@ -210,7 +209,6 @@ class Stages:
 
     @property
     def evaluate(self) -> str:
-        """The run id of the evaluate stage."""
         return self.children["evaluate"]
 
     @cached_property
@@ -250,7 +248,6 @@ class Stages:
 
     @cached_property
     def manifest(self) -> CheckpointManifest | None:
-        """The checkpoint's manifest; None of a served one."""
         return None if self.config.is_served else read_manifest(self.checkpoint)
 
     @cached_property

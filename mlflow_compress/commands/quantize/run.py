@@ -104,13 +104,12 @@ def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: Calibr
 
 def new_checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source: Path, texts: list[str]) -> Path:
     """Return the checkpoint's folder. Its name ends in a digest of everything that decides the checkpoint's bytes."""
-    method_fingerprint = METHODS.get(config.compression.method).fingerprint(settings)
     fingerprinted = [
         config.compression.method,
         settings.settings(),
         texts,
         kept(("weights", source), lambda: hash_weights(source)[1]),
-        method_fingerprint,
+        METHODS.get(config.compression.method).fingerprint(settings),
         __version__,
     ]
     digest = hashlib.sha256(json.dumps(fingerprinted, sort_keys=True).encode()).hexdigest()[:8]

@@ -89,7 +89,6 @@ class Tabular(ABC):
         return pa.Table.from_pylist([dict(row) for row in self.frame_rows()])
 
     def __repr__(self) -> str:
-        """Return the sentence and the first rows."""
         lines = self.table().lines()
         cut = [line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…" for line in lines[:_MOST_LINES]]
         more = [f"({len(lines) - _MOST_LINES} more rows: to_pandas() has all)"] if len(lines) > _MOST_LINES else []
@@ -110,7 +109,6 @@ class ScoredVariants(Tabular):
         """Every variant with its values."""
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per variant, with a value for each column of the scoreboard; None where it is missing."""
         return [
             {
                 "variant": row.name,
@@ -129,7 +127,6 @@ class ScoredVariants(Tabular):
         return scoreboard_table(self.scores)
 
     def frame_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return the scoreboard's numbers under their labels, with the ends of their intervals."""
         from mlflow_compress.reporting.scoreboard_text import scoreboard_frame
 
         return scoreboard_frame(self.scores)
@@ -174,11 +171,9 @@ class Listing(Tabular):
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the rows by name."""
         return {row[0]: dict(zip(self.columns[1:], row[1:], strict=True)) for row in self.rows}
 
     def as_text(self) -> str:
-        """Return the name of each, and below it its other cells, in lines of at most 120 characters."""
         lines = []
         for row in self.to_rows():
             name, about = row[self.columns[0]], row.get(ABOUT)

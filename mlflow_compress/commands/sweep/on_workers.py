@@ -44,7 +44,6 @@ class SweepPlace:
 
     @classmethod
     def of(cls, tracker: Tracker, parent: str, *, judge: bool) -> "SweepPlace":
-        """Return the place of a sweep that runs in this process."""
         return cls(
             parent=parent,
             experiment_id=tracker.experiment_id,
@@ -72,7 +71,6 @@ class VariantWorker(ClusterWorker):
     def make_variant(
         self, variant: PreparedVariant, place: SweepPlace, number: int, keeper: Any, wait: bool
     ) -> MadeVariant | None:
-        """Make a variant with the models in this process (see `make_variant.make_variant`)."""
         self.release()
         if not self._begun:
             os.environ.update({**_QUIET, "MLFLOW_TRACKING_URI": place.uri, HOME: place.home})

@@ -40,7 +40,6 @@ class SweepPlan(Tabular):
 
     @property
     def to_do(self) -> tuple[PlannedVariant, ...]:
-        """The variants that no finished run holds."""
         return tuple(variant for variant in self.variants if variant.finished_run is None)
 
     @property
@@ -57,7 +56,6 @@ class SweepPlan(Tabular):
 
     @property
     def summary(self) -> str:
-        """How many variants there are, and how many of them are finished."""
         n, done = len(self.variants), len(self.variants) - len(self.to_do)
         n_left = len(self.left_out)
         words = "combination is" if n_left == 1 else "combinations are"
@@ -66,34 +64,28 @@ class SweepPlan(Tabular):
         return f"{n} {'variant' if n == 1 else 'variants'} of {self.baseline}{finished}{left}"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return one row per variant."""
         return [asdict(variant) for variant in self.variants]
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "seconds": self.seconds, "disk_bytes": self.disk_bytes}
 
     def as_text(self) -> str:
-        """Return one line per variant, then the sums, then the combinations that are not made."""
         columns = [Column("variant", left=True), Column("time"), Column("size")]
         lines = [f"{self.summary}; evaluation {self.evaluation[:8]}", ""]
-        lines += Table(columns=columns, rows=[_row(self, variant) for variant in self.variants]).lines(ruled=False)
-        lines += ["", *_sums(self)]
+        rows = []
+        for variant in self.variants:
+            time = "unknown" if variant.seconds is None else about(variant.seconds)
+            size = bytes_text(int(self.base_size_bytes if variant.size_bytes is None else variant.size_bytes))
+            on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}"
+            finished = variant.finished_run
+            shown = time if finished is None else f"finished, run {finished[:8]}"
+            rows.append((variant.name, shown, on_disk if variant.size_bytes != 0 else "served"))
+        lines += [*Table(columns=columns, rows=rows).lines(ruled=False), "", *_sums(self)]
         lines += (
             [f"Made once, because no calibration text is read: {', '.join(self.made_once)}."] if self.made_once else []
         )
         not_made = [f"- {name}: {why}" for name, why in self.left_out.items()]
         return "\n".join([*lines, *(["", "Not made:", *not_made] if not_made else [])])
-
-
-def _row(plan: SweepPlan, variant: PlannedVariant) -> tuple[str, str, str]:
-    time = "unknown" if variant.seconds is None else about(variant.seconds)
-    size = bytes_text(int(plan.base_size_bytes if variant.size_bytes is None else variant.size_bytes))
-    on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}" if variant.size_bytes != 0 else "served"
-    return (
-        variant.name,
-        time if variant.finished_run is None else f"finished, run {variant.finished_run[:8]}",
-        on_disk,
-    )
 
 
 def _sums(plan: SweepPlan) -> list[str]:
@@ -160,7 +152,6 @@ class Sweep(ScoredVariants):
         return self.scoreboard
 
     def to_dict(self) -> dict[str, Any]:
-        """Return scoreboard and plan as plain values, ready for JSON."""
         return {
             "scoreboard": self.scoreboard.to_dict(),
             "plan": self.plan.to_dict(),
@@ -169,7 +160,6 @@ class Sweep(ScoredVariants):
         }
 
     def as_text(self) -> str:
-        """Return what was found, the scoreboard, where to look, what to choose, and the page."""
         from mlflow_compress.reporting.scoreboard_text import wrapped
 
         chosen = [*wrapped(self.choice), f"Page: {self.page}"] if self.page else []
