@@ -13,6 +13,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlflow_compress import errors, lifetime
@@ -34,10 +35,6 @@ CONFIG_HELP = "YAML file with more parameters, by the names of this command; wha
 
 
 _NEW_OBJECTS = 10_000  # before garbage is looked for; by default 700, and then it takes a fifth of the imports' time
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -237,7 +234,7 @@ def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
     command = COMMANDS.get(known.command)
     values: dict[str, Any] = _parameters(known, extra)
     as_json = values.pop("json", False)
-    with shown_progress(_say) as progress:
+    with shown_progress(partial(print, file=sys.stderr, flush=True)) as progress:
         result = command.function(**({"progress": progress} if command.tells else {}), **values)
     if as_json:
         return json.dumps(result.to_dict(), allow_nan=False), 0

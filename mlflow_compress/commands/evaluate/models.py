@@ -30,14 +30,13 @@ from mlflow_compress.tracking.run_names import FACTS
 
 def recognised_in(folder: Path, model: EngineModel) -> None:
     """Write down who serves a model into a folder of unfinished work, or check that the same still answers."""
-    facts = model.facts()
-    if facts is None:
+    if (facts := model.facts()) is None:  # its weights have a hash
         return
     file = folder / f"{model.weights[:16]}-{FACTS}"
     if file.is_file():
         model.recognise(read_json_object(file))
-        return
-    atomic.write(file, json.dumps(facts).encode())
+    else:
+        atomic.write(file, json.dumps(facts).encode())
 
 
 def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = None) -> AbstractContextManager[Any]:

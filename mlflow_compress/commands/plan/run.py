@@ -125,15 +125,10 @@ class CostPlan(Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedWork:
-    """Answers that are written token by token: the work, the longest answer in tokens, and their number."""
+    """Answers that are written token by token."""
 
-    work: Workload
-    new_tokens: int
-    answers: int
-
-    @classmethod
-    def of(cls, prompts: list[int], new_tokens: int) -> "GeneratedWork":
-        return cls(work=generation_workload(prompts, new_tokens), new_tokens=new_tokens, answers=len(prompts))
+    prompts: list[int]  # Tokens of the prompt of each
+    new_tokens: int  # Of the longest answer
 
 
 def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows: int) -> Workload:
@@ -171,8 +166,8 @@ def instruction_answers(
             length += longest + len(tokenizer(turn)["input_ids"])
             later.append(length)
     samples = firsts * config.answers.num_samples
-    graded = GeneratedWork.of(firsts + later, longest)
-    return graded, GeneratedWork.of(samples, config.answers.max_new_tokens)
+    graded = GeneratedWork(prompts=firsts + later, new_tokens=longest)
+    return graded, GeneratedWork(prompts=samples, new_tokens=config.answers.max_new_tokens)
 
 
 _FREE = 0.9  # share of a device's memory that a model and its work may take
@@ -249,15 +244,16 @@ class StageCosts:
         work, operations = scored, formulas.scoring_operations(self.shape, scored, heads=heads)
         computing = operations / self.machine.flops
         for part in answers:
-            work += part.work
-            operations += formulas.scoring_operations(self.shape, part.work)
+            written_work = generation_workload(part.prompts, part.new_tokens)
+            work += written_work
+            operations += formulas.scoring_operations(self.shape, written_work)
             computing += formulas.answer_seconds(
                 self.shape,
-                part.work,
+                written_work,
                 number_bytes=self.number_bytes,
                 batch=GenerationConfig(max_new_tokens=part.new_tokens).batch_rows,
                 new_tokens=part.new_tokens,
-                answers=part.answers,
+                answers=len(part.prompts),
                 machine=self.machine,
             )
         memory = self._memory(work, heads=heads, captures=captures)
@@ -340,7 +336,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
             lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
             # The baseline draws a second time as many: counted for all, so that no plan is too small.
             lengths *= 1 + 2 * task.answering.samples
-            written.append(GeneratedWork.of(lengths, task.answering.max_new_tokens))
+            written.append(GeneratedWork(prompts=lengths, new_tokens=task.answering.max_new_tokens))
     costs = StageCosts(
         config,
         shape,

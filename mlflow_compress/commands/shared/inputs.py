@@ -247,10 +247,8 @@ def check_named(config: Parameters) -> None:
 
 def task_settings(config: EvaluateConfig) -> TaskSettings:
     """Return how items are drawn and shown: the parameters of the same names, with "" for a text that is not given."""
-    values = config.values()
-    named = {field.name: values[field.name] for field in fields(TaskSettings)}
-    given: dict[str, Any] = {name: "" if value is None else value for name, value in named.items()}
-    return TaskSettings(**given)
+    values: dict[str, Any] = {name: "" if value is None else value for name, value in config.values().items()}
+    return TaskSettings(**{field.name: values[field.name] for field in fields(TaskSettings)})
 
 
 def suite_of(config: EvaluateConfig) -> Suite:

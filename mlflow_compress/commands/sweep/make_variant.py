@@ -136,7 +136,6 @@ def in_process(
     tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun, *, say: Callable[[str], None]
 ) -> str:
     """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
-
     told = {"say": say} if stage == "judge" else {}
     try:
         return run_stage_here(tracker, stage, lambda: _RUNS[stage](config, tracker, **told), parent=parent)
