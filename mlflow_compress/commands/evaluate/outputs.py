@@ -80,7 +80,7 @@ def _answers(
     return Generations.from_rows(rows) if rows else None, cut
 
 
-def _texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, int | None, tuple[int, ...]]]:
+def scored_texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Traces, int | None, tuple[int, ...]]]:
     """Iterate over name, text, most tokens and beginnings of documents of everything whose every token is scored."""
     for corpus in suite.corpora:
         if isinstance(corpus, Corpus):
@@ -119,7 +119,7 @@ def run_model(
     again = Counter(report.asked_again if report is not None else {})
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
-    for name, text, most, starts in _texts(suite):
+    for name, text, most, starts in scored_texts(suite):
         found, moved = scorer.score_corpus(
             name,
             text,

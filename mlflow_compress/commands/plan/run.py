@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mlflow_compress.commands.evaluate.baseline import noise_sample
-from mlflow_compress.commands.evaluate.outputs import WINDOW
+from mlflow_compress.commands.evaluate.outputs import WINDOW, scored_texts
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.answers import graded_tokens
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -137,15 +137,11 @@ def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows:
     sequences = [e.inputs for e in encoded]
     plan = plan_packs(sequences, [len(e.targets) for e in encoded], batch_tokens=batch_tokens)
     work = workload(plan, sum(map(len, sequences)), head_rows)
-    texts: list[tuple[Any, int | None]] = []
-    for corpus in suite.corpora:
-        if isinstance(corpus, TraceCorpus):
-            raise ConfigError(
-                "The baseline writes this corpus, so its work is not known before", got=corpus.name, fix="Leave it out"
-            )
-        texts.append((corpus.text, corpus.max_tokens))
-    texts += [(task.documents, None) for task in suite.tasks if task.documents]
-    for text, most in texts:
+    if written := [corpus.name for corpus in suite.corpora if isinstance(corpus, TraceCorpus)]:
+        raise ConfigError(
+            "The baseline writes this corpus, so its work is not known before", got=written[0], fix="Leave it out"
+        )
+    for _, text, most, _ in scored_texts(suite):
         windows, _ = cut(encoder, text, window=WINDOW, max_tokens=most).plan(batch_tokens)
         work += workload(windows, windows.n_tokens, head_rows)
     return work
