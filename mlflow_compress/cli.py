@@ -118,6 +118,14 @@ def _in_words_of_the_caller(error: errors.MlflowCompressError) -> str:
     return str(error).replace(error.fix, fix) if error.fix else str(error)
 
 
+def _reject(error: errors.MlflowCompressError) -> None:
+    """Let the run that `mlflow run` has made for this process fail, where the command ended before it took that run."""
+    if "MLFLOW_RUN_ID" in os.environ and not isinstance(error, errors.TrackingError):
+        from mlflow_compress.tracking.tracker import Tracker
+
+        Tracker().reject(error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: see `_EXIT`; 130 says that it was interrupted."""
     lifetime.raise_on_signals()
@@ -151,11 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         error = errors.machine_fault(raised) or raised  # before a run was open, or after it was closed
         if isinstance(error, errors.MlflowCompressError):
             print(f"mlflow-compress: {_in_words_of_the_caller(error)}", file=sys.stderr)
-            # Let the run that `mlflow run` has made for this process fail, where the command ended before it took it.
-            if "MLFLOW_RUN_ID" in os.environ and not isinstance(error, errors.TrackingError):
-                from mlflow_compress.tracking.tracker import Tracker
-
-                Tracker().reject(error)
+            _reject(error)
         elif is_stage():
             traceback.print_exc()
         else:
