@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import files as atomic
+from mlflow_compress.commands.command import Say
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -21,6 +22,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.records import ItemKey, RunRecords
 from mlflow_compress.scoring.child_process import passes_in_forks
@@ -99,6 +101,17 @@ def open_variant(config: EvaluateConfig | JudgeConfig, base: EngineModel) -> Eng
     reader = base if config.served.tokenizer is None else _reader(config)
     names = {"parameter": "checkpoint", "name_parameter": "served_model"}
     return _opened(str(config.checkpoint), config, name=str(config.served.served_model), reader=reader, **names)
+
+
+def open_both(config: EvaluateConfig | JudgeConfig, say: Say) -> tuple[EngineModel, EngineModel]:
+    """Return baseline and variant without their weights; `say` is told what a person should know of them."""
+    base = open_baseline(config)
+    variant = open_variant(config, base)
+    for model in (base, variant):
+        if about := model.about():
+            say(about)
+    check_same_tokenizer(base, variant)
+    return base, variant
 
 
 def _reader(config: EvaluateConfig | JudgeConfig) -> LocalModel:

@@ -33,7 +33,6 @@ from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import compute_all, unmet
-from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table
 from mlflow_compress.reporting.verdict import verdict, worst_slice
@@ -71,12 +70,7 @@ def evaluate_variant(
     The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
     `until_finished` is closed, so that an interrupted run can resume.
     """
-    base = models.open_baseline(config)
-    variant = models.open_variant(config, base)
-    for model in (base, variant):
-        if about := model.about():
-            say(about)
-    check_same_tokenizer(base, variant)
+    base, variant = models.open_both(config, say)
     asked_twice = not variant.abilities.repeats
     if config.sampling.size is not None:
         if asked_twice:

@@ -43,7 +43,6 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.sequential import ItemGroups, Verdict, decide_checks, random_order
-from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.records import ItemKey, MetricResult, RunRecords
 from mlflow_compress.reporting.headline import for_users
 from mlflow_compress.reporting.tables import Table, escape_markdown
@@ -491,12 +490,7 @@ def run_gate(
     _check_served(made, policy)
     store = store if store is not None else Tracker(config.experiment)
     label = baseline_label(evaluation)
-    base = models.open_baseline(evaluation)
-    variant = models.open_variant(evaluation, base)
-    for model in (base, variant):
-        if about := model.about():
-            progress(about)
-    check_same_tokenizer(base, variant)
+    base, variant = models.open_both(evaluation, progress)
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
     tags |= {**(asked_by or {}), run_names.POLICY: policy.sha256}
     with (

@@ -4,13 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from mlflow_compress.commands.command import Say, silent
-from mlflow_compress.commands.evaluate.models import (
-    OneLoaded,
-    cores_shared_out,
-    engine_started,
-    open_baseline,
-    open_variant,
-)
+from mlflow_compress.commands.evaluate.models import OneLoaded, cores_shared_out, engine_started, open_both
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
 from mlflow_compress.commands.judge.answers import SAMPLES, AnswerRuns, graded_tokens
 from mlflow_compress.commands.judge.answers_artifact import write_answers
@@ -27,7 +21,6 @@ from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
 from mlflow_compress.metrics.core import metric_inputs, metric_registry
 from mlflow_compress.metrics.text import authors_layer
-from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.source_model import resolve_folder
 from mlflow_compress.records import AnswerFeedback, Embeddings, Generations, JudgedAnswer, Judgments, RunRecords
 from mlflow_compress.reporting.answers_page import account_text
@@ -109,24 +102,19 @@ def judge(
             folder = embedded_folder() if named == EMBEDDED else resolve_folder(named)
             bertscore_model = str(folder), authors_layer(named, folder)
     settings = metric_inputs.MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
-    base = open_baseline(config)
-    models = base, open_variant(config, base)
-    for model in models:
-        if about := model.about():
-            say(about)
-    check_same_tokenizer(*models)
+    base, compressed = open_both(config, say)
     runs, greedy = AnswerRuns(config, store, instructions, base, OneLoaded()), {}
-    baseline_run, baseline, again = runs.baseline(before=models[1].try_out)
+    baseline_run, baseline, again = runs.baseline(before=compressed.try_out)
     greedily = [name for name in judges if JUDGES.get(name).greedy]
     decoded, left_out = None, ""
-    if not all(model.abilities.whole_distributions for model in models):
+    if not (base.abilities.whole_distributions and compressed.abilities.whole_distributions):
         judges = {name: opened for name, opened in judges.items() if name not in greedily}
         left_out = ", ".join(f"{name}: a server shows no whole distributions" for name in greedily)
     elif greedily:
         decoded = runs.baseline_greedy()
-    answers_run, fresh, variant = runs.variant(run, models[1])
+    answers_run, fresh, variant = runs.variant(run, compressed)
     if decoded is not None:
-        greedy = {"baseline": decoded[1], "variant": runs.variant_greedy(run, models[1], decoded)}
+        greedy = {"baseline": decoded[1], "variant": runs.variant_greedy(run, compressed, decoded)}
     runs.load.free()
     spending = spending_of(config.judging)
     estimates: list[str] = []
@@ -171,8 +159,8 @@ def judge(
     run.log_params(
         {
             **{name: value for one in judged.values() for name, value in one.parameters.items()},
-            "judge_max_tokens": graded_tokens(config.answers, models[1].max_length),
-            "device": models[1].device.type,
+            "judge_max_tokens": graded_tokens(config.answers, compressed.max_length),
+            "device": compressed.device.type,
         }
     )
     account: dict[str, float] = defaultdict(int)  # values of one name are added up
