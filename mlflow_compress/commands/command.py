@@ -149,10 +149,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
                 )
                 values[name] = fspath(made)
     config = _with_traces(absolute_paths(parse(cls, values)), store)
-    _refuse_early(config)
-    run_ids = _run_ids(config)
-    if store is None:
-        require_runs(run_ids)
+    _refuse_early(config, store)
     named = {*values, *(read_file(Path(str(values["config"]))) if values.get("config", NONE) != NONE else ())}
     if "model" in parameters(cls) and "checkpoint" in parameters(cls) and "model" not in named:
         config = config.with_values(model=_own_baseline(config.values()["checkpoint"]))
@@ -190,7 +187,7 @@ def _with_traces(config: P, store: StoreLike) -> P:
     )
 
 
-def _refuse_early(config: Parameters) -> None:
+def _refuse_early(config: Parameters, store: StoreLike) -> None:
     """Refuse what names and files alone show to be wrong, before torch is imported: that is within two seconds."""
     from mlflow_compress.models.identity import require_own_tokens, require_tokenizer_files, require_tools_template
 
@@ -220,16 +217,13 @@ def _refuse_early(config: Parameters) -> None:
     from mlflow_compress.commands.shared.inputs import check_named
 
     check_named(config)
-
-
-def _run_ids(config: Parameters) -> list[str]:
-    values = config.values()
     named = [str(values[name]) for name in ("run", "runs", "resume", "repair") if values.get(name) is not None]
     run_ids = [run_id.strip() for text in named for run_id in text.split(",") if run_id.strip()]
     for text in run_ids:
         if not is_run_id(text):
             raise ConfigError("This is no id of a run", allowed="6 to 32 hexadecimal digits", got=text)
-    return run_ids
+    if store is None:
+        require_runs(run_ids)
 
 
 def _own_baseline(checkpoint: str | None) -> str:

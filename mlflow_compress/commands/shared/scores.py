@@ -180,14 +180,13 @@ def _with_own_names(variants: Sequence[ScoredVariant]) -> list[ScoredVariant]:
 
 def _failed(run: Any) -> ScoredVariant:
     tags = run.data.tags
-    reason = tags.get(run_names.ERROR, f"the run is {run.info.status}")
     return ScoredVariant(
         name=tags[run_names.VARIANT],
         method=tags[run_names.METHOD],
         run_id=run.info.run_id,
         bits=_bits(run.data.params),
         status="failed",
-        reason=reason,
+        reason=tags.get(run_names.ERROR, f"the run is {run.info.status}"),
     )
 
 

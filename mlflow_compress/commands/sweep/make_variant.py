@@ -47,11 +47,11 @@ def parent_run(
         if unfinished:
             tracker.hand_over(unfinished[0])
             tracker.end_children(unfinished[0])
-            with tracker.reopen(unfinished[0]) as run:
-                yield run
+            opened = tracker.reopen(unfinished[0])
         else:
-            with tracker.run(name, stage, {run_names.SWEEP_KEY: key, **tags}) as run:
-                yield run
+            opened = tracker.run(name, stage, {run_names.SWEEP_KEY: key, **tags})
+        with opened as run:
+            yield run
 
 
 def close_killed(tracker: Tracker, parent: str) -> None:
