@@ -48,8 +48,7 @@ def test_steps_and_batches_are_at_least_one(setting: str) -> None:
         method_config("autoround", **{setting: 0})
 
 
-def test_a_group_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    base = make_llama(tmp_path / "base")
+def test_a_group_that_does_not_fit_is_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="Group size 48 does not divide"):
         compress_model(
             str(base), "autoround", method_config("autoround", group_size=48, **SMALL), TEXT, tmp_path / "out"

@@ -159,7 +159,7 @@ def test_the_frequencies_of_llama_3_are_in_the_file(tmp_path: Path) -> None:
     assert stored.tolist() == pytest.approx(expected, rel=16 * U)  # fewer than 16 operations in float32
 
 
-def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_written_or_read_is_refused(base: Path, tmp_path: Path) -> None:
     narrow = make_llama(tmp_path / "narrow", intermediate_size=80)
     with pytest.raises(UnsupportedError, match=r"do not divide the 80 input features of .*down_proj"):
         compress_model(str(narrow), "gguf", None, [], tmp_path / "out")
@@ -170,7 +170,7 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
     windows = make_mistral(tmp_path / "windows", sliding_window=32)
     with pytest.raises(UnsupportedError, match=r"Sliding-window.*128 tokens\. Got: 'sliding_window=32'"):
         compress_model(str(windows), "gguf", None, [], tmp_path / "out")
-    compress_model(str(make_llama(tmp_path / "base")), "gguf", None, [], tmp_path / "made")
+    compress_model(str(base), "gguf", None, [], tmp_path / "made")
     with pytest.raises(UnsupportedError, match="The model is a GGUF file"):
         compress_model(str(tmp_path / "made"), "rtn", None, [], tmp_path / "out")
     path = tmp_path / "made" / "model.gguf"
@@ -179,16 +179,14 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path: Path) -> None:
         stored_weights.read_headers(tmp_path / "made")
 
 
-def test_a_byte_level_vocabulary_is_written_and_quantize_says_where_text_differs(tmp_path: Path) -> None:
+def test_a_byte_level_vocabulary_is_written_and_quantize_says_where_text_differs(base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     made = mc.compress("demo", "gguf", bits=8, store=folder, output_dir=str(tmp_path / "out"))
     fields = GGUFReader(made.folder / "model.gguf").fields
     assert fields["tokenizer.ggml.model"].contents() == "gpt2" and fields["tokenizer.ggml.pre"].contents() == "smollm"
     assert "normalizer Replace): send token ids to llama-server" in made.summary
     assert fields["general.description"].contents() == made.warning
-    assert "token ids in a library only" in (
-        text_warning(AutoTokenizer.from_pretrained(make_llama(tmp_path / "base"))) or ""
-    )
+    assert "token ids in a library only" in (text_warning(AutoTokenizer.from_pretrained(base)) or "")
 
 
 def test_zeros_of_the_baseline_are_not_named_as_pruned(tmp_path: Path) -> None:

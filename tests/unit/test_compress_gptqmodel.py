@@ -132,9 +132,9 @@ def test_what_is_evaluated_is_what_the_published_format_means(
 
 
 @needs_extra
-def test_a_wrong_scale_in_the_file_is_seen(tmp_path: Path) -> None:
+def test_a_wrong_scale_in_the_file_is_seen(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    compress_model(str(make_llama(tmp_path / "base")), "gptq", method_config("gptq", **SMALL), TEXT, out)
+    compress_model(str(base), "gptq", method_config("gptq", **SMALL), TEXT, out)
     assert check_here(out).agrees
     path = out / "model.safetensors"
     tensors = load_file(path)
@@ -154,11 +154,11 @@ def test_a_wrong_scale_in_the_file_is_seen(tmp_path: Path) -> None:
     ],
 )
 def test_what_has_no_kernel_is_refused_before_any_work(
-    method: str, settings: dict[str, Any], message: str, tmp_path: Path
+    base: Path, method: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):
         config = method_config(method, **{**SMALL, **settings})
-        compress_model(str(make_llama(tmp_path / "base")), method, config, TEXT, tmp_path / "out")
+        compress_model(str(base), method, config, TEXT, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

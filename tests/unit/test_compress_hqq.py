@@ -54,8 +54,7 @@ def test_a_group_of_equal_weights_comes_back() -> None:
 
 
 @pytest.mark.parametrize("bits", Hqq.supported_bits)
-def test_the_file_holds_the_bits_and_32_more_a_group(bits: int, tmp_path: Path) -> None:
-    base = make_llama(tmp_path / "base")
+def test_the_file_holds_the_bits_and_32_more_a_group(base: Path, bits: int, tmp_path: Path) -> None:
     config = method_config("hqq", bits=bits, group_size=32)
     manifest = compress_model(str(base), "hqq", config, [], tmp_path / "out")
     assert manifest.bits_per_weight == bits + 32 / 32 and manifest.sparsity is None
@@ -74,6 +73,4 @@ def test_zero_points_beyond_float16_and_groups_that_do_not_divide_are_refused(tm
         compress_model(str(base), "hqq", method_config("hqq", bits=8), [], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UnsupportedError, match="Group size 48 does not divide"):
-        compress_model(
-            str(make_llama(tmp_path / "base")), "hqq", method_config("hqq", group_size=48), [], tmp_path / "out"
-        )
+        compress_model(str(base), "hqq", method_config("hqq", group_size=48), [], tmp_path / "out")

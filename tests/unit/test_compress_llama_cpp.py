@@ -17,7 +17,7 @@ from mlflow_compress.compression.methods.gguf_k import mean_squares
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import logits, make_llama, mean_kl, token_rows
+from tests.compress_models import logits, mean_kl, token_rows
 from tests.shared_data import SHARED, needs_shared
 
 pytest.importorskip("llama_cpp", reason="needs the extra 'llama-cpp'")
@@ -123,8 +123,8 @@ def test_importances_are_the_mean_squares_of_a_layers_inputs() -> None:
     assert found["layer"].tolist() == pytest.approx([(1 + 4 + 9 + 16 + 25) / 6, 1.0])
 
 
-def test_rows_that_are_no_whole_blocks_and_unknown_mixes_are_refused(tmp_path: Path) -> None:
+def test_rows_that_are_no_whole_blocks_and_unknown_mixes_are_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"multiples of 256\. Got: 64"):
-        compress_model(str(make_llama(tmp_path / "base")), "gguf-k", method_config("gguf-k"), [], tmp_path / "out")
+        compress_model(str(base), "gguf-k", method_config("gguf-k"), [], tmp_path / "out")
     with pytest.raises(ConfigError, match=r"no 6-bit K-quant of this mix.*Allowed: M"):
         method_config("gguf-k", bits=6, mix="S")

@@ -126,17 +126,15 @@ def test_the_script_goes_on_after_a_failure(tmp_path: Path) -> None:
     [("auto", "cpu", "float32"), ("auto", "cuda", "bfloat16"), ("float16", "cpu", "float16")],
 )
 def test_no_named_dtype_is_the_checkpoints_own_on_an_accelerator(
-    named: str, computes_on: str, expected: str, tmp_path: Path
+    base: Path, named: str, computes_on: str, expected: str
 ) -> None:
-    base = make_llama(tmp_path / "base", dtype=torch.bfloat16)
     request = ModelRequest(address=str(base), source=SourceConfig(device="cpu"), inference=InferenceConfig(dtype=named))
     model = open_request(request, computes_on=computes_on)
     assert model.dtype == getattr(torch, expected)
     assert load_model(model.config).dtype == getattr(torch, expected)
 
 
-def test_on_a_cpu_it_is_the_evaluation_of_float32_and_the_variant_has_the_baselines(tmp_path: Path) -> None:
-    base = make_llama(tmp_path / "base", dtype=torch.bfloat16)
+def test_on_a_cpu_it_is_the_evaluation_of_float32_and_the_variant_has_the_baselines(base: Path, tmp_path: Path) -> None:
     variant = make_llama(tmp_path / "variant", dtype=torch.float16)
     config = EvaluateConfig(model=str(base), checkpoint=str(variant), device="cpu")
     opened = open_baseline(config)
@@ -149,9 +147,8 @@ def test_on_a_cpu_it_is_the_evaluation_of_float32_and_the_variant_has_the_baseli
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", torch.float32), ("NVIDIA H200", torch.bfloat16)])
 def test_in_vllm_the_device_of_its_environment_decides(
-    device: str, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, device: str, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = make_llama(tmp_path / "base", dtype=torch.bfloat16)
     described = {"vllm": "1", "device": device}
     monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described_environment", lambda python: described)
     running = EngineConfig(engine="vllm", vllm_python=sys.executable)

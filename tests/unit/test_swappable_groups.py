@@ -19,7 +19,7 @@ from mlflow_compress.errors import DataError, UnsupportedError
 from mlflow_compress.models import weight_groups as groups_of_weights
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, Rounding
 from mlflow_compress.models.source_model import resolve
-from tests.compress_models import TEXT, make_llama
+from tests.compress_models import TEXT
 from tests.unit.scoring_models import CONFIGS, build_model, load_random, rounding, rounding_of
 from tests.unit.test_swaps import rounded, texts
 
@@ -232,9 +232,8 @@ SMALL = {"group_size": 32, "calibration_samples": 4, "calibration_length": 64}
 
 @pytest.mark.filterwarnings("ignore")
 def test_groups_are_what_engines_fuse_and_scales_of_others_join_them_at_measured_costs(
-    tmp_path: Path, no_fresh_process: None
+    base: Path, tmp_path: Path, no_fresh_process: None
 ) -> None:
-    base = make_llama(tmp_path / "llama")
     source = resolve(str(base))
     folders = []
     for bits in (3, 8):
@@ -275,8 +274,9 @@ def test_groups_are_what_engines_fuse_and_scales_of_others_join_them_at_measured
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_costs_of_caches_are_those_of_the_checkpoints_that_round_them(tmp_path: Path, no_fresh_process: None) -> None:
-    base = make_llama(tmp_path / "llama")
+def test_costs_of_caches_are_those_of_the_checkpoints_that_round_them(
+    base: Path, tmp_path: Path, no_fresh_process: None
+) -> None:
     source = resolve(str(base))
     (tmp_path / "text.txt").write_text(TEXT[0])
     config = SearchConfig(
