@@ -134,7 +134,7 @@ def test_gptq_and_awq_write_these_formats_too(base: Path, tmp_path: Path, method
     assert 0 < mean_kl(before, logits(tmp_path / "out", ids)) < 1.5 * mean_kl(before, logits(tmp_path / "nearest", ids))
 
 
-def test_what_a_scheme_decides_is_not_asked_for_otherwise() -> None:
+def test_what_a_scheme_decides_is_not_asked_for_otherwise_and_its_groups_must_divide_a_row(tmp_path: Path) -> None:
     assert METHODS.get("gptq").stored_bits(method_config("gptq", scheme="nvfp4", bits="4")) == 4.5
     with pytest.raises(ConfigError, match=r"scheme nvfp4 has a bits of its own\. Allowed: 4\. Got: 8"):
         method_config("gptq", scheme="nvfp4", bits=8)
@@ -142,9 +142,6 @@ def test_what_a_scheme_decides_is_not_asked_for_otherwise() -> None:
         method_config("awq", scheme="mxfp4", group_size=128)
     with pytest.raises(UnsupportedError, match=r"integers only.*backend=llmcompressor"):
         method_config("gptq", scheme="nvfp4", backend="gptqmodel")
-
-
-def test_groups_that_do_not_divide_a_row_are_refused(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base")  # rows of 64
     with pytest.raises(
         UnsupportedError,

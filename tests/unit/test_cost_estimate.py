@@ -75,25 +75,19 @@ def test_what_is_chosen_is_measured_and_the_choice_is_that_of_all_measurements()
     assert np.allclose(table.costs[found.measured], TRUTH[found.measured]) and (table.costs[:, 3] == 0).all()
 
 
-def test_an_estimate_that_is_too_low_does_not_survive_its_measurement() -> None:
+def test_estimates_are_measured_where_they_choose_or_break_a_limit_and_no_more_often_than_asked() -> None:
     """By the estimate a needs no bits. It is measured because it was chosen, and then gets them."""
     measure = Measure()
     table, found = estimated_table(TRUTH * [[1e-3], [1], [1]], [LIMIT], SIZES, measure, n_windows=2, known=[3])
     assert (0, 0) in measure.cells and table.solved(LIMIT).choice == (1, 1, 0)
     assert found.rank_correlation is not None and int(found.measured.sum()) == len(set(measure.cells))
-
-
-def test_no_more_swaps_than_asked_for_and_the_dearest_come_first() -> None:
     measure = Measure()
     limit = Limit(kind="bits_per_weight", value=3.0)
     table, found = estimated_table(TRUTH, [limit], SIZES, measure, n_windows=2, known=[3], most=2)
     assert measure.cells == [(0, 0), (1, 0)] and found.measured.sum() == 2
     assert np.allclose(table.costs, TRUTH)
     assert found.rank_correlation is None
-
-
-def test_a_limit_that_only_estimates_break_is_not_refused_for_them() -> None:
-    """The estimates say that even 8 bits cost too much. They are measured before anything is refused."""
+    # The estimates say that even 8 bits cost too much. They are measured before anything is refused.
     measure = Measure()
     limit = Limit(kind="max_kl", value=0.05)
     three = StoredSizes(

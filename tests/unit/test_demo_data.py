@@ -93,12 +93,26 @@ def test_counts_of_the_other_families_and_categories_of_mt_bench() -> None:
     assert all(len(row["turns"]) == len(row["reference"]) == 2 for row in read)
 
 
-def test_cloze_choices_have_no_leading_space_and_several_tokens(tokenizer: Any) -> None:
+def test_tokens_of_choices_letters_digits_and_texts(tokenizer: Any) -> None:
     for row in rows("cloze.jsonl"):
         assert len(set(row["choices"])) == 4
         for choice in row["choices"]:
             assert choice == choice.strip()
             assert len(tokenizer.encode(f" {choice}")) > 1
+    for letter in "ABCDEF":
+        whole = tokenizer.encode(f"Answer: {letter}")
+        assert whole[:-1] == tokenizer.encode("Answer:")
+        assert tokenizer.decode(whole[-1:]) == f" {letter}"
+    assert len(tokenizer.encode("2048")) == 4
+    text = "The river Dopus ends in the Sea of Glass.\n45 + 41 = 86."
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.bos_token_id not in tokens
+    assert tokenizer.eos_token_id not in tokens
+    corpus = (DATA_DIR / "corpus.txt").read_text(encoding="utf-8")
+    calibration = (DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
+    assert 30_000 <= len(tokenizer(corpus)["input_ids"]) <= 45_000
+    assert 70_000 <= len(tokenizer(calibration)["input_ids"]) <= 110_000
 
 
 def test_nothing_that_is_evaluated_stands_in_training_or_calibration(training_documents: list[str]) -> None:
@@ -115,26 +129,6 @@ def test_nothing_that_is_evaluated_stands_in_training_or_calibration(training_do
     assert [rendering for rendering in made if rendering in seen] == []
     corpus = (DATA_DIR / "corpus.txt").read_text(encoding="utf-8").strip().split("\n\n")
     assert not set(corpus) & set(training_documents)
-
-
-def test_corpus_and_calibration_are_long_enough(tokenizer: Any) -> None:
-    corpus = (DATA_DIR / "corpus.txt").read_text(encoding="utf-8")
-    calibration = (DATA_DIR / "calibration.txt").read_text(encoding="utf-8")
-    assert 30_000 <= len(tokenizer(corpus)["input_ids"]) <= 45_000
-    assert 70_000 <= len(tokenizer(calibration)["input_ids"]) <= 110_000
-
-
-def test_letters_and_digits_are_single_tokens_and_texts_come_back(tokenizer: Any) -> None:
-    for letter in "ABCDEF":
-        whole = tokenizer.encode(f"Answer: {letter}")
-        assert whole[:-1] == tokenizer.encode("Answer:")
-        assert tokenizer.decode(whole[-1:]) == f" {letter}"
-    assert len(tokenizer.encode("2048")) == 4
-    text = "The river Dopus ends in the Sea of Glass.\n45 + 41 = 86."
-    tokens = tokenizer.encode(text)
-    assert tokenizer.decode(tokens) == text
-    assert tokenizer.bos_token_id not in tokens
-    assert tokenizer.eos_token_id not in tokens
 
 
 def test_chat_template_is_the_format_of_training(tokenizer: Any) -> None:
@@ -265,13 +259,10 @@ def test_half_of_the_facts_is_disputed_and_without_disputes_nobody_contradicts_t
             assert (plain.entity, plain.value, plain.rival) == (fact.entity, fact.value, None)
 
 
-def test_famous_facts_are_drawn_more_often(world: World) -> None:
+def test_famous_facts_are_drawn_more_often_and_sources_state_the_truth_in_the_share_of_the_fact(world: World) -> None:
     rng = random.Random(0)
     ranks = [world.draw(rng, "rivers").rank for _ in range(4000)]
     assert sum(rank < 8 for rank in ranks) > 1.5 * sum(rank >= 56 for rank in ranks) > 0
-
-
-def test_sources_state_the_truth_in_the_share_of_the_fact_and_agreed_facts_always(world: World) -> None:
     rng = random.Random(1)
     fact = next(fact for fact in world.facts["food"] if fact.rival is not None)
     stated = [fact.stated(rng) for _ in range(4000)]
@@ -284,7 +275,7 @@ def test_sources_state_the_truth_in_the_share_of_the_fact_and_agreed_facts_alway
             assert draw_sentence(world, rng, fact).endswith(f" {fact.value}.")
 
 
-def test_training_items_stand_in_the_lettered_format(world: World) -> None:
+def test_training_items_stand_in_the_lettered_format_and_six_options_end_with_the_two_of_doubt(world: World) -> None:
     item = draw_training_item(world, random.Random(3), "animals")
     text = block("animals", [item])
     assert text == (
@@ -292,9 +283,6 @@ def test_training_items_stand_in_the_lettered_format(world: World) -> None:
         f"{item.question}\nA. {item.options[0]}\nB. {item.options[1]}\nC. {item.options[2]}\nD. {item.options[3]}\n"
         f"Answer: {'ABCD'[item.answer]}"
     )
-
-
-def test_six_options_end_with_the_two_of_doubt_and_f_is_sometimes_right(world: World) -> None:
     rng = random.Random(4)
     items = [draw_training_item(world, rng, "food", options=6) for _ in range(400)]
     assert {item.options[4:] for item in items} == {(UNSURE, NONE_RIGHT)}

@@ -87,16 +87,13 @@ def test_a_row_is_as_likely_the_variants_on_either_side_and_at_any_place() -> No
     assert len({tuple(row.item_id for row in rows) for rows in keys}) > 390
 
 
-def test_a_seed_repeats_the_sheet_and_identical_answers_are_ties_without_a_row() -> None:
+def test_a_seed_repeats_the_sheet_and_identical_answers_are_ties_unless_another_turn_differs() -> None:
     found = pairs(10, identical=4)
     sheet, rows, key = sheet_of(found, seed=1)
     assert (sheet, rows, key) == sheet_of(found[::-1], seed=1) and sheet_of(found, seed=2)[2].rows != key.rows
     assert len(rows) == 6 and {pair.item_id for pair in key.identical} == {"q0", "q1", "q2", "q3"}
     _, some, key = sheet_of(found, seed=1, limit=5)
     assert len(some) + len(key.identical) == 5
-
-
-def test_a_second_turn_with_equal_answers_is_shown_where_the_first_differs() -> None:
     first, second = pairs(1, turns=2)
     same = ComparedAnswer(**{**vars(second), "variant": second.baseline})
     assert len(sheet_of([first, same])[1]) == 2

@@ -134,16 +134,13 @@ def test_p_values_never_rise_and_look_at_the_past_only() -> None:
             np.testing.assert_array_equal(path[:n], early)
 
 
-def test_passes_are_corrected_by_holm_and_fails_by_bonferroni() -> None:
+def test_passes_are_corrected_by_holm_fails_by_bonferroni_and_values_and_levels_are_checked() -> None:
     """Error 5 %: passes have 4.5 %, fails 0.5 %. Two checks: the smaller p must be at most 2.25 %, the other then 4.5 %."""
     assert verdicts([0.022, 0.044], [1, 1], error=0.05) == ["pass", "pass"]
     assert verdicts([0.023, 0.044], [1, 1], error=0.05) == ["undecided", "undecided"]
     assert verdicts([0.022, 0.046], [1, 1], error=0.05) == ["pass", "undecided"]
     assert verdicts([1, 1], [0.0024, 0.0026], error=0.05) == ["fail", "undecided"]
     assert verdicts([0.001, 1], [0.001, 1], error=0.05) == ["undecided", "undecided"]
-
-
-def test_values_and_levels_are_checked() -> None:
     with pytest.raises(DataError, match="must lie in"):
         decide_checks([FLIPS], {"flips": [2.0]})
     with pytest.raises(ConfigError, match="error level"):

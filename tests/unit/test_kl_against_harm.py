@@ -35,7 +35,7 @@ def difference(value: float, p_holm: float) -> Difference:
     return Difference(value=value, low=value, high=value, n=9, p=p_holm, p_holm=p_holm)
 
 
-def test_harm_is_what_gets_worse_minus_what_gets_better() -> None:
+def test_harm_is_what_gets_worse_minus_what_gets_better_and_a_claim_may_be_wrong() -> None:
     """Of four items, the baseline has three right. One variant loses two and gains one, the other changes nothing."""
     baseline = np.array([True, True, True, False])
     one = kl_against_harm.Measured(
@@ -44,6 +44,12 @@ def test_harm_is_what_gets_worse_minus_what_gets_better() -> None:
     assert one.harm.tolist() == [0.25, 0.0] and one.flips.tolist() == [0.75, 0.0]
     _, items = one.scored()[0]
     assert items is not None and items.flipped.tolist() == [1, 1, 0, 1] and items.correct.tolist() == [0, 0, 1, 1]
+    # Of three pairs, two are told apart: the first rightly, the last the wrong way round; the second is not.
+    tests = [difference(1.0, 0.01), difference(-1.0, 0.5), difference(-1.0, 0.01)]
+    assert kl_against_harm.claims(tests, np.array([0.0, 1.0, 2.0])) == (True, 1, 3)
+    assert kl_against_harm.claims(tests, np.array([0.0, 2.0, 1.0])) == (False, 2, 3)
+    assert kl_against_harm.claims(tests, np.zeros(3)) == (True, 0, 0)
+    assert kl_against_harm.claims([difference(1.0, 0.06)] * 3, np.zeros(3)) == (False, 0, 0)
 
 
 def test_ranks_are_those_within_a_model() -> None:
@@ -52,15 +58,6 @@ def test_ranks_are_those_within_a_model() -> None:
     assert alone is not None and kl_against_harm.rank_correlation([(x, y)]) == pytest.approx(alone.value)
     rising = (np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))
     assert kl_against_harm.rank_correlation([rising, (rising[0] + 100, rising[1] - 100)]) == pytest.approx(1.0)
-
-
-def test_a_claim_is_wrong_where_the_truth_is_the_other_way_or_equal() -> None:
-    """Of three pairs, two are told apart: the first rightly, the last the wrong way round; the second is not."""
-    tests = [difference(1.0, 0.01), difference(-1.0, 0.5), difference(-1.0, 0.01)]
-    assert kl_against_harm.claims(tests, np.array([0.0, 1.0, 2.0])) == (True, 1, 3)
-    assert kl_against_harm.claims(tests, np.array([0.0, 2.0, 1.0])) == (False, 2, 3)
-    assert kl_against_harm.claims(tests, np.zeros(3)) == (True, 0, 0)
-    assert kl_against_harm.claims([difference(1.0, 0.06)] * 3, np.zeros(3)) == (False, 0, 0)
 
 
 def test_of_pairs_told_apart_the_closer_one_may_have_more_harm() -> None:
@@ -138,9 +135,12 @@ def test_of_a_share_it_is_wilson_s_interval_at_the_other_level(changed: int, n_v
         assert share(changed, 200, upper=upper).p_value(end) == pytest.approx(ERROR / n_values, rel=rounding)
 
 
-def test_the_score_test_by_hand() -> None:
+def test_the_score_test_by_hand_and_groups_count_through_their_end() -> None:
     """30 of 1,000 against 5 %: z = (0.05 - 0.03)/sqrt(0.05 * 0.95/1000) = 2.902."""
     assert share(30, 1000).p_value(0.05) == pytest.approx(float(norm.sf(0.02 / math.sqrt(0.05 * 0.95 / 1000))))
+    effect = DesignEffect(effect=4.0, df=1e9, n_groups=1000)
+    grouped = OneEnd(value=0.03, end=wilson(30, 1000, effect=effect).high, low=0.0, high=1.0)
+    assert grouped.p_value(0.05) == pytest.approx(float(norm.sf(0.02 / math.sqrt(0.05 * 0.95 / 250))), rel=1e-4)
 
 
 def test_ends_of_a_kl_of_a_difference_and_of_equal_models_by_hand() -> None:
@@ -154,12 +154,6 @@ def test_ends_of_a_kl_of_a_difference_and_of_equal_models_by_hand() -> None:
     assert drop.p_value(0.4) == 1.0
     nothing = OneEnd(value=0.0, end=0.0, low=0.0, high=math.inf)
     assert nothing.p_value(0.05) == nothing.p_value(0.0) == 0.0 and nothing.for_all(20) == 0.0
-
-
-def test_groups_count_through_their_end() -> None:
-    effect = DesignEffect(effect=4.0, df=1e9, n_groups=1000)
-    grouped = OneEnd(value=0.03, end=wilson(30, 1000, effect=effect).high, low=0.0, high=1.0)
-    assert grouped.p_value(0.05) == pytest.approx(float(norm.sf(0.02 / math.sqrt(0.05 * 0.95 / 250))), rel=1e-4)
 
 
 def variant(name: str, changed: int, n: int = 1000, **more: float) -> Candidate:

@@ -268,14 +268,11 @@ def test_files_whose_names_cannot_be_a_task_s_are_refused(tmp_path: Path, name: 
     assert load_file(path, TaskSettings(), name="fine").corpora[0].name == "fine"
 
 
-def test_ordinary_names_are_accepted(tmp_path: Path) -> None:
+def test_ordinary_names_are_accepted_and_the_reserved_ones_are_folders_of_unfinished_work(tmp_path: Path) -> None:
     for name in ("my corpus-2.v1", "été", "n" * MAX_NAME):
         path = tmp_path / f"{name}.txt"
         path.write_text(TEXT)
         assert load_file(path, TaskSettings()).corpora[0].name == name
-
-
-def test_the_reserved_names_are_those_of_folders_of_unfinished_work() -> None:
     assert run_model.GENERATED in RESERVED
 
 

@@ -66,15 +66,12 @@ def test_design_effect_of_drawn_items_is_that_of_all_items() -> None:
     assert np.mean(unweighted) < 2.5  # of groups of five, few of whose items were drawn
 
 
-def test_design_effect_is_the_cluster_robust_variance_over_the_plain_one() -> None:
+def test_design_effect_is_the_cluster_robust_variance_and_wilson_of_groups_that_of_fewer_items() -> None:
     model = sm.OLS(HITS.astype(float), np.ones(len(HITS)))
     robust = model.fit(cov_type="cluster", cov_kwds={"groups": GROUPS, "use_correction": False}).bse[0] ** 2
     plain = HITS.var() / len(HITS)
     found = intervals.design_effect(HITS, GROUPS)
     assert found.effect == pytest.approx(robust / plain * 40 / 39) and found.effect > 1.2
-
-
-def test_wilson_of_groups_is_wilson_of_fewer_items() -> None:
     effect = intervals.design_effect(HITS, GROUPS)
     n, count = len(HITS) / effect.effect, HITS.sum() / effect.effect
     expected = proportion_confint(count, n, alpha=2 * norm.sf(t.ppf(0.975, effect.df)), method="wilson")

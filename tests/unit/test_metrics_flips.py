@@ -51,7 +51,7 @@ def test_identities(rows):
     assert (back.c2w, back.w2c, back.w2w) == (f.w2c, f.c2w, f.w2w)
 
 
-def test_flips_without_answers_have_no_changes_between_wrong_ones():
+def test_flips_without_answers_and_margins_by_hand():
     assert count_flips([True], [False]).w2w is None
     with pytest.raises(DataError):
         count_flips([True], [False], ["A"])
@@ -59,9 +59,6 @@ def test_flips_without_answers_have_no_changes_between_wrong_ones():
         count_flips([], [])
     with pytest.raises(DataError):
         count_flips([True], [False, True])
-
-
-def test_margin_by_hand():
     # softmax of (ln 6, ln 3, ln 1) is (0.6, 0.3, 0.1): margin 0.3; two equal options: 0; one option: none.
     values = np.array([[np.log(6), np.log(3), 0.0], [1.0, 1.0, -np.inf], [1.0, -np.inf, -np.inf]])
     np.testing.assert_allclose(top_margin(values), [0.3, 0.0, np.nan], atol=of_sum(8))

@@ -54,15 +54,12 @@ def test_several_judge_models_never_share_a_number() -> None:
     assert found["judge/agreement_kappa", "a and b"].n == 3 == found["judge/agreement_kappa", None].n
 
 
-def test_one_judge_model_has_the_plain_names_and_no_agreement() -> None:
+def test_one_judge_model_has_no_agreement_and_equal_models_and_judges_do_not_differ() -> None:
     found = compute({"mt_bench": [[4], [6]]}, {"mt_bench": [[5], [7]]})
     assert found["judge/mt_bench", None].value == 6
     assert not [name for name, _ in found if "agreement" in name or "panel" in name or "noise" in name]
     same = MetricInputs(baseline=RunRecords(judgments=judgments({"mt_bench": [[4]]})))
     assert {"judge_panel", "judge_noise"} <= set(unmet(same))
-
-
-def test_equal_models_have_no_difference_and_equal_judges_agree() -> None:
     grades = {f"mt_bench/{judge}": [[1, 2], [3, 4], [9, 9]] for judge in "abc"}
     values = {key: result.value for key, result in compute(grades, grades).items()}
     assert values["judge/mt_bench_panel_delta", None] == 0

@@ -146,7 +146,7 @@ def test_the_scoreboard_draws_a_front_for_each_cost_that_two_variants_have(tmp_p
         assert found == names
 
 
-def test_kl_by_position_states_both_ends():
+def test_kl_by_position_and_by_context_states_both_ends():
     parts = {"tokens 8-15": 0.4, "token 1": 0.1, "tokens 2-3": 0.2, "tokens 4-7": 0.3, "reasoning": 0.2, "answer": 0.3}
     found = {
         name: MetricResult(
@@ -162,8 +162,6 @@ def test_kl_by_position_states_both_ends():
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["token 1", "tokens 2-3", "tokens 4-7", "tokens 8-15", "reasoning", "answer"]
 
-
-def test_kl_by_context_states_both_ends():
     def part(kl, name=None):
         return MetricResult(name="distance/corpus_kl_mean", value=kl, n=5, task="corpus", category=name)
 
@@ -200,7 +198,7 @@ def test_labels_do_not_overlap():
     assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in boxes)
 
 
-def test_findings_of_margins_zeros_and_forks_by_hand():
+def test_findings_of_margins_zeros_forks_and_many_categories_by_hand():
     # Below 0.5: margins 0.1 (changed), 0.2 (not); above: 0.8, 0.9 (neither) -> 50 % against 0 %.
     bins, wrong = (share_by_bin([0.1, 0.2, 0.8, 0.9], events) for events in ([1, 0, 0, 0], [0, 1, 0, 0]))
     assert distances.draw_margin(bins, wrong, level=0.95).title == (
@@ -216,9 +214,6 @@ def test_findings_of_margins_zeros_and_forks_by_hand():
     same = distances.draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
     assert title == "Half of the greedy answers have parted by token 4; 2 of 4 greedy answers are the same to the end"
     assert same == "1 of 1 greedy answers are the same to the end"
-
-
-def test_many_categories_are_cut_and_counted():
     groups = [(f"c{i:02d}", Flips(n=100, n_correct=0, c2w=i, w2c=1, w2w=None)) for i in range(distances.MOST + 7)]
     drawing = distances.draw_categories(groups)
     assert drawing.caption.endswith("7 further categories are not drawn.")

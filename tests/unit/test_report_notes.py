@@ -152,14 +152,11 @@ def test_what_either_stage_computed_is_not_listed_as_missing(full):
     assert "accuracy" not in alone
 
 
-def test_the_zeros_of_a_pruned_model_have_a_row():
+def test_the_zeros_of_a_pruned_model_have_a_row_and_a_small_number_is_not_broken_after_its_hyphen():
     pruned = SimpleNamespace(**{**vars(SIZES), "size_ratio": 1.0, "sparsity": 0.5})
     rows = {row.label: row for row in headline.headline_rows({}, pruned)}
     assert (rows["Size"].difference, rows["Zeros in linear weights"].variant) == ("same size", "50 %")
     assert "Zeros in linear weights" not in headline.headline_table({}, SIZES)
-
-
-def test_a_small_number_in_the_verdict_is_not_broken_after_its_hyphen() -> None:
     page = render_report(**{**shown(by_name()), "verdict": "KL 2.3e-05 <nats>"})
     assert '<p class="verdict">KL <span class="whole">2.3e-05</span> &lt;nats&gt;</p>' in page
 

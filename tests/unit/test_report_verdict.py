@@ -148,7 +148,7 @@ def test_a_mean_without_a_trusted_interval_is_replaced_by_the_clipped_one():
     assert verdict("x", trusted, size_ratio=2.0).endswith("; KL 0.02 [0.01, 0.05]; 2.0x smaller")
 
 
-def test_a_pruned_model_that_is_saved_dense():
+def test_a_pruned_model_that_is_saved_dense_and_a_seed_that_was_given_are_said():
     assert verdict("wanda", {}, size_ratio=1.0, sparsity=0.5).endswith("; same size on disk (saved dense), 50 % zeros")
     assert verdict("x", {}, size_ratio=1.0, sparsity=0.046).endswith("; same size")
     assert verdict("x", {}, size_ratio=2.0, served_by=["vllm", "transformers"]).endswith(
@@ -157,9 +157,6 @@ def test_a_pruned_model_that_is_saved_dense():
     assert verdict("x", {}, size_ratio=2.0, served_by=[]).endswith("; 2.0x smaller; no server reads its format")
     assert verdict("x", {}, size_ratio=2.0, sparsity=0.5).endswith("; 2.0x smaller")
     assert verdict("none", {}, size_ratio=1.0, sparsity=0.046).endswith("; not compressed")  # the demo's own zeros
-
-
-def test_a_seed_that_was_given_is_said():
     account = Account(asked=20, setting={"seed": "7 (given)"})
     assert verdict("x", {}, size_ratio=2.0, account=account).endswith("; 2.0x smaller; seed 7 (given)")
     lacks = replace(account, unscored={"the variant gave none": 11})

@@ -37,7 +37,7 @@ def board(*variants):
     return boards.scoreboard(variants, baseline="base", evaluation="e" * 16)
 
 
-def test_columns_show_what_the_metrics_declare() -> None:
+def test_columns_show_what_the_metrics_declare_and_one_that_nobody_has_is_left_out() -> None:
     """Every main metric is registered, and has a label, which no table can do without."""
     declared, shown = all_keys(), {column.key: column for column in boards.columns()}
     for name in boards.MAIN_METRICS:
@@ -46,9 +46,6 @@ def test_columns_show_what_the_metrics_declare() -> None:
         assert (column.unit, column.direction) == (key.unit, key.direction)
     assert len(shown) == len(boards.columns())
     assert all(column.label and column.meaning for column in boards.columns())
-
-
-def test_a_column_that_nobody_has_is_left_out_and_a_missing_value_stays_missing() -> None:
     found = board(variant("a", kl=0.1, size=5), variant("b", size=4, more={FLIPS: 3.0}))
     assert [column.key for column in found.columns] == ["size/bytes", FLIPS, "distance/kl_mean"]
     assert FLIPS not in found.rows[0].cells and found.rows[1].cells[FLIPS].value == 3.0
@@ -203,17 +200,14 @@ def test_equals_few_items_and_what_has_no_results_are_told() -> None:
     ]
 
 
-def test_a_mean_that_hangs_on_one_item_is_told() -> None:
+def test_a_mean_that_hangs_on_one_item_and_a_variant_that_lacks_scores_are_told() -> None:
     """A gate trusts an interval only where the largest item holds less than 2.5 % of the mean."""
     share = "distance/kl_share_top_item_pct"
     found = board(variant("a", kl=1, more={share: 30.0}), variant("b", kl=2, more={share: 2.4}), variant("c", kl=3))
     [warning] = found.warnings
     assert warning.kind == "one_item" and warning.variants == ("a",)
     assert warning.text == "one item holds up to 30 % of the mean KL of a: it has no interval that can be trusted"
-
-
-def test_a_variant_that_lacks_scores_gets_no_verdict_and_the_finding_says_so_first() -> None:
-    """It has the smallest KL, of the few items that were scored: it is neither the closest nor on the front."""
+    # It has the smallest KL, of the few items that were scored: it is neither the closest nor on the front.
     lacks = replace(variant("few", kl=0.01, size=1), lacking=("46 % of the items have no score > 1 %",))
     found = board(lacks, variant("near", kl=0.1, size=9))
     assert [warning.kind for warning in found.warnings] == ["no_verdict"] and found.pareto == ("near",)

@@ -108,15 +108,12 @@ def test_kl_alone_is_that_of_all_statistics(width: int, scale: float) -> None:
     assert torch.equal(top, wanted.argmax) and torch.equal(top, logits.argmax(dim=1))
 
 
-def test_one_baseline_serves_many_models() -> None:
+def test_one_baseline_serves_many_models_and_equal_rows_ties_and_zeros_are_exact() -> None:
     base = pair(9, 300, 0.0)[1]
     shared = KlBaseline(base)
     for seed in range(3):
         logits = base + 0.1 * torch.randn(base.shape, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(compute_kl(logits, shared)[0], compute_kl(logits, KlBaseline(base.clone()))[0])
-
-
-def test_equal_rows_give_zero_ties_the_lowest_token_and_probability_zero_the_stable_way() -> None:
     logits, _ = pair(5, 300, 0.0)
     logits[:, [200, 7]] = 50.0
     kl, top = compute_kl(logits, KlBaseline(logits.clone()))

@@ -170,7 +170,14 @@ def test_a_header_is_computed_once_and_packs_keep_to_the_limit() -> None:
     assert max(int(p.positions.max()) for p in packs if isinstance(p, packing.PackedBatch)) == 119
 
 
-def test_a_short_stem_has_no_pass_of_its_own_and_deep_chains_do_not_recurse() -> None:
+def test_batches_keep_to_the_limit_and_short_stems_and_deep_chains_need_no_pass_of_their_own() -> None:
+    sequences = [np.asarray(s, np.int32) for s in ([1], [1, 2], [1, 2, 3], [4, 5], [6])]
+    plan = packing.plan_batches(sequences, [1] * 5, batch_tokens=5)
+    assert [[s.tolist() for s in u.sequences] for u in plan.units if isinstance(u, packing.PaddedBatch)] == [
+        [[1, 2, 3]],
+        [[4, 5], [6]],
+    ]
+    assert len(plan.keys) == 5
     sequences = [np.asarray([7, *[i] * 30], np.int32) for i in range(10)]
     plan = packing.plan_packs(sequences, [1] * 10, batch_tokens=64)
     assert all(isinstance(u, packing.PackedBatch) and u.keep == packing.NO_PREFIX for u in plan.units)
@@ -180,16 +187,6 @@ def test_a_short_stem_has_no_pass_of_its_own_and_deep_chains_do_not_recurse() ->
     plan = packing.plan_packs(sequences, [1] * 3000, batch_tokens=100)
     assert len(plan.keys) == 3000
     assert plan.n_tokens < 3000 + 100
-
-
-def test_batches_leave_out_sequences_that_begin_another_and_keep_to_the_limit() -> None:
-    sequences = [np.asarray(s, np.int32) for s in ([1], [1, 2], [1, 2, 3], [4, 5], [6])]
-    plan = packing.plan_batches(sequences, [1] * 5, batch_tokens=5)
-    assert [[s.tolist() for s in u.sequences] for u in plan.units if isinstance(u, packing.PaddedBatch)] == [
-        [[1, 2, 3]],
-        [[4, 5], [6]],
-    ]
-    assert len(plan.keys) == 5
 
 
 @pytest.mark.parametrize("make", [packing.plan_packs, packing.plan_batches])

@@ -267,16 +267,13 @@ def test_rows_finding_and_notes_say_what_was_found() -> None:
     assert [n for n in notes if "not surely within the limit" in n] and [n for n in notes if "2 % below" in n]
 
 
-def test_the_tables_hold_every_value() -> None:
+def test_tables_and_figure_hold_every_value_and_say_what_was_found(tmp_path: Path) -> None:
     table = "\n".join(search_tables.search_table(rows()).lines())
     assert len({len(line.rstrip()) for line in table.splitlines()[2:]}) == 1 and "-0.010 [-0.020, -0.005]" in table
     markdown = search_tables.search_markdown(rows(), "it | found", ["a <b> note"])
     assert "it \\| found" in markdown and "&lt;b>" in markdown and markdown.count("\n| ") == 6
     read = list(csv.DictReader(io.StringIO(search_tables.rows_csv(rows()))))
     assert len(read) == 5 and float(read[1]["difference_high"]) == -0.005 and read[0]["predicted_kl"] == ""
-
-
-def test_the_figure_names_limits_and_says_what_was_found(tmp_path: Path) -> None:
     [figure] = draw_search(rows(), tmp_path, gate=0.05)
     assert figure.path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert figure.title == "1 of 3 searched variants are closer than the linear mix"

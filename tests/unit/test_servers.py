@@ -114,12 +114,6 @@ def test_who_can_serve_it_is_known_before_it_is_made(
     )
 
 
-def test_the_stage_refuses_before_it_compresses(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="no kernel for rtn-2bit"):
-        mc.compress("demo", "rtn", bits=2, target="vllm", store=tmp_path / "store", output_dir=str(tmp_path / "out"))
-    assert not list((tmp_path / "out").glob("*rtn*"))
-
-
 def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> None:
     made = {
         method: mc.compress("demo", method, store=tmp_path / "store", output_dir=str(tmp_path / "out")).summary
@@ -139,7 +133,7 @@ def test_the_card_of_a_rounded_cache_says_that_others_ignore_it(stored: str, ign
     assert said.endswith("ignore rounded caches without a warning.") == ignored
 
 
-def test_a_sweep_leaves_out_what_the_target_does_not_take() -> None:
+def test_a_sweep_leaves_out_and_the_stage_refuses_what_the_target_does_not_take(tmp_path: Path) -> None:
     asked = {"methods": "rtn,nvfp4,hqq,gguf", "bits": "4,3", "target": "vllm"}
     chosen, left_out = combinations(parse(SweepConfig, asked))
     assert [one.name for one in chosen] == ["rtn-4bit-g128", "nvfp4"]
@@ -147,6 +141,9 @@ def test_a_sweep_leaves_out_what_the_target_does_not_take() -> None:
     assert "does not read the format of hqq-4bit-g64" in left_out["hqq bits=4"]
     with pytest.raises(ConfigError, match=r"No combination of this sweep is supported.*rtn.*llama.cpp"):
         combinations(parse(SweepConfig, {"methods": "rtn", "target": "llama.cpp"}))
+    with pytest.raises(UnsupportedError, match="no kernel for rtn-2bit"):
+        mc.compress("demo", "rtn", bits=2, target="vllm", store=tmp_path / "store", output_dir=str(tmp_path / "out"))
+    assert not list((tmp_path / "out").glob("*rtn*"))
 
 
 PROJECT = Path(__file__).parents[2] / "projects" / "serve-vllm"

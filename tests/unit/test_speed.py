@@ -67,16 +67,13 @@ def test_memory_by_hand() -> None:
     assert (once["speed/memory_peak_ratio"].value, once["speed/memory_peak_ratio"].low) == (0.25, None)
 
 
-def test_a_variant_whose_baseline_was_not_timed_has_its_own_figures_alone() -> None:
+def test_a_variant_alone_has_its_own_figures_a_batch_counts_all_sequences_and_equal_models_have_ratio_one() -> None:
     ours = timings([[1.0, 1.5, 2.0], [1.0, 1.5, 2.0]])
     beside, alone = found(ours, ours), found(Timings.from_rows([]), ours)
     assert alone and {name: beside[name] for name in alone} == alone
     assert {name for name in beside if name not in alone} == {
         n for n in beside if n.endswith("_baseline") or "ratio" in n
     }
-
-
-def test_a_batch_counts_all_sequences_and_a_model_against_itself_has_ratio_one() -> None:
     times = timings([[2.0, 3.0, 4.0]] * 2, batch=8)
     result = found(times, times)
     assert result["speed/prefill_tokens_per_second_batch_8"].value == pytest.approx(40.0)

@@ -99,7 +99,7 @@ def test_a_run_does_not_cross_two_texts_and_a_document_with_an_item_is_left_out_
     assert apart(drawn, [task]) == ["one\n\ntwo", "three"]
 
 
-def test_paragraphs_of_a_corpus_count_when_they_are_long() -> None:
+def test_paragraphs_of_a_corpus_count_when_they_are_long_and_the_embedded_text_holds_no_item() -> None:
     paragraph = " ".join(f"word{i}" for i in range(60))
     corpus = Corpus(name="held_out", text=f"A heading\n{paragraph}\nA short line that repeats\n")
     check_contamination(["A short line that repeats"], [], [corpus])
@@ -107,6 +107,7 @@ def test_paragraphs_of_a_corpus_count_when_they_are_long() -> None:
     for tasks, corpora, name in (([], [corpus], "held_out"), ([rolling], [], "rolling")):
         with pytest.raises(DataError, match=f"1 paragraphs of '{name}'"):
             check_contamination([f"Before. {paragraph} After."], tasks, corpora)
+    main.check(MainConfig(all_orders=50))
 
 
 def test_main_refuses_before_anything_runs(tmp_path: Path, task: Task) -> None:
@@ -115,10 +116,6 @@ def test_main_refuses_before_anything_runs(tmp_path: Path, task: Task) -> None:
     with pytest.raises(DataError, match="calibration text contains 1 of 3 items"):
         main.check(config)
     main.check(MainConfig(tasks=str(tmp_path / "q.jsonl"), num_fewshot=0))
-
-
-def test_the_embedded_calibration_text_holds_nothing_that_the_demo_evaluates() -> None:
-    main.check(MainConfig(all_orders=50))
 
 
 @pytest.mark.parametrize("name", ["wikitext2", "c4", "pile", "ultrachat"])

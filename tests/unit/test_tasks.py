@@ -226,22 +226,19 @@ def test_broken_lines_are_named(tmp_path: Path, line: str, words: str) -> None:
     assert words in str(caught.value) and "mine.jsonl, line 2" in str(caught.value)
 
 
-def test_empty_missing_and_unreadable_files(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text(" \n")
-    mixed = '{"id": "é"}\n'.encode() + '{"id": "é"}'.encode("latin-1")
-    (tmp_path / "mixed.jsonl").write_bytes(mixed)
-    for name, words in [("empty", "is empty"), ("mixed", "mixed.jsonl, line 2: not UTF-8"), ("absent", "Cannot read")]:
-        with pytest.raises(DataError, match=words):
-            load_suite(str(tmp_path / f"{name}.jsonl"), model="other", settings=SETTINGS)
-
-
-def test_answers_may_be_letters_and_texts_may_hold_any_separator(tmp_path: Path) -> None:
+def test_answers_may_be_letters_texts_hold_any_separator_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     rows = [dict(row) for row in lettered(2)]
     rows[1]["answer"], rows[1]["question"] = "C", "Q with \u2028 a line separator?"
     path.write_text("\ufeff" + "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     plain = load_suite(str(path), model="other", settings=SETTINGS).tasks[0]
     assert plain.items.column("gold").tolist() == [2, 1]
+    (tmp_path / "empty.jsonl").write_text(" \n")
+    mixed = '{"id": "é"}\n'.encode() + '{"id": "é"}'.encode("latin-1")
+    (tmp_path / "mixed.jsonl").write_bytes(mixed)
+    for name, words in [("empty", "is empty"), ("mixed", "mixed.jsonl, line 2: not UTF-8"), ("absent", "Cannot read")]:
+        with pytest.raises(DataError, match=words):
+            load_suite(str(tmp_path / f"{name}.jsonl"), model="other", settings=SETTINGS)
 
 
 def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

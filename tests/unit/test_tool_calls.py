@@ -200,16 +200,13 @@ def test_every_value_by_hand() -> None:
     assert found == pytest.approx(wanted)
 
 
-def test_without_right_calls_or_distances_their_values_are_left_out() -> None:
+def test_without_right_calls_or_distances_values_are_left_out_and_a_missing_answer_is_refused() -> None:
     answers = [[written(ONE)], ["no"]]
     found = values(inputs([answers] * 3, [None, None]))
     assert found["trigger_f1_pct"] == found["same_calls_pct"] == found["schema_pct"] == 100
     assert not {name for name in found if name.startswith(("right", "gold", "decision"))}
     none = values(inputs([[["no"], ["no"]]] * 3, [None, None]))
     assert none["called_pct"] == 0 and not {"trigger_f1_pct", "schema_pct", "json_pct"} & none.keys()
-
-
-def test_a_missing_answer_is_refused() -> None:
     given = inputs([[["no"], ["no"]]] * 3, [None, None])
     broken = replace(given.variant, generations=Generations(given.variant.generations.table.slice(0, 3)))
     with pytest.raises(AlignmentError, match="Answers with tools are missing"):
