@@ -10,11 +10,7 @@ from mlflow_compress.commands.shared.stored import write_metadata
 from mlflow_compress.tracking.tracker import Tracker
 from tests import metric_records
 from tests.shared_data import SHARED, needs_shared
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+from tests.task_files import write_rows as write
 
 
 def rows(predictions: str) -> list[dict[str, object]]:

@@ -12,6 +12,7 @@ from mlflow_compress import cli
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, SwapMeter
 from mlflow_compress.tracking.folder_store import FolderStore
+from tests.task_files import sums, write_rows
 
 LITTLE: dict[str, Any] = {"corpus_tokens": 256, "corpus_window": 64, "num_fewshot": 0, "num_shuffles": 0}
 
@@ -24,13 +25,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tasks")
-    rows = [
-        {"id": str(i), "category": f"c{i % 2}", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": 0}
-        for i in range(6)
-    ]
-    (folder / "cloze.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{**row, "category": f"c{i % 2}"} for i, row in enumerate(sums(6, answer=0))]
+    cloze = write_rows(folder / "cloze.jsonl", rows)
     (folder / "text.txt").write_text("The river is old and the bridge of <b>stone</b> is new, since 1812. " * 60)
-    return f"{folder / 'cloze.jsonl'},{folder / 'text.txt'}"
+    return f"{cloze},{folder / 'text.txt'}"
 
 
 @pytest.fixture(scope="module")

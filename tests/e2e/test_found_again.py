@@ -29,6 +29,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
 from tests.judge_server import judge_server
+from tests.task_files import sums, write_rows
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("short_windows")]
 
@@ -71,13 +72,10 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 @pytest.fixture
 def config(workdir: Path) -> EvaluateConfig:
     """Return an evaluation of ten choices, two of them in another category, and a corpus of five windows or more."""
-    rows = [
-        {"id": str(i), "category": "ab"[i > 7], "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": 0}
-        for i in range(10)
-    ]
-    (workdir / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{**row, "category": "ab"[i > 7]} for i, row in enumerate(sums(10, answer=0))]
+    choice = write_rows(workdir / "choice.jsonl", rows)
     (workdir / "text.txt").write_text("The river is old and the bridge is new. " * 34)
-    return EvaluateConfig(tasks=f"{workdir / 'choice.jsonl'},{workdir / 'text.txt'}")
+    return EvaluateConfig(tasks=f"{choice},{workdir / 'text.txt'}")
 
 
 def only(tracker: Tracker, stage: str) -> Any:
@@ -201,8 +199,7 @@ def test_a_suite_whose_answers_are_all_generated_is_evaluated(
     noise_items: int, workdir: Path, tracker: Tracker, checkpoints: dict[str, Path]
 ) -> None:
     rows = [{"id": str(i), "category": "c", "prompt": f"{i} plus {i} is", "answers": ["4"]} for i in range(3)]
-    (workdir / "exact.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = EvaluateConfig(tasks=str(workdir / "exact.jsonl"), noise_items=noise_items)
+    asked = EvaluateConfig(tasks=write_rows(workdir / "exact.jsonl", rows), noise_items=noise_items)
     for name in ("none", "none", "rtn"):
         run_evaluate(asked.with_values(checkpoint=str(checkpoints[name])))
     baseline = only(tracker, "baseline")

@@ -1,6 +1,5 @@
 """The package outside its checkout: as a wheel, as a source distribution, and as an MLflow project of a git repository."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,7 +14,9 @@ import yaml
 
 from mlflow_compress.commands.command import all_commands
 from mlflow_compress.tracking.tracker import Tracker
+from tests.task_files import sums, write_rows
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "mlflow_compress" / "reporting" / "templates"
 STAGES = [name for name, command in all_commands().items() if command.project_alone]
@@ -41,16 +42,6 @@ def tracked_files(target: Path) -> Path:
     return target
 
 
-def few_items(folder: Path) -> Path:
-    """Write a small task file."""
-    rows = [
-        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": i % 2}
-        for i in range(6)
-    ]
-    (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "choice.jsonl"
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a source distribution from the checkout, and a wheel from that; return their folder."""
@@ -69,7 +60,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dist
 
 
-@pytest.mark.slow
 def test_a_wheel_holds_the_stages_and_the_templates_of_the_report(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
@@ -124,14 +114,14 @@ def test_a_type_checker_finds_wrong_calls_of_an_installed_wheel(built: Path, tmp
         assert error.startswith(f"calls.py:{number}:") and f'"{word}"' in error, error
 
 
-@pytest.mark.slow
 def test_an_installed_wheel_runs_the_main_job_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
     [wheel] = built.glob("*.whl")
     site, folder = tmp_path / "site", tmp_path / "work"
     folder.mkdir()
     installed = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site)]
     started([*installed, str(wheel)], tmp_path)
-    options = [f"--{name}={value}" for name, value in {**FEW, "tasks": few_items(folder).name}.items()]
+    write_rows(folder / "choice.jsonl", sums(6))
+    options = [f"--{name}={value}" for name, value in {**FEW, "tasks": "choice.jsonl"}.items()]
     # -P: the working folder is not on the path; the wheel comes before the checkout that tests are run from.
     done = started(
         [
@@ -153,7 +143,6 @@ def test_an_installed_wheel_runs_the_main_job_in_an_empty_folder(built: Path, tm
     assert not list(site.rglob(".mlflow_compress")) and not list(site.rglob("mlruns"))
 
 
-@pytest.mark.slow
 def test_mlflow_runs_a_git_repository_and_keeps_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, folder, temporary = tmp_path / "repository", tmp_path / "work", tmp_path / "tmp"
     for made in (folder, temporary):
@@ -171,7 +160,7 @@ def test_mlflow_runs_a_git_repository_and_keeps_the_checkpoint(tmp_path: Path, m
         "GIT_CONFIG_KEY_1": "safe.directory",
         "GIT_CONFIG_VALUE_1": "*",
     }
-    values = {**FEW, "tasks": str(few_items(folder))}
+    values = {**FEW, "tasks": write_rows(folder / "choice.jsonl", sums(6))}
     options = [part for name, value in values.items() for part in ("-P", f"{name}={value}")]
     command = [sys.executable, "-m", "mlflow", "run", "https://example.invalid/repository.git"]
     store = f"sqlite:///{folder / 'mlflow.db'}"

@@ -1,6 +1,5 @@
 """An evaluation that is interrupted goes on where it was, and ends with the same records."""
 
-import json
 import logging
 import re
 import threading
@@ -20,18 +19,15 @@ from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
+from tests.task_files import sums, write_rows
 
 pytestmark = pytest.mark.usefixtures("short_windows")
 
 
 def little(folder: Path) -> EvaluateConfig:
-    rows = [
-        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": i % 2}
-        for i in range(6)
-    ]
-    (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    choice = write_rows(folder / "choice.jsonl", sums(6))
     (folder / "text.txt").write_text("The river is old and the bridge is new. " * 15)
-    return EvaluateConfig(tasks=f"{folder / 'choice.jsonl'},{folder / 'text.txt'}")
+    return EvaluateConfig(tasks=f"{choice},{folder / 'text.txt'}")
 
 
 def evaluate(config: EvaluateConfig, tracker: Tracker) -> bytes:
@@ -83,10 +79,8 @@ def test_answers_that_were_generated_are_not_generated_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
-        rows = [
-            {"id": str(i), "category": "c", "prompt": f"{name} {i} plus {i} is", "answers": ["4"]} for i in range(3)
-        ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = ({"id": i, "category": "c", "prompt": f"{name} {i} plus {i} is", "answers": ["4"]} for i in "012")
+        write_rows(tmp_path / f"{name}.jsonl", rows)
     little(tmp_path)
     config = EvaluateConfig(tasks=",".join(str(tmp_path / f"{n}.jsonl") for n in ("choice", "first", "second")))
     whole = decoding._with_cache

@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 from tests.judge_server import judge_server
+from tests.task_files import sums, write_rows
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -52,13 +53,9 @@ def parent(tracker: Tracker) -> Run:
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
     """Run a small variant whose judge refuses every request; model paths and tasks are relative."""
     folder = tmp_path_factory.mktemp("judge")
-    rows = [
-        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four"], "answer": i % 2}
-        for i in range(6)
-    ]
-    (folder / "choice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder / "choice.jsonl", sums(6))
     says = [{"question_id": i, "category": "c", "turns": [f"Say {i}"]} for i in range(2)]
-    (folder / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in says))
+    write_rows(folder / "say.jsonl", says)
     few = ["--num_samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--judge_model", "j"]
     with judge_server(lambda number, body: REFUSAL) as server:
         asked = ["--method", "rtn", "--tasks", "choice.jsonl", "--instructions", "say.jsonl", *few]

@@ -27,14 +27,12 @@ from mlflow_compress.tracking.scorers import flip, health, kl, refusal, tool_mat
 from mlflow_compress.tracking.task_source import TaskSource, file_source
 from mlflow_compress.tracking.tracker import Tracker
 from tests.conftest import CHECKOUT
+from tests.task_files import sums
 from tests.unit.test_logged_model import DataSet, checkpoint, entry  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of columns of whole numbers
 
-ROWS = [
-    {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four", "six"], "answer": i % 3}
-    for i in range(12)
-]
+ROWS = [{**row, "answer": i % 3} for i, row in enumerate(sums(12, choices=["two", "four", "six"]))]
 
 # Everything that such an application does. `import mlflow` must stay what it is: no torch, no module that computes.
 APPLICATION = """

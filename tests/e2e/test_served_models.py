@@ -23,14 +23,11 @@ from mlflow_compress.records import RunRecords
 from tests.docs.blocks import DOCS
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
+from tests.task_files import sums, write_rows
 from tests.unit.scoring_models import rounding
 
 
 def task(folder: Path, n: int = 6) -> str:
-    rows = [
-        {"id": str(i), "category": "c", "context": f"{i} plus {i} is", "choices": ["two", "four or more"], "answer": 0}
-        for i in range(n)
-    ]
     lettered = [
         {
             "id": f"l{i}",
@@ -41,9 +38,8 @@ def task(folder: Path, n: int = 6) -> str:
         }
         for i in range(n)
     ]
-    for name, part in (("cloze", rows), ("lettered", lettered)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    return f"{folder / 'cloze.jsonl'},{folder / 'lettered.jsonl'}"
+    cloze = write_rows(folder / "cloze.jsonl", sums(n, choices=["two", "four or more"], answer=0))
+    return f"{cloze},{write_rows(folder / 'lettered.jsonl', lettered)}"
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
@@ -138,16 +134,9 @@ def test_a_figure_is_of_all_items_or_the_first_line_says_how_many_have_no_score(
     how: str, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     change, n_missing = ANSWERING[how]
-    rows = [
-        {
-            "id": str(i),
-            "context": f"{'Long ago, ' * (9 if i < 3 else 1)}{i} plus {i} is",
-            "choices": ["two", "four or more"],
-            "answer": 0,
-        }
-        for i in range(6)
-    ]
-    (tmp_path / "cloze.jsonl").write_text("".join(json.dumps({**row, "category": "c"}) + "\n" for row in rows))
+    rows = sums(6, choices=["two", "four or more"], answer=0)
+    rows = [{**row, "context": "Long ago, " * (9 if i < 3 else 1) + row["context"]} for i, row in enumerate(rows)]
+    write_rows(tmp_path / "cloze.jsonl", rows)
     with served_demo(loaded, lists=False) as server:
         if how == "with a shorter context":
             server.max_length = 40

@@ -19,6 +19,7 @@ from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FEW = ["--limit=1", "--judge=false", "--noise_items=5"]
 
@@ -107,7 +108,6 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
     assert len(tracker.fetch_json(parent.info.run_id, "scoreboard_table.json")["data"]) == 4
 
 
-@pytest.mark.slow
 def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) -> None:
     """The stages in one process leave what they leave in processes of their own, bit for bit."""
     single = mc.run(method="gptq", bits=4, limit=1, noise_items=5, judge=False)
@@ -150,7 +150,6 @@ def killed(folder: Path, options: list[str], after: int, delay: float) -> bool:
     return running
 
 
-@pytest.mark.slow
 def test_killed_at_five_random_points_the_scoreboard_is_the_same(tmp_path: Path) -> None:
     options = ["--methods=rtn", "--bits=8,4,3"]
     boards = {}
@@ -177,7 +176,6 @@ def test_killed_at_five_random_points_the_scoreboard_is_the_same(tmp_path: Path)
     assert boards["killed"] == boards["whole"]
 
 
-@pytest.mark.slow
 def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
     """They share a variant: one of them makes it, and the other one finds it."""
     started = [
@@ -226,7 +224,6 @@ def test_variants_of_a_sweep_are_compared_on_the_drawn_items_that_they_share(tra
     assert again.plan.to_do == () and [row.run_id for row in again.scoreboard.rows] == [r.run_id for r in board.rows]
 
 
-@pytest.mark.slow
 def test_items_are_added_to_finished_variants_and_the_rest_stays(
     tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 The published files are not here, and may not be downloaded; these are made by hand.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from tests.judge_server import judge_server
 from tests.judging import KEY
+from tests.task_files import write_rows as write
 
 Row = Mapping[str, Any]
 WINNERS = ("model_a", "model_b", "tie", "tie (inconsistent)", "tie (bothbad)")
@@ -115,11 +115,6 @@ def test_two_votes_of_the_judge_and_broken_rows_are_refused() -> None:
             read_vote({**vote(1, "x", "y", "tie"), **bad}, "here")
     with pytest.raises(DataError, match="a vote needs"):
         read_vote({"question_id": 1}, "here")
-
-
-def write(path: Path, rows: Sequence[Row]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def test_published_votes_are_compared_by_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

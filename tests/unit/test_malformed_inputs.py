@@ -27,6 +27,7 @@ from mlflow_compress.records import Generations
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.malformed_inputs import CORPUS, damaged, outcome, readers
 from tests.page_contents import records
+from tests.task_files import write_rows
 
 FAST = [name for name, reader in readers().items() if not reader.slow]
 SLOW = [name for name, reader in readers().items() if reader.slow]
@@ -122,10 +123,9 @@ QUESTION = {"id": "1", "category": "c", "question": "Why?", "choices": ["a", "b"
     ],
 )
 def test_questions_that_nobody_could_answer_are_refused(rows: list[object], reason: str, tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "q.jsonl", rows)
     with pytest.raises(DataError, match=reason):
-        load_file(path, TaskSettings(num_fewshot=0))
+        load_file(tmp_path / "q.jsonl", TaskSettings(num_fewshot=0))
 
 
 @pytest.mark.parametrize("command", [PromoteConfig, HistoryConfig])

@@ -1,6 +1,5 @@
 """Prompt styles of lettered questions: what each shows, how they are named, chats, and refusals."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from mlflow_compress.scoring.engine import Scorer
 from tests.harness_reference import HUB
 from tests.roundoff import of_sum
 from tests.shared_data import needs_shared
+from tests.task_files import write_rows
 from tests.unit.scoring_models import build_tokenizer, rounding
 
 SETTINGS = TaskSettings(num_fewshot=2, num_shuffles=2, seed=1)
@@ -54,9 +54,7 @@ def rows(n: int = 5) -> list[dict[str, Any]]:
 
 
 def suite(folder: Path, content: list[dict[str, Any]], settings: TaskSettings = SETTINGS) -> Suite:
-    path = folder / "mine.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in content))
-    return load_suite(str(path), model="m", settings=settings)
+    return load_suite(write_rows(folder / "mine.jsonl", content), model="m", settings=settings)
 
 
 def test_the_default_s_fingerprints_are_those_of_before_there_were_styles(tmp_path: Path) -> None:

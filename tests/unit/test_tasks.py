@@ -23,6 +23,7 @@ from mlflow_compress.items.task import request as task_request
 from mlflow_compress.records import Items
 from tests.conftest import Fork
 from tests.shared_data import SHARED, needs_shared
+from tests.task_files import write_rows as write
 
 SETTINGS = TaskSettings(num_fewshot=1, num_shuffles=2, seed=1)
 
@@ -34,11 +35,6 @@ def lettered(n: int = 3, category: str = "rivers") -> list[dict[str, Any]]:
         for i in range(n)
     ]
     return [{**dev, "split": "dev"}, *test]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def suite(path: Path, rows: list[dict[str, Any]], settings: TaskSettings = SETTINGS) -> Any:
