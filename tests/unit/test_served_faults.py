@@ -41,7 +41,7 @@ def logprobs(reply: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def last(value: float | None) -> Callable[[dict[str, Any]], Raw]:
+def last(value: float | str | None) -> Callable[[dict[str, Any]], Raw]:
     """Return a reply whose last log-probability is another value."""
     return reply_with(lambda reply: logprobs(reply)["token_logprobs"].__setitem__(-1, value))
 
@@ -83,6 +83,7 @@ KINDS: dict[str, tuple[str, Callable[[dict[str, Any]], Raw]]] = {
     "NaN": ("not_finite", last(math.nan)),
     "NaN in a list": ("not_finite", reply_with(poison)),
     "infinite": ("not_finite", last(-math.inf)),
+    "a word": ("not_a_completion", last("unlikely")),
     "above zero": ("above_zero", last(0.7)),
     "too probable together": ("above_one", reply_with(inflate)),
     "list against token": ("contradiction", reply_with(contradict)),
