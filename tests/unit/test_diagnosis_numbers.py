@@ -84,11 +84,16 @@ def test_the_groups_to_keep_carry_half_with_the_fewest_weights() -> None:
     assert diagnosis.groups_to_keep(moves(qkv=0.0, o=0.0, down=0.0), sizes) == ()
 
 
-def test_where_nothing_moves_there_is_no_ratio_and_no_share() -> None:
+def test_where_nothing_moves_there_is_no_ratio_and_positions_are_counted_in_powers_of_two() -> None:
     table = diagnosis.SwapTable.of(records(none=[[0.0], [0.0]], a=[[0.0], [0.0]]))
     assert diagnosis.paired_ratio(table, "r", ["a"], ["none"]) is None
     found = diagnosis.summarize_groups(table, {"a": ("o", 1)}, {}, {}, whole="a", together="a", no_swap="none")
     assert found.additivity is None and found.groups[0].share is None and found.noise_ratio is None
+    table = diagnosis.SwapTable.of(records(a=[[float(i) for i in range(1, 10)], [float(i) for i in range(1, 10)]]))
+    found = diagnosis.by_position(table, "a")
+    assert [r.category for r in found] == ["token 1", "tokens 2-3", "tokens 4-7", "tokens 8-15"]
+    assert [r.value for r in found] == [1.0, 2.5, 5.5, 8.5]
+    assert [r.n for r in found] == [2, 4, 8, 4]
 
 
 def test_swaps_on_other_tokens_are_refused() -> None:
@@ -98,14 +103,6 @@ def test_swaps_on_other_tokens_are_refused() -> None:
         diagnosis.SwapTable.of(records(a=[[0.1, 0.2]], b=[[0.1]]))
     with pytest.raises(AlignmentError, match="other tokens"):
         diagnosis.SwapTable.of(records(a=[[0.1, 0.2]], b=[[0.1], [0.2]]))
-
-
-def test_positions_are_counted_from_one_in_powers_of_two() -> None:
-    table = diagnosis.SwapTable.of(records(a=[[float(i) for i in range(1, 10)], [float(i) for i in range(1, 10)]]))
-    found = diagnosis.by_position(table, "a")
-    assert [r.category for r in found] == ["token 1", "tokens 2-3", "tokens 4-7", "tokens 8-15"]
-    assert [r.value for r in found] == [1.0, 2.5, 5.5, 8.5]
-    assert [r.n for r in found] == [2, 4, 8, 4]
 
 
 @pytest.mark.parametrize(

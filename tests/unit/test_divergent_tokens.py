@@ -93,14 +93,11 @@ def test_answers_part_and_diverge_where_it_was_derived_by_hand() -> None:
     assert FOUND["judge/kl_behind_fork"].value == pytest.approx((0.4 + 0.2) / 2)
 
 
-def test_the_order_of_the_variants_records_does_not_matter() -> None:
+def test_the_order_of_records_does_not_matter_and_equal_answers_have_no_median() -> None:
     inputs = compared(OURS, THEIRS, FORCED, KL)
     turned = records.GreedyAnswers(inputs.variant.greedy_answers.table.take([2, 0, 1]))
     moved = replace(inputs, variant=replace(inputs.variant, greedy_answers=turned))
     assert forks(moved).time.tolist() == forks(inputs).time.tolist()
-
-
-def test_equal_answers_have_no_median_and_no_part_behind() -> None:
     zero = [[0.0] * len(answer) for answer in OURS]
     found = headline(compute_all(compared(OURS, OURS, OURS, zero)))
     assert found["judge/identical_answers_pct"].value == 100.0

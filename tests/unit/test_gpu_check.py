@@ -43,12 +43,17 @@ def records(logliks: list[float | None], kl: float = 0.1, nll: float = 2.0) -> R
     )
 
 
-def test_log_probabilities_are_a_token_and_equal_records_are_right() -> None:
+def test_log_probabilities_are_compared_a_token_and_nan_or_other_missing_values_are_wrong() -> None:
     # -4 nats over two tokens is -2; a nll of 3 is -3.
     assert log_probs(records([-4.0, -1.0], nll=3.0)).tolist() == [-2.0, -0.5, -3.0]
     row = Row(check="x")
     compare_float32(row, records([-4.0, None]), records([-4.0, None]))
     assert row.verdict == "ok" and row.found == {"log-prob. apart": 0.0, "KL apart": 0.0}
+    with pytest.raises(ValueError, match="not of the same options"):
+        difference(log_probs(records([None, -1.0])), log_probs(records([-1.0, None])))
+    row = Row(check="x")
+    row.require("KL", float("nan"), most=1.0)
+    assert row.wrong
 
 
 @pytest.mark.parametrize(
@@ -65,14 +70,6 @@ def test_a_wrong_number_is_named(ours: RunRecords, named: str) -> None:
     row = Row(check="x")
     compare_float32(row, ours, records([-4.0]))
     assert row.verdict.startswith(f"WRONG: {named}")
-
-
-def test_missing_values_must_be_the_same_ones_and_nan_is_wrong() -> None:
-    with pytest.raises(ValueError, match="not of the same options"):
-        difference(log_probs(records([None, -1.0])), log_probs(records([-1.0, None])))
-    row = Row(check="x")
-    row.require("KL", float("nan"), most=1.0)
-    assert row.wrong
 
 
 def test_bfloat16_is_measured_by_the_cpus() -> None:

@@ -191,14 +191,11 @@ def test_what_cannot_pass_does_not_count_and_an_end_at_the_limit_keeps_to_it() -
     assert decide([one], [gate]).champion == one
 
 
-def test_a_result_near_its_limit_is_called_narrow() -> None:
+def test_a_result_near_its_limit_is_called_narrow_and_the_winner_s_ends_hold_for_all() -> None:
     """Of 35 in 1,000 the upper end is 4.825, 1.325 from the value: narrow within 0.265 of a limit."""
     for limit, narrow in ((5.2, False), (5.0, True), (4.6, True), (4.5, False)):
         [check] = published_gate("distance/flips_pct", limit).checks(variant("one", 35).metrics)
         assert check.reason.endswith(", narrowly") == narrow
-
-
-def test_the_winner_s_ends_hold_for_all() -> None:
     said = ends_for_all(decide([variant(f"v{i}", i) for i in range(10)], [FLIPS]), [FLIPS])
     end = 100 * wilson(0, 1000, level=1 - 0.05 / 10).high
     assert said == f"Chosen among 10, with 95 % for all of them at once: flips in % at most {end:.4g}."

@@ -68,9 +68,14 @@ def test_refused_before_a_model_is_loaded(spec, said):
         load_suite(spec, model="demo", settings=DEMO)
 
 
-def test_a_served_baseline_has_no_tokenizer_of_its_own():
+def test_defaults_fit_the_model_and_a_served_baseline_has_no_tokenizer_of_its_own():
     with pytest.raises(ConfigError, match="baseline's own tokens"):
         load_suite("long:512", model="x", settings=TaskSettings(model="endpoint:http://127.0.0.1:1/v1"))
+    assert [t.name for t in load_suite("long", model="demo", settings=DEMO).tasks] == [
+        "long_256",
+        "long_512",
+        "long_1k",
+    ]
 
 
 def test_lengths_are_filled_and_kept_to_and_needles_have_five_depths(suite):
@@ -82,14 +87,6 @@ def test_lengths_are_filled_and_kept_to_and_needles_have_five_depths(suite):
         assert min(needles) > length - 70  # a sentence, and room for a copy
     depths = sorted({c for c in suite.tasks[2].items.column("category") if c.startswith("needle")})
     assert depths == [f"needle at {d} %" for d in (10, 30, 50, 70, 90)] and NEEDLES == 5
-
-
-def test_defaults_fit_the_model():
-    assert [t.name for t in load_suite("long", model="demo", settings=DEMO).tasks] == [
-        "long_256",
-        "long_512",
-        "long_1k",
-    ]
 
 
 def test_needles_chains_and_copies_have_their_answers_in_the_text(suite):

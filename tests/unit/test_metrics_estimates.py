@@ -77,13 +77,10 @@ def test_a_formula_is_called_for_the_headline_each_task_and_each_category():
     ]
 
 
-def test_without_multiple_choice_all_graded_items_are_pooled():
+def test_without_multiple_choice_all_graded_items_are_pooled_and_an_estimate_of_nothing_is_left_out():
     inputs = _inputs("exact", "ungraded")
     found = metrics.by_subset(inputs, lambda rows: {SHARE: metrics.Proportion(0, len(rows))})
     assert [(r.task, r.n) for r in found] == [(None, 4), ("t_exact", 4)]
-
-
-def test_an_estimate_of_nothing_is_left_out_and_one_about_everything_has_no_task():
     assert metrics.by_subset(_inputs("cloze"), lambda rows: {SHARE: metrics.Proportion(0, 0)}) == []
     assert metrics.pooled(_inputs("cloze"), {SHARE: metrics.Number(0.5, 0)}) == []
     [found] = metrics.pooled(metrics.MetricInputs(RunRecords()), {SHARE: metrics.Number(0.5, 3, 2)})

@@ -107,14 +107,12 @@ def test_embeddings_are_read_back_in_the_order_of_their_ids(tmp_path: Path):
 MINE, OTHER = AnswerSetting("run1", "a" * 16, "MiniLM"), AnswerSetting("run1", "b" * 16, "bge")
 
 
-def test_unlike_encoders_and_answers_are_left_out_by_name():
+def test_settings_are_read_from_judge_runs_and_unlike_encoders_and_answers_left_out_by_name():
     assert unlike({}) == {} == unlike({"x": MINE, "y": MINE})
     found = unlike({"x": OTHER, "y": MINE, "z": MINE, "w": replace(MINE, answers_run="run2")})
     assert found["x"] == "its answers were embedded by bge (bbbbbbbb), those of the others by MiniLM (aaaaaaaa)"
     assert found["w"].startswith("its answers are to other instructions") and set(found) == {"x", "w"}
 
-
-def test_a_setting_is_read_from_the_judge_run():
     def run(metrics: dict[str, float], **params: str) -> Any:
         data = SimpleNamespace(params=params, metrics=metrics, tags={"baseline_answers_run_id": "run1"})
         return SimpleNamespace(data=data)

@@ -26,7 +26,7 @@ def candidate(name: str, *, size: float = 100, kl: float = 0.01, method: str = "
     return Candidate(name=name, run_id=name, version="1", method=method, metrics={"gate/flips": 1.0, **values})
 
 
-def test_the_smallest_passing_wins_then_the_closest_and_every_reason_is_kept() -> None:
+def test_the_smallest_passing_wins_then_the_closest_and_none_without_compression_or_numbers() -> None:
     small_but_far = candidate("rtn-3bit", size=50, kl=0.2)
     decision = decide([candidate("awq-8bit", size=200), small_but_far, candidate("awq-4bit", size=100)], GATES)
     assert decision.champion is not None and decision.champion.name == "awq-4bit"
@@ -35,9 +35,6 @@ def test_the_smallest_passing_wins_then_the_closest_and_every_reason_is_kept() -
     assert decision.outcomes[-1].reasons == ("KL: 0.2 > 0.05", "flips: 1 <= 5")
     decision = decide([candidate("a", kl=0.02), candidate("b", kl=0.01)], GATES)
     assert decision.champion is not None and decision.champion.name == "b"
-
-
-def test_there_is_no_champion_without_compression_numbers_or_candidates() -> None:
     decision = decide([replace(candidate("noise", size=1, kl=0.0, method="gaussian-noise"), compresses=False)], GATES)
     assert decision.champion is None
     assert "cannot be promoted" in decision.outcomes[0].reasons[0]

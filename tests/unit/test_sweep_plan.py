@@ -46,11 +46,10 @@ def test_every_combination_that_a_method_supports_and_why_the_others_are_left_ou
     assert left_out["awq bits=2"] == "Method 'awq' does not support these bits. Allowed: 8, 4, 3. Got: 2."
 
 
-def test_equal_settings_are_one_variant_and_lists_are_taken() -> None:
+def test_equal_settings_are_one_variant_and_a_package_that_is_not_installed_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert names(methods=["rtn", "rtn"], bits=["auto", 4], group_size=[128, 64])[0] == ["rtn-4bit-g128", "rtn-4bit-g64"]
-
-
-def test_a_package_that_is_not_installed_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     made, left_out = names(methods="none,rtn", bits="4")
     assert made == ["none"] and "needs what is not installed" in left_out["rtn bits=4"]

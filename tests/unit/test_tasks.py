@@ -418,16 +418,13 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
 
 
-def test_every_task_says_where_it_comes_from_and_is_a_group_or_can_be_built() -> None:
+def test_every_task_says_where_it_comes_from_can_be_built_and_the_demo_s_counts_are_right() -> None:
     assert all(row[1] and row[2] and row[3] and row[5] for row in rows())
     assert len({row[-1] for row in rows()}) == len(rows())
     assert all(re.fullmatch("[0-9a-f]{12}", row[-1]) for row in rows())
     for name, task in TASKS.items():
         assert sum(map(bool, (task.build, task.read, task.members))) == 1, name
         assert all(member.partition("@")[0] in TASKS.names() for member in task.members)
-
-
-def test_the_demo_s_counts_are_right() -> None:
     tasks = {task.name: len(task.items) for task in load_suite("demo", model="demo", settings=TaskSettings()).tasks}
     said = [int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d", TASKS.get("demo").items)]
     assert said == [tasks[f"demo_{name}"] for name in ("choice", "cloze", "lastword", "exact")]
