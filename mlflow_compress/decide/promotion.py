@@ -21,11 +21,13 @@ from mlflow_compress.decide.gates import (
     Check,
     DivergenceGate,
     Gate,
+    gate_values,
     in_words,
     published_gate,
 )
 from mlflow_compress.errors import ConfigError, raise_together
 from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
+from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.perplexity import TOP_DOCUMENT
@@ -297,6 +299,13 @@ def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading])
             if (value := ends[reading.end]) is not None:
                 values[reading.name] = value
     return values
+
+
+def gate_numbers(results: Sequence[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
+    """Return all that gates find of an evaluation: pooled values, what metrics publish for gates, and the readings."""
+    pooled = headline(results)
+    values = {name: result.value for name, result in pooled.items()}
+    return values | gate_values(pooled) | read_gates(results, readings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ def draw_all(
         "kl_by_item": _divergence(inputs),
         "change_by_margin": _margin(inputs),
         "flips_by_category": _categories(inputs),
-        "baseline_and_variant": plots.draw_pairs(headline(list(results)), level=inputs.settings.level),
+        "baseline_and_variant": plots.draw_pairs(headline(results), level=inputs.settings.level),
         "answers_part": _answers_part(judged),
         "kl_by_position": _positions(results),
         "kl_by_context": _contexts(results),

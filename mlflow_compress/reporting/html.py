@@ -87,7 +87,7 @@ SLICES_SHOWN = 20
 def slices_table(results: Sequence[MetricResult]) -> Table:
     """Return the distances in slices that differ most from the others, smallest corrected p-value first."""
     heads = ("slice", "measured")
-    numbers = (f"value [{interval_percent(headline(list(results)))} interval]", "others", "corrected p")
+    numbers = (f"value [{interval_percent(headline(results))} interval]", "others", "corrected p")
     return Table(
         columns=[*(Column(head, left=True) for head in heads), Column("n"), *map(Column, numbers)],
         rows=[
@@ -174,7 +174,7 @@ def render_report(
 
     Of `flips` (`details.flips_table`) and of `answers` the first are shown and the others are counted.
     """
-    pooled = headline(list(results))
+    pooled = headline(results)
     return TEMPLATES.get_template("report.html.j2").render(
         title=title,
         verdict=verdict,

@@ -35,7 +35,7 @@ class Measurement(Tabular):
         """The headline results, by metric."""
         from mlflow_compress.metrics.core.metric_inputs import headline
 
-        return headline(list(self.results))
+        return headline(self.results)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -206,7 +206,7 @@ def log_evaluation(
     store: Store, run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: stored.EvalMetadata
 ) -> None:
     """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
-    pooled = headline(list(results))
+    pooled = headline(results)
     stored.log_results(run, results)
     compared = pooled.get("distance/flips_pct", pooled.get("distance/kl_mean"))
     run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})

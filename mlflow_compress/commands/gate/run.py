@@ -32,9 +32,9 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import as_text
 from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_policy
 from mlflow_compress.decide.direction import harm_of
-from mlflow_compress.decide.gates import SPEED, Check, Gate, gate_values, in_words, without_speed
+from mlflow_compress.decide.gates import SPEED, Check, Gate, in_words, without_speed
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
-from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gates_of, lacking_shares, read_gates
+from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gate_numbers, gates_of, lacking_shares, read_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
@@ -43,7 +43,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.sequential import ItemGroups, Verdict, decide_checks, random_order
-from mlflow_compress.records import ItemKey, MetricResult, RunRecords
+from mlflow_compress.records import ItemKey, RunRecords
 from mlflow_compress.reporting.headline import for_users
 from mlflow_compress.reporting.tables import Table, escape_markdown
 from mlflow_compress.scoring.plan.encoding import Shortened
@@ -344,8 +344,11 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     results = compute_all(work.inputs(models.joined_records(so_far.parts))) if all_used and so_far.parts else []
     harm = harm_of(headline(results), policy.margin)
     if all_used and open_gates and not failed:
-        decided = _fixed_n(work, results, open_gates, so_far.n_items)
-        rows = [row for row in rows if row.gate - 1 not in open_gates] + decided
+        # What a promotion would say of the gates that all items together have left open
+        values = gate_numbers(results, gates_of(policy).readings)
+        decided = [_row(number, work.wanted.gates[number].checks(values), "all items") for number in open_gates]
+        rows = [row for row in rows if row.gate - 1 not in open_gates]
+        rows += [replace(row, n=so_far.n_items) for row in decided]
         failed = {row.gate for row in rows if row.verdict == "fail"}
     answered = MeasuredForGate() if failed else work.judged()
     for number in sorted(work.wanted.of_answers):
@@ -391,18 +394,6 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
         ),
         run=run,
     )
-
-
-def _fixed_n(work: GateWork, results: list[MetricResult], open_gates: list[int], n: int) -> list[GateRow]:
-    """Return what a promotion would say of the gates that all items together have left open."""
-    pooled = headline(results)
-    values = {
-        **{name: result.value for name, result in pooled.items()},
-        **gate_values(pooled),
-        **read_gates(results, gates_of(work.policy).readings),
-    }
-    rows = [_row(number, work.wanted.gates[number].checks(values), "all items") for number in open_gates]
-    return [replace(row, n=n) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,13 +28,12 @@ from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest
 from mlflow_compress.commands.shared.stored import read_account, results_from_json, results_json
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
-from mlflow_compress.decide.gates import gate_values
-from mlflow_compress.decide.promotion import gates_of, lacking_shares, read_gates
+from mlflow_compress.decide.promotion import gate_numbers, gates_of, lacking_shares
 from mlflow_compress.decide.separation import by_document, item_scores, separate
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, TrackingError
 from mlflow_compress.files import parse_json
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECEIPT, RECORDS
@@ -156,9 +155,8 @@ def _check_signature(
 
 def _gates(policy: Policy, results: Sequence[MetricResult], account: Account) -> dict[str, Any]:
     """Return whether results keep a policy's gates, and what each gate has read."""
-    pooled, meant = headline(list(results)), gates_of(policy)
-    values = {name: one.value for name, one in pooled.items()} | gate_values(pooled)
-    values |= read_gates(results, meant.readings)
+    meant = gates_of(policy)
+    values = gate_numbers(results, meant.readings)
     checks = [check for gate in meant.gates for check in gate.checks(values)]
     wrong = lacking_shares(policy.require, account.values())
     passed = not wrong and all(check.passed for check in checks)

@@ -1,6 +1,6 @@
 """Everything that metrics read: the records of baseline, variant and noise run, with shared views computed once."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -277,6 +277,6 @@ class Requirement:
         return self.name
 
 
-def headline(results: list[MetricResult]) -> dict[str, MetricResult]:
+def headline(results: Iterable[MetricResult]) -> dict[str, MetricResult]:
     """Return the pooled results by key: what a run's table shows."""
     return {r.name: r for r in results if r.task is None and r.category is None}

@@ -84,7 +84,7 @@ def verdicts_table(content: PageContent) -> Table:
         columns=[Column("in one sentence", long=True), Column(content.policy, long=True)],
         rows=[
             (
-                Words(variant.verdict, [Words(users)] if (users := for_users(headline(list(variant.results)))) else []),
+                Words(variant.verdict, [Words(users)] if (users := for_users(headline(variant.results))) else []),
                 None
                 if outcome is None
                 else Words("passes", style="better")
