@@ -108,7 +108,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     dotted = {name.removesuffix(".__init__"): path for name, path in dotted.items()}
     imports = {}
     for name, path in dotted.items():
-        found = [n for n in trees[path].body if isinstance(n, ast.ImportFrom) and n.module]
+        found = [n for n in ast.walk(trees[path]) if isinstance(n, ast.ImportFrom) and n.module]  # in functions, too
         names = {
             f"{n.module}.{a.name}" if f"{n.module}.{a.name}" in dotted else n.module for n in found for a in n.names
         }
