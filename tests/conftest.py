@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ def python() -> Iterator[Fork]:
 
     libraries = ("mlflow", "mlflow.store.tracking.sqlalchemy_store", "numba", *pipeline._OF_EVERY_CHECK)
     with forks(*libraries) as run, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_python", run.warm)  # type: ignore[attr-defined]
+        patch.setattr(pipeline, "_python", ContextVar("of the tests", default=run.warm))  # type: ignore[attr-defined]
         yield run
 
 

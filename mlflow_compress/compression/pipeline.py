@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -353,21 +354,21 @@ def _require_compressed(method: Method[Any], job: CompressionJob[MethodConfig]) 
 _OF_EVERY_CHECK = ("compressed_tensors", "torch", "transformers.models.auto.modeling_auto")
 # The checkpoint is local: without network access, a request to the hub would only cost time.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-_python: WarmPython | None = None
+_python: ContextVar[WarmPython | None] = ContextVar("python of reload checks", default=None)
 
 
 @contextmanager
-def reload_helper() -> Iterator[None]:
+def reload_helper() -> Iterator[WarmPython]:
     """Within this block, reload checks are forked from one process, which has imported the libraries."""
-    global _python
-    if _python is not None:  # a block within a block uses the same
-        yield
+    if (python := _python.get()) is not None:  # a block within a block uses the same
+        yield python
         return
-    with WarmPython(_OF_EVERY_CHECK, _OFFLINE) as _python:
+    with WarmPython(_OF_EVERY_CHECK, _OFFLINE) as python:
+        before = _python.set(python)
         try:
-            yield
+            yield python
         finally:
-            _python = None
+            _python.reset(before)
 
 
 def reload_in_fresh_process(
@@ -380,11 +381,10 @@ def reload_in_fresh_process(
     command += ["--threads", str(torch.get_num_threads()), *(["--trust-remote-code"] if trust_remote_code else [])]
     if offload is not None:
         command += ["--offload", json.dumps({"max_memory": dict(offload.max_memory), "folder": offload.folder})]
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as wrong, reload_helper():
-        assert _python is not None
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as wrong, reload_helper() as python:
         environment = {**os.environ, **_OFFLINE}
         output = said.fileno(), wrong.fileno()
-        code = _python.run(command, environment=environment, folder=Path.cwd(), output=output)
+        code = python.run(command, environment=environment, folder=Path.cwd(), output=output)
         lines, complaints = (_lines(file) for file in (said, wrong))
     answers = [line for line in lines if line.startswith("{")]
     complaint = (complaints or [f"exit code {code}"])[-1]

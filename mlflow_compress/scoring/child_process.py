@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,12 +16,12 @@ from typing import Any
 from mlflow_compress.errors import WorkerError
 from mlflow_compress.lifetime import killed_by
 
-_processes = 1
+_processes: ContextVar[int] = ContextVar("processes per pass", default=1)
 
 
 def processes_per_pass() -> int:
     """Return how many forks share a pass of this process: 1 outside of `passes_in_forks`."""
-    return _processes
+    return _processes.get()
 
 
 @contextmanager
@@ -31,18 +32,16 @@ def passes_in_forks() -> Iterator[None]:
     """
     import torch  # not above: those who only want to know why a process ended need not wait for it
 
-    global _processes
     if sys.platform != "linux" or "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    before = torch.get_num_threads(), _processes
+    threads, before = torch.get_num_threads(), _processes.set(len(os.sched_getaffinity(0)))
     torch.set_num_threads(1)
-    _processes = len(os.sched_getaffinity(0))
     try:
         yield
     finally:
-        _processes = before[1]
-        torch.set_num_threads(before[0])
+        _processes.reset(before)
+        torch.set_num_threads(threads)
 
 
 def in_forks(work: Callable[[Any], Iterable[Any]], tasks: list[Any], processes: int) -> Iterator[Any]:
@@ -89,8 +88,7 @@ def in_forks(work: Callable[[Any], Iterable[Any]], tasks: list[Any], processes: 
 
 
 def _work(connection: Connection, queue: Any, work: Callable[[Any], Iterable[Any]], tasks: list[Any]) -> None:
-    global _processes
-    _processes = 1
+    _processes.set(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the parent ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of tokenizers do not survive a fork

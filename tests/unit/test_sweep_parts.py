@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
@@ -270,7 +271,7 @@ def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:
 
 @pytest.mark.ci
 def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_module, "_python", None)  # that of other tests
+    monkeypatch.setattr(pipeline_module, "_python", ContextVar("another", default=None))  # that of other tests
     base = make_llama(tmp_path / "base")
     good, bad = tmp_path / "good", tmp_path / "bad"
     compress_model(str(base), "none", None, [], good)
@@ -287,10 +288,12 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path, m
 def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_module, "_python", None)  # one of its own, which is killed here
-    with reload_helper():
-        pipeline_module._python.server.kill()
-        pipeline_module._python.server.wait()
+    monkeypatch.setattr(
+        pipeline_module, "_python", ContextVar("another", default=None)
+    )  # one of its own, which is killed here
+    with reload_helper() as python:
+        python.server.kill()
+        python.server.wait()
         with pytest.raises(CheckpointError, match="exit code -9"):
             reload_in_fresh_process(tmp_path)
 
