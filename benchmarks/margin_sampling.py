@@ -6,7 +6,7 @@ Variants of three small models are read from `margin_sampling.npz`, by item, and
 that of items drawn at random whose interval is as wide, of flips and of accuracy change. "covered" is how often the
 interval holds the truth. "benchmark": the truth is the mean of all items. "population": the items themselves are drawn
 with replacement, so that the truth is that of what they are a sample of. "in groups": so are groups of five items,
-which were put together because the variant moved them alike; they are compared with items that are in no groups.
+which were put together because the variant moved them alike.
 
 The settings (strata, pilot, floor, prior, guess) were chosen on the variants of the demo and of stories260K. The others
 had no part in it, with two exceptions: "demo, sentences" is the demo on ARC, PIQA and Winogrande, of which one variant
@@ -57,7 +57,7 @@ from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.metrics.core.estimates import PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.flip_model import GUESS, expected_flips, forecast_flips, smallest_kl_to_change
-from mlflow_compress.metrics.stats.intervals import DesignEffect, paired_difference, wilson
+from mlflow_compress.metrics.stats.intervals import DesignEffect, design_effect, paired_difference, wilson
 from mlflow_compress.metrics.stats.sequential import p_values, verdicts
 from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, lead_strata, weighted_mean
 from mlflow_compress.records import MetricResult
@@ -179,17 +179,25 @@ def drawn_rows(one: Variant, rows: npt.NDArray[np.int64], size: SampleSize, seed
             return some, now
 
 
-def at_random(one: Variant, wanted: Float, reading: Reading) -> Float:
-    """Return how many items drawn at random have intervals of flips and accuracy change as wide as is wanted."""
+def at_random(one: Variant, wanted: Float, reading: Reading, groups: npt.NDArray[np.int64] | None = None) -> Float:
+    """Return how many items drawn at random have intervals of flips and accuracy change as wide as is wanted.
+
+    Of items in groups, two drawn at random share a group the more often, the more are drawn.
+    """
     n, share = len(one.lead), float((one.before != one.after).mean())
     gained, lost = float((one.after & ~one.before).mean()), float((one.before & ~one.after).mean())
+    flips, change = (one.before != one.after).astype(np.float64), one.after.astype(np.float64) - one.before
+    alike = [1.0 if groups is None else design_effect(x, groups).effect for x in (flips, change)]
 
-    def effect(count: float) -> DesignEffect:
-        return DesignEffect(1.0 if reading == "population" else max(1 - count / n, 1e-9), 1e6, n)
+    def effect(count: float, of_all: float) -> DesignEffect:
+        grouped = 1 + (of_all - 1) * min(count / n, 1.0)
+        return DesignEffect(grouped if reading == "population" else max(1 - count / n, 1e-9), 1e6, n)
 
     widths: list[Callable[[float], float]] = [
-        lambda count: float(np.diff(wilson(share * count, count, effect=effect(count)))[0]),  # type: ignore[arg-type]
-        lambda count: float(np.diff(paired_difference(gained * count, lost * count, count, effect=effect(count)))[0]),
+        lambda count: float(np.diff(wilson(share * count, count, effect=effect(count, alike[0])))[0]),  # type: ignore[arg-type]
+        lambda count: float(
+            np.diff(paired_difference(gained * count, lost * count, count, effect=effect(count, alike[1])))[0]
+        ),
     ]
     most = n * (1 - 1e-6) if reading == "benchmark" else 1000.0 * n
     found = []
@@ -224,7 +232,9 @@ def row(one: Variant, share: float, draws: int, reading: Reading, in_groups: boo
             _, interval = estimate.at(settings, 1.0)
             covered[place] += interval[0] - 1e-12 <= truth[place] <= interval[1] + 1e-12
             widths[place] += interval[1] - interval[0]
-    simple = at_random(one, widths / draws, reading)
+    of_item = np.empty(n, dtype=np.int64)
+    of_item[alike] = group
+    simple = at_random(one, widths / draws, reading, of_item if in_groups else None)
     return int(share * n) / simple, 100 * covered / draws
 
 
@@ -338,6 +348,7 @@ def main() -> None:
     print(f"| {head} |\n{'|---' * (head.count('|') + 1)}|")
     ratios: dict[tuple[str, bool, bool], list[Float]] = {}
     coverages: dict[str, list[Float]] = {}
+    grouped: list[Float] = []
     for one in variants:
         if not (one.before != one.after).any():
             print(f"| {one.model} {one.name} | | 0 | nothing flips |", flush=True)
@@ -345,6 +356,7 @@ def main() -> None:
         kinds: list[tuple[Reading, bool]] = [("benchmark", False), ("population", False), ("population", True)]
         found = [row(one, given.share, given.draws, reading, in_groups) for reading, in_groups in kinds]
         ratios.setdefault((one.bits, one.held_out, one.kl is None), []).extend(ratio for ratio, _ in found[:2])
+        grouped.append(found[2][0])
         for kind, (_, covered) in zip(("benchmark", "population", "in groups"), found, strict=True):
             coverages.setdefault(kind, []).append(covered)
         cells = [f"{a:.2f}, {b:.2f}" for (a, b), _ in found] + [f"{a:.1f}, {b:.1f}" for _, (a, b) in found]
@@ -362,6 +374,8 @@ def main() -> None:
             f"{len(values) // 2} variants, of random: median "
             f"{np.median(known):.2f}, largest {known.max():.2f}"
         )
+    known = np.concatenate(grouped)[np.isfinite(np.concatenate(grouped))]
+    print(f"in groups, of random in groups: median {np.median(known):.2f}, largest {known.max():.2f}")
     for kind, covered in coverages.items():
         every = np.concatenate(covered)
         enough, inside = 100 * (every >= 93).mean(), 100 * ((every >= 93) & (every <= 97)).mean()
