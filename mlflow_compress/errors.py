@@ -244,8 +244,8 @@ def _number_of(error: BaseException) -> int | None:
         return errno.EAGAIN
     if type(error).__module__.partition(".")[0] not in ("safetensors_rust", "safetensors", "tokenizers", "pyarrow"):
         return None
-    found = _OF_A_LIBRARY.search(str(error))
-    return int(found[1] or found[2]) if found else None
+    match = _OF_A_LIBRARY.search(str(error))
+    return int(match[1] or match[2]) if match else None
 
 
 def _line(error: BaseException) -> str:

@@ -112,12 +112,12 @@ def read_json_object(path: Path, *, error: type[MlflowCompressError] = DataError
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has the name {twice[:60]!r} twice")
-    return found
+    return values
 
 
 def _integer(digits: str) -> int:

@@ -84,8 +84,8 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
         texts = [""] * len(requests)
         for (until, length), numbers in groups.items():
             prompts = [requests[number].args[0] for number in numbers]
-            found = generate_until(self.loaded, prompts, until=until, max_new_tokens=length)
-            for number, text in zip(numbers, found, strict=True):
+            answers = generate_until(self.loaded, prompts, until=until, max_new_tokens=length)
+            for number, text in zip(numbers, answers, strict=True):
                 texts[number] = text
                 self.cache_hook.add_partial("generate_until", requests[number].args, text)
         return texts

@@ -147,9 +147,9 @@ def import_all(names: Sequence[str]) -> None:
     """Import the modules, and call the functions (`module:function`), whose results forks need."""
     gc.disable()  # nothing that is imported is garbage
     for name in names:
-        found = resolve_name(name)
+        module = resolve_name(name)
         if ":" in name:
-            found()
+            module()
     gc.freeze()  # a fork does not copy what it never looks at
     gc.enable()
 

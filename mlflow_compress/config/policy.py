@@ -237,21 +237,21 @@ class Policy(Group):
     def without_each(self) -> "dict[str, Policy]":
         """Return the policy without one requirement, for each that can be waived, by its name."""
         entries: list[MetricGate | MarginGate] = [*self.gates, *self.margins]
-        found = {} if self.kl is None else {"kl": self.model_copy(update={"kl": None})}
+        policies = {} if self.kl is None else {"kl": self.model_copy(update={"kl": None})}
         for name in dict.fromkeys(map(_place, entries)):
             others = {part: tuple(e for e in getattr(self, part) if _place(e) != name) for part in ("gates", "margins")}
-            found[name] = self.model_copy(update=others)
+            policies[name] = self.model_copy(update=others)
         asks_nothing = Requirements().model_dump() | {"max_unscored_pct": 100.0, "max_cut_pct": 100.0}
         for name, nothing in asks_nothing.items():
             if getattr(self.require, name) != nothing:
-                found[f"require.{name}"] = self.model_copy(
+                policies[f"require.{name}"] = self.model_copy(
                     update={"require": self.require.model_copy(update={name: nothing})}
                 )
         for name in ("target", "anomalies"):
             nothing = type(self).model_fields[name].default
             if getattr(self, name) != nothing:
-                found[name] = self.model_copy(update={name: nothing})
-        return found
+                policies[name] = self.model_copy(update={name: nothing})
+        return policies
 
 
 def _place(entry: MetricGate | MarginGate) -> str:

@@ -74,11 +74,11 @@ class ItemSampler:
         return cls(size=size, leads=leads, strata=strata, orders=orders)
 
     def __post_init__(self) -> None:
-        found = np.nan_to_num(deviations(GUESS, self.leads, self.strata), nan=0.5)
+        spread = np.nan_to_num(deviations(GUESS, self.leads, self.strata), nan=0.5)
         count = self.size.count
         pilot = PILOT_ITEMS if count is None else math.ceil(PILOT_SHARE * count)
         least = np.minimum(PILOT_FEWEST, self._sizes)
-        self._set(allocate(self._sizes, found, pilot, drawn=least))
+        self._set(allocate(self._sizes, spread, pilot, drawn=least))
 
     @property
     def _sizes(self) -> Int:
@@ -132,12 +132,12 @@ class ItemSampler:
         flipped = before.correct[rows, 0] != after.correct[rows, 0]
         lead = before.lead[rows, 0]
         known = np.isfinite(lead)
-        found = deviations(FlipModel.fit(lead[known], flipped[known]), self.leads, self.strata)
+        spread = deviations(FlipModel.fit(lead[known], flipped[known]), self.leads, self.strata)
         # Items without a lead are a stratum of their own, whose share of flips is what was seen there.
         share = (flipped[~known].sum() + 1) / ((~known).sum() + 2)
-        found = np.where(np.isnan(found), math.sqrt(share * (1 - share)), found)
-        found = np.maximum(found, FLOOR * math.sqrt(float(sizes @ found**2) / sizes.sum()))
-        self._set(allocate(sizes, found, target, drawn=self.drawn[: len(sizes)]))
+        spread = np.where(np.isnan(spread), math.sqrt(share * (1 - share)), spread)
+        spread = np.maximum(spread, FLOOR * math.sqrt(float(sizes @ spread**2) / sizes.sum()))
+        self._set(allocate(sizes, spread, target, drawn=self.drawn[: len(sizes)]))
         return True
 
     def _next_size(self, inputs: MetricInputs) -> int:
@@ -172,9 +172,9 @@ def _needed_to_decide(policy: Policy, inputs: MetricInputs) -> float:
 
     It is decided once one check fails surely, or all pass surely: by intervals that leave an early look's error.
     """
-    found = standings(policy, inputs, level=1 - EARLY * (1 - inputs.settings.level))
-    fails = [needed for passes, needed in found if not passes]
-    return min(fails) if fails else max((needed for _, needed in found), default=0.0)
+    checks = standings(policy, inputs, level=1 - EARLY * (1 - inputs.settings.level))
+    fails = [needed for passes, needed in checks if not passes]
+    return min(fails) if fails else max((needed for _, needed in checks), default=0.0)
 
 
 def standings(policy: Policy, inputs: MetricInputs, *, level: float) -> list[tuple[bool, float]]:
@@ -183,7 +183,7 @@ def standings(policy: Policy, inputs: MetricInputs, *, level: float) -> list[tup
     At most 1 means that the whole interval is on the value's side of the limit. A check that is about no item with a
     value is not decided by items, and left out.
     """
-    settings, found = replace(inputs.settings, level=level), []
+    settings, standing = replace(inputs.settings, level=level), []
     for check in item_checks(policy):
         rows = check.rows(inputs.view, inputs.headline_families)
         limit, at_least = check.claim.limit, check.claim.at_least
@@ -199,8 +199,8 @@ def standings(policy: Policy, inputs: MetricInputs, *, level: float) -> list[tup
         # The end on the side of the limit
         end = None if ends is None else ends[0] if passes == at_least else ends[1]
         needed = math.inf if end is None else _times(abs(end - value), abs(limit - value), events)
-        found.append((passes, needed))
-    return found
+        standing.append((passes, needed))
+    return standing
 
 
 def _estimate(check: ItemCheck, inputs: MetricInputs, rows: Int) -> tuple[Estimate, float]:
@@ -241,8 +241,8 @@ def half_width(inputs: MetricInputs) -> float:
         return math.inf
     before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
     units = inputs.units(rows)
-    found = []
+    widths = []
     for estimate in (Proportion.of(before != after, units), PairedDifference.of(before, after, units)):
         value, interval = estimate.at(inputs.settings, 100.0)
-        found.append(math.inf if interval is None else max(interval[1] - value, value - interval[0]))
-    return max(found)
+        widths.append(math.inf if interval is None else max(interval[1] - value, value - interval[0]))
+    return max(widths)

@@ -520,7 +520,7 @@ def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
     near = {frozenset(pair) for pair in itertools.pairwise(order)}
     near |= {frozenset(pair) for group in board.groups[KL] for pair in itertools.combinations(group, 2)}
     have = {row.name: row.cells[FLIPS].n or 0 for row in board.finished if FLIPS in row.cells}
-    found: dict[str, tuple[int, str]] = {}
+    needs: dict[str, tuple[int, str]] = {}
     for pair in board.separations:
         if pair.kl is None or pair.more_items is None or max(-pair.kl.low, pair.kl.high) < least:
             continue
@@ -529,8 +529,8 @@ def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
         if frozenset((pair.first, pair.second)) in near:
             for name, other in ((pair.first, pair.second), (pair.second, pair.first)):
                 if have.get(name, pair.more_items) < pair.more_items:
-                    found[name] = max(found.get(name, (0, "")), (pair.more_items, other))
-    return found
+                    needs[name] = max(needs.get(name, (0, "")), (pair.more_items, other))
+    return needs
 
 
 def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str]) -> dict[str, Cell]:
@@ -538,9 +538,9 @@ def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str])
     cells: dict[str, Cell] = {}
     for variant in variants:
         for name in columns:
-            found = variant.results.get(f"{name}_baseline")
-            if found is not None:
-                cells.setdefault(name, Cell(value=found.value, low=found.low, high=found.high, n=found.n))
+            result = variant.results.get(f"{name}_baseline")
+            if result is not None:
+                cells.setdefault(name, Cell(value=result.value, low=result.low, high=result.high, n=result.n))
         for name, ratio in ((SIZE, RATIO), (CACHE, CACHE_RATIO)):
             if name in variant.sizes and ratio in variant.sizes:
                 size = variant.sizes[name] * variant.sizes[ratio]

@@ -290,17 +290,17 @@ def separate(named: Sequence[tuple[str, ItemScores]], *, level: float = 0.95) ->
     def with_correction(test: Difference | None) -> Difference | None:
         return None if test is None else replace(test, p_holm=next(corrected))
 
-    found = [
+    comparisons = [
         replace(pair, kl=with_correction(pair.kl), correctness=with_correction(pair.correctness)) for pair in pairs
     ]
     # What Holm's next test must reach
-    left = len(tests) - sum(test.significant for pair in found for test in (pair.kl, pair.correctness) if test)
+    left = len(tests) - sum(test.significant for pair in comparisons for test in (pair.kl, pair.correctness) if test)
     critical = -float(special.ndtri(SIGNIFICANCE / 2 / max(left, 1)))
     return tuple(
         replace(pair, more_items=_more_items(pair.kl, drawn, x.design, critical))
         if pair.kl is not None and drawn is not None and x.design is not None and not x.design.is_whole
         else pair
-        for pair, (_, _, x, _), (_, drawn) in zip(found, both, by_kl, strict=True)
+        for pair, (_, _, x, _), (_, drawn) in zip(comparisons, both, by_kl, strict=True)
     )
 
 

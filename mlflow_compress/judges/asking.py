@@ -57,8 +57,8 @@ def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
     Reasons are "no_rating", "ambiguous", "quoted", and "out_of_range" for a rating outside 1..10. `shown` are the texts
     that the judge was shown.
     """
-    found = _one_mark(_RATING, text, shown, float)
-    return found if found.value is None or LOW <= found.value <= HIGH else Reading(None, OUT_OF_RANGE)
+    reading = _one_mark(_RATING, text, shown, float)
+    return reading if reading.value is None or LOW <= reading.value <= HIGH else Reading(None, OUT_OF_RANGE)
 
 
 def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:

@@ -130,12 +130,12 @@ def conscompf(inputs: MetricInputs) -> list[MetricResult]:
     given = inputs.embeddings
     if given is None or given.variant is None:
         return []
-    found = similarity(given.baseline, given.variant)
+    similar = similarity(given.baseline, given.variant)
     values = {
-        SIMILARITY: found.per_instruction("equation4"),
-        UNWEIGHTED: found.cosine,
-        CONSISTENCY: found.consistency_b,
-        CONSISTENCY_BASELINE: found.consistency_a,
+        SIMILARITY: similar.per_instruction("equation4"),
+        UNWEIGHTED: similar.cosine,
+        CONSISTENCY: similar.consistency_b,
+        CONSISTENCY_BASELINE: similar.consistency_a,
     }
     if given.baseline_again is not None:
         values[FLOOR] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")

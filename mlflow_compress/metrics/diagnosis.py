@@ -37,7 +37,7 @@ class SwapTable:
         names = records.column("swap")
         swaps = tuple(dict.fromkeys(names.tolist()))
         keys = [f"{task}\n{item}" for task, item in zip(records.column("task"), records.column("item_id"), strict=True)]
-        found, codes = np.unique(np.asarray(keys, dtype=object), return_inverse=True)
+        values, codes = np.unique(np.asarray(keys, dtype=object), return_inverse=True)
         place = records.column("position").astype(np.int64)
         rows = [np.flatnonzero(names == swap) for swap in swaps]
         if any(
@@ -46,7 +46,7 @@ class SwapTable:
         ):
             raise AlignmentError("Two swaps were measured on other tokens", fix="Measure them together")
         index = np.stack(rows)
-        texts = tuple((task, item) for task, _, item in (str(key).partition("\n") for key in found))
+        texts = tuple((task, item) for task, _, item in (str(key).partition("\n") for key in values))
         kl, top, same = (records.column(name)[index] for name in ("kl", "top", "same_top"))
         return cls(
             swaps, kl.astype(float), top.astype(np.int64), same.astype(bool), codes[rows[0]], place[rows[0]], texts
@@ -230,7 +230,7 @@ def by_category(items: Items, distances: OptionDistances) -> tuple[MetricResult,
     for task, item_id, category in zip(*columns, strict=True):
         if (task, item_id) in of_item:
             groups.setdefault((task, category), []).append(float(np.mean(of_item[task, item_id])))
-    found = []
+    rows = []
     for (task, category), values in groups.items():
         scored = np.asarray([value for value in values if np.isfinite(value)])
         if not len(scored):
@@ -238,10 +238,10 @@ def by_category(items: Items, distances: OptionDistances) -> tuple[MetricResult,
         interval = studentized_interval(scored) if len(scored) >= FEWEST_GROUPS else None
         low, high = interval if interval is not None else (None, None)
         n, missing = len(scored), len(values) - len(scored)
-        found.append(
+        rows.append(
             MetricResult(KL, float(scored.mean()), low, high, n=n, n_unscored=missing, task=task, category=category)
         )
-    return tuple(sorted(found, key=lambda result: -result.value))
+    return tuple(sorted(rows, key=lambda result: -result.value))
 
 
 MOST_TEXTS = 20
@@ -265,7 +265,7 @@ def moved_texts(table: SwapTable, swap: str, no_swap: str, most: int = MOST_TEXT
     """Return the texts with the highest mean KL of a swap, highest first; at a tie in the order of the records."""
     kl, same = table.of_swap(swap), table.same_top[table.swaps.index(swap)]
     top, base = (table.top[table.swaps.index(name)] for name in (swap, no_swap))
-    found = []
+    moved = []
     for code, (task, item_id) in enumerate(table.texts):
         rows = np.flatnonzero(table.text == code)
         rows = rows[np.argsort(table.position[rows], kind="stable")]
@@ -278,8 +278,8 @@ def moved_texts(table: SwapTable, swap: str, no_swap: str, most: int = MOST_TEXT
                 "baseline_top": int(base[row]),
                 "variant_top": int(top[row]),
             }
-        found.append(MovedText(**about))  # type: ignore[arg-type]
-    return sorted(found, key=lambda text: -text.kl)[:most]
+        moved.append(MovedText(**about))  # type: ignore[arg-type]
+    return sorted(moved, key=lambda text: -text.kl)[:most]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,8 +338,8 @@ def rare_tokens(tokens: npt.NDArray[np.int64]) -> Bool:
 
 def class_rows(texts: Sequence[str], before: Sequence[str], tokens: npt.NDArray[np.int64]) -> dict[str, Bool]:
     """Return which tokens are in each class that occurs. "rare tokens" overlaps with the others."""
-    found = np.asarray([token_class(text, previous) for text, previous in zip(texts, before, strict=True)])
-    names = [name for name in (FIRST, INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER) if (found == name).any()]
-    rows = {name: found == name for name in names}
+    classes = np.asarray([token_class(text, previous) for text, previous in zip(texts, before, strict=True)])
+    names = [name for name in (FIRST, INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER) if (classes == name).any()]
+    rows = {name: classes == name for name in names}
     rare = rare_tokens(tokens)
     return {**rows, RARE: rare} if rare.any() else rows

@@ -72,8 +72,8 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
         of_item = {key: inputs.distance(column)[rows] for key, column in ITEM_COLUMNS.items()}
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
         groups = inputs.units(rows)
-        found = {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
-        return found | {key: mean_kl(of_item[key], groups) for key in (KL, KL_REVERSE)}
+        estimates = {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
+        return estimates | {key: mean_kl(of_item[key], groups) for key in (KL, KL_REVERSE)}
 
     return by_subset(inputs, means, families=inputs.view.scored)
 

@@ -183,12 +183,12 @@ def first_divergent_token(inputs: MetricInputs) -> list[MetricResult]:
     The end token counts: an answer that ends where the other goes on differs there. There is no result where so few
     answers differ that fewer than half ever part, and no upper end where the interval of that share holds a half.
     """
-    found = forks(inputs)
-    curve = still_equal(found, level=inputs.settings.level)
+    forked = forks(inputs)
+    curve = still_equal(forked, level=inputs.settings.level)
     if curve.median is None:
         return []
     low, high = curve.median_interval
-    return [replace(r, low=low, high=high) for r in pooled(inputs, {FDT: Number(curve.median, len(found.time))})]
+    return [replace(r, low=low, high=high) for r in pooled(inputs, {FDT: Number(curve.median, len(forked.time))})]
 
 
 IDENTICAL = MetricKey.percent(
@@ -210,8 +210,8 @@ IDENTICAL = MetricKey.percent(
 )
 def identical_answers(inputs: MetricInputs) -> list[MetricResult]:
     """``100 #(equal answers)/n`` with Wilson's interval; two answers cut at the token limit are equal up to there."""
-    found = forks(inputs)
-    return pooled(inputs, {IDENTICAL: Proportion(int((~found.differs).sum()), len(found.time))})
+    forked = forks(inputs)
+    return pooled(inputs, {IDENTICAL: Proportion(int((~forked.differs).sum()), len(forked.time))})
 
 
 FLOOR = MetricKey.percent(
@@ -243,11 +243,11 @@ def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
     One forward pass and no decoding. The first such token of an answer is its first divergent token, up to rounding.
     The interval is the studentised bootstrap's over answers.
     """
-    found = forced_tokens(inputs)
-    columns = {SDT: found.divergent, FLOOR: found.divergent_baseline}
+    forced = forced_tokens(inputs)
+    columns = {SDT: forced.divergent, FLOOR: forced.divergent_baseline}
     return pooled(
         inputs,
-        {key: Ratio(*group_sums(100.0 * of_key, found.places.answer)) for key, of_key in columns.items()},
+        {key: Ratio(*group_sums(100.0 * of_key, forced.places.answer)) for key, of_key in columns.items()},
     )
 
 
@@ -280,13 +280,13 @@ def kl_at_fork(inputs: MetricInputs) -> list[MetricResult]:
     would have written. Equal answers are wholly before. Behind the fork the variant reads a text that it would not have
     written. There is no result for a part without tokens.
     """
-    found = forced_tokens(inputs)
-    before = found.places.index < forks(inputs).time[found.places.answer]
+    forced = forced_tokens(inputs)
+    before = forced.places.index < forks(inputs).time[forced.places.answer]
     parts = {ALL: np.ones(len(before), dtype=bool), BEFORE: before, BEHIND: ~before}
     return pooled(
         inputs,
         {
-            key: Ratio(*group_sums(found.kl[part], found.places.answer[part]))
+            key: Ratio(*group_sums(forced.kl[part], forced.places.answer[part]))
             for key, part in parts.items()
             if part.any()
         },

@@ -73,8 +73,8 @@ def has_broken_format(question: str, answer: str) -> bool:
         return is_open
     if blocks:
         return not all(map(_is_json, blocks))
-    found = re.search(r"[\[{].*[\]}]", answer, re.DOTALL)
-    return not (_is_json(answer) or (found is not None and _is_json(found[0])))
+    match = re.search(r"[\[{].*[\]}]", answer, re.DOTALL)
+    return not (_is_json(answer) or (match is not None and _is_json(match[0])))
 
 
 def _is_json(text: str) -> bool:

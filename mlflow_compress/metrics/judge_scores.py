@@ -313,11 +313,11 @@ def judge_noise(inputs: MetricInputs) -> list[MetricResult]:
 
 def _grades(judgments: Judgments) -> list[list[float]]:
     """Return the readable grades of each answer that has any."""
-    found: dict[tuple[str, int], list[float]] = {}
+    grades: dict[tuple[str, int], list[float]] = {}
     for row in judgments.table.to_pylist():
         if row["score"] is not None:
-            found.setdefault((row["item_id"], row["turn"]), []).append(row["score"])
-    return list(found.values())
+            grades.setdefault((row["item_id"], row["turn"]), []).append(row["score"])
+    return list(grades.values())
 
 
 def _noise(subject: list[list[float]], every: list[list[float]]) -> list[MetricResult]:

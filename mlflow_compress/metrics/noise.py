@@ -27,7 +27,7 @@ SIGNIFICANT = 0.05
 
 def floors(wanted: Callable[[Metric], bool] = lambda metric: True) -> list[MetricKey]:
     """Return the distances of the wanted metrics that declare a noise floor, in the order of the headline table."""
-    every = [key for _, found in METRICS.items() if found.noise and wanted(found) for key in found.keys]
+    every = [key for _, one in METRICS.items() if one.noise and wanted(one) for key in one.keys]
     floors = [key for key in every if key.floor is not None and key.floor.startswith("noise/")]
     return sorted(floors, key=lambda key: (key.headline is None, key.headline or 0, key.name))
 
@@ -197,22 +197,22 @@ def paired_p_values(inputs: MetricInputs) -> dict[str, float]:
     if inputs.variant is None or inputs.noise is None or inputs.noise.items is None or inputs.draws is not None:
         return {}
     second, rows = MetricInputs(inputs.baseline, replace(inputs.noise, items=None)), inputs.headline_rows
-    found: dict[str, float] = {}
+    p_values: dict[str, float] = {}
     group = inputs.view.group
     if inputs.missing(requirements.OPTION_DISTANCES) is None and inputs.noise.option_distances is not None:
         for of_items, column in {**ITEM_COLUMNS, ACCEPTANCE: "tv"}.items():
             sign = -1.0 if of_items.direction == "higher" and of_items is not ACCEPTANCE else 1.0
             further = [sign * inputs.distance(column, noise=noise)[rows] for noise in (False, True)]
-            found |= _paired_mean(of_items.name, group[rows], *further)
+            p_values |= _paired_mean(of_items.name, group[rows], *further)
         kl = [np.maximum(inputs.distance("kl", noise=noise)[rows], 0.0) for noise in (False, True)]
-        found |= _paired_mean(CLIPPED.name, group[rows], *(np.minimum(values, CLIP) for values in kl))
+        p_values |= _paired_mean(CLIPPED.name, group[rows], *(np.minimum(values, CLIP) for values in kl))
         both = np.isfinite(kl[0]) & np.isfinite(kl[1])
-        found[ABOVE_CLIP.name] = _mcnemar(kl[0][both] > CLIP, kl[1][both] > CLIP, group[rows][both])
+        p_values[ABOVE_CLIP.name] = _mcnemar(kl[0][both] > CLIP, kl[1][both] > CLIP, group[rows][both])
     if inputs.missing(requirements.PREDICTIONS) is None and second.missing(requirements.PREDICTIONS) is None:
         rows = rows[inputs.scored_by_both[rows] & second.scored_by_both[rows]]
         sets = [_changes(each, rows) for each in (inputs, second)]
-        found |= {name: _mcnemar(sets[0][name], sets[1][name], group[rows]) for name in sets[0]}
-    return found
+        p_values |= {name: _mcnemar(sets[0][name], sets[1][name], group[rows]) for name in sets[0]}
+    return p_values
 
 
 def _changes(inputs: MetricInputs, rows: Int) -> dict[str, Bool]:

@@ -193,17 +193,17 @@ class _Orders:
 def _measure(view: ItemTable, run: RunRecords) -> _Orders:
     assert run.option_scores is not None  # `requires` has been checked
     scores = run.option_scores.where(task=sorted(set(view.task)))
-    found, grid = predict(view, RunRecords(option_scores=scores))
+    predictions, grid = predict(view, RunRecords(option_scores=scores))
     assert grid is not None
     wanted = factorial(view.n_options).astype(np.int64)
-    shown = np.arange(found.scored.shape[1]) < wanted[:, None]
+    shown = np.arange(predictions.scored.shape[1]) < wanted[:, None]
     return _Orders(
-        complete=(found.scored & shown).sum(axis=1) == wanted,
+        complete=(predictions.scored & shown).sum(axis=1) == wanted,
         content=grid.content,
-        right=(found.correct & shown).sum(axis=1) / shown.sum(axis=1),
-        same=agreement(found.content, shown),
-        always=np.asarray((found.correct | ~shown).all(axis=1), dtype=bool),
-        excess=letter_excess(found.letter, gold_letters(grid, view.gold), grid.content.shape[2], shown),
+        right=(predictions.correct & shown).sum(axis=1) / shown.sum(axis=1),
+        same=agreement(predictions.content, shown),
+        always=np.asarray((predictions.correct | ~shown).all(axis=1), dtype=bool),
+        excess=letter_excess(predictions.letter, gold_letters(grid, view.gold), grid.content.shape[2], shown),
     )
 
 
@@ -255,18 +255,18 @@ def all_orders(inputs: MetricInputs) -> list[MetricResult]:
 
 
 def _estimates(models: dict[str, _Orders], rows: Int, groups: Int) -> Estimates:
-    found: dict[str, Estimate] = {}
+    estimates: dict[str, Estimate] = {}
     for suffix, model in models.items():
-        found[f"orders_robust_accuracy{suffix}"] = Proportion.of(model.always[rows], groups)
-        found[f"orders_accuracy{suffix}"] = Mean(model.right[rows], groups=groups)
-        found[f"orders_agreement{suffix}"] = Mean(model.same[rows], groups=groups)
+        estimates[f"orders_robust_accuracy{suffix}"] = Proportion.of(model.always[rows], groups)
+        estimates[f"orders_accuracy{suffix}"] = Mean(model.right[rows], groups=groups)
+        estimates[f"orders_agreement{suffix}"] = Mean(model.same[rows], groups=groups)
         bias = float(bias_of(model.excess[rows].mean(axis=0)))
-        found[f"orders_position_bias{suffix}"] = Number(bias, len(rows))
+        estimates[f"orders_position_bias{suffix}"] = Number(bias, len(rows))
     if "_baseline" in models:
         b, q = models["_baseline"], models[""]
-        found["orders_robust_accuracy_delta"] = PairedDifference.of(b.always[rows], q.always[rows], groups)
-        found["orders_accuracy_delta"] = Mean((q.right - b.right)[rows], groups=groups)
-        found["orders_agreement_delta"] = Mean((q.same - b.same)[rows], groups=groups)
+        estimates["orders_robust_accuracy_delta"] = PairedDifference.of(b.always[rows], q.always[rows], groups)
+        estimates["orders_accuracy_delta"] = Mean((q.right - b.right)[rows], groups=groups)
+        estimates["orders_agreement_delta"] = Mean((q.same - b.same)[rows], groups=groups)
         excess = np.hstack([b.excess[rows], q.excess[rows]])
-        found["orders_position_bias_delta"] = Resampled(excess, difference_of(bias_of), groups=groups)
-    return {_EVERY_ORDER[name]: estimate for name, estimate in found.items()}
+        estimates["orders_position_bias_delta"] = Resampled(excess, difference_of(bias_of), groups=groups)
+    return {_EVERY_ORDER[name]: estimate for name, estimate in estimates.items()}

@@ -53,7 +53,7 @@ def _phrases() -> dict[str, Any]:
 @cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return what matches a refusal in a language with spaces between its words, and in one without."""
-    found: dict[bool, list[str]] = {True: [], False: []}
+    patterns: dict[bool, list[str]] = {True: [], False: []}
     for phrases in _phrases().values():
         spaced = phrases.get("spaced", True)
         words = {name: map(_plain, listed.split(", ")) for name, listed in phrases["words"].items()}
@@ -62,8 +62,8 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
         rules = "|".join(rule.format(**alternatives).replace(*gap) for rule in phrases["rules"])
         after = "|".join(phrases.get("not_before", "").split(", "))
         end = ("(?= |$)" if spaced else "") + (rf"(?! (?:{after})(?: |$))" if after else "")
-        found[spaced].append(f"(?:{rules}){end}")
-    return re.compile("|".join(found[True])), re.compile("|".join(found[False]))
+        patterns[spaced].append(f"(?:{rules}){end}")
+    return re.compile("|".join(patterns[True])), re.compile("|".join(patterns[False]))
 
 
 def _read(answers: Iterable[str]) -> tuple[Bool, Bool]:

@@ -44,10 +44,10 @@ def slicings(task: Sequence[str], category: Sequence[str | None], texts: Sequenc
     A property that all items share makes no slices, nor do languages that part the items as their scripts do. The
     script is that of most letters, see `script`; a text whose language is not sure is in the slice of none.
     """
-    found: dict[str, set[str]] = defaultdict(set)
+    categories: dict[str, set[str]] = defaultdict(set)
     for one, part in zip(task, category, strict=True):
-        found[one].add(part or "")
-    split = [(one, part or "") if len(found[one]) > 1 else None for one, part in zip(task, category, strict=True)]
+        categories[one].add(part or "")
+    split = [(one, part or "") if len(categories[one]) > 1 else None for one, part in zip(task, category, strict=True)]
     scripts, languages = [script(text) for text in texts], [language(text) for text in texts]
     if len(set(zip(scripts, languages, strict=True))) == len(set(scripts)):
         languages = [None] * len(texts)
@@ -88,7 +88,7 @@ def by_slice(
     largest true one: no slice is above the largest upper end with 97.5 %, as each one's own end errs no more often; and
     one is above the largest lower end, where each end holds for all slices at once.
     """
-    found: dict[str, list[MetricResult]] = {}
+    of_distance: dict[str, list[MetricResult]] = {}
     raw: list[float] = []
     for distance in distances:
         rows = np.flatnonzero(np.isfinite(distance.values))
@@ -104,14 +104,14 @@ def by_slice(
             p = dict(zip(present.tolist(), tested, strict=True))
             for i in large:
                 subset = ItemSubset(*slicing.names[i], rows[code == i])
-                found.setdefault(distance.key.name, []).extend(
+                of_distance.setdefault(distance.key.name, []).extend(
                     of_subset(inputs, subset, {distance.key: distance.estimate(subset.rows)})
                 )
                 raw.append(float(p[i]))
     adjusted = iter(holm(raw).tolist() if raw else [])
     results = []
     for distance in distances:
-        parts_of = [replace(result, p=next(adjusted)) for result in found.get(distance.key.name, [])]
+        parts_of = [replace(result, p=next(adjusted)) for result in of_distance.get(distance.key.name, [])]
         if parts_of:
             results += [_worst(distance.key, parts_of), *parts_of]
     return results

@@ -22,14 +22,14 @@ _memory_key = partial(_key, unit="MB", counted="processes")
 
 def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
     """Return the keys of the variant, the baseline and their ratio, for reading and for writing."""
-    found = {}
+    rates = {}
     for what, doing in (("prefill", "prompt tokens read"), ("decode", "tokens written after the first")):
         name, many = f"{what}_tokens_per_second_batch_{batch}", "sequence" if batch == 1 else "sequences"
         meaning = f"The variant's {doing} a second, {batch} {many} at a time."
         ratio, title = f"{what}_ratio_batch_{batch}", what.capitalize()
         # Two rows: a run shows few numbers. The others are on the run of the stage.
         shown = batch == 1
-        found[what] = (
+        rates[what] = (
             _rate_key(
                 name,
                 "higher",
@@ -50,7 +50,7 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
                 gate_label="decode speedup" if shown and what == "decode" else "",
             ),
         )
-    return found
+    return rates
 
 
 _RATES = {batch: _rates(batch) for batch in _BATCHES}

@@ -245,8 +245,8 @@ def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Tabl
 
 def split_groups(inputs: MetricInputs, rows: Int) -> Int:
     """Return the code of the group that is on one side of the split, from 0: of the item where all share one group."""
-    found = np.unique(inputs.view.group[rows], return_inverse=True)[1]
-    return np.asarray(found if found.max() else np.arange(len(rows)), dtype=np.int64)
+    codes = np.unique(inputs.view.group[rows], return_inverse=True)[1]
+    return np.asarray(codes if codes.max() else np.arange(len(rows)), dtype=np.int64)
 
 
 def _drawn(groups: Int, resamples: int, seed: int) -> Iterator[Float]:

@@ -64,11 +64,11 @@ def _positions(results: Sequence[MetricResult]) -> Drawing | None:
 
 
 def _depths(results: Sequence[MetricResult]) -> Drawing | None:
-    found = [result for result in results if result.name == LONG_KL.name]
-    parts = [result for result in found if result.category is not None]
+    depths = [result for result in results if result.name == LONG_KL.name]
+    parts = [result for result in depths if result.category is not None]
     if not any(part.value for part in parts):  # none, or equal models
         return None
-    whole = next(result for result in found if result.task is None)
+    whole = next(result for result in depths if result.task is None)
     slope = next((result for result in results if result.name == SLOPE.name and result.task is None), None)
     return distances.draw_depths(whole, slope, parts)
 

@@ -292,10 +292,10 @@ def headline_table(
 def noticed(pooled: Mapping[str, MetricResult]) -> list[tuple[MetricKey, MetricResult, bool]]:
     """Return what users of the model notice and has an interval, each with whether it surely changed (after Holm)."""
     there = [(declared, pooled[name]) for name, declared in all_keys().items() if declared.noticed and name in pooled]
-    found = [(declared, result) for declared, result in there if result.low is not None and result.high is not None]
-    adjusted = holm([_p_value(*one) for one in found]).tolist() if found else []
+    sure = [(declared, result) for declared, result in there if result.low is not None and result.high is not None]
+    adjusted = holm([_p_value(*one) for one in sure]).tolist() if sure else []
     changed = []
-    for (declared, result), p in zip(found, adjusted, strict=True):
+    for (declared, result), p in zip(sure, adjusted, strict=True):
         floor = None if declared.is_difference else pooled.get(str(declared.floor))
         changed.append((declared, result, p < SIGNIFICANT and (floor is None or distinguishable(result, floor))))
     return changed
@@ -303,17 +303,17 @@ def noticed(pooled: Mapping[str, MetricResult]) -> list[tuple[MetricKey, MetricR
 
 def for_users(pooled: Mapping[str, MetricResult]) -> str:
     """Return one sentence on what users of the model notice, first what surely changed; empty where it is unknown."""
-    found = noticed(pooled)
-    if not found:
+    changes = noticed(pooled)
+    if not changes:
         return ""
     changed, others = [], []
-    for declared, result, sure in found:
+    for declared, result, sure in changes:
         if sure:
             text = numbers.interval_text(result, numbers.scale_of(declared.unit), difference=declared.is_difference)
             changed.append(f"{declared.noticed} {text}")
         else:
             others.append(declared.noticed)
-    tests = "1 test" if len(found) == 1 else f"{len(found)} tests, Holm"
+    tests = "1 test" if len(changes) == 1 else f"{len(changes)} tests, Holm"
     rest = f"no sure change in {', '.join(others)}" if others else ""
     return f"For users: {'; '.join(filter(None, [*changed, rest]))} ({tests})."
 

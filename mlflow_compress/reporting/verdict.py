@@ -60,7 +60,7 @@ class SliceFinding:
 def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
     """Return every distance in every slice, that with the smallest corrected p-value first."""
     pooled = {r.name: r for r in results if r.task is None and r.category is None}
-    found = []
+    findings = []
     for result in results:
         if result.name not in _SLICED or (result.task is None and result.category is None):
             continue
@@ -69,17 +69,17 @@ def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
         if whole is not None and whole.n > result.n:
             others = (whole.n * factor * whole.value - result.n * result.value) / (whole.n - result.n)
         place = "/".join(filter(None, (result.task, result.category)))
-        found.append(SliceFinding(name=place, measured=measured, result=result, others=others))
-    return sorted(found, key=lambda one: (one.result.p, list(_SLICED).index(one.result.name), -one.result.value))
+        findings.append(SliceFinding(name=place, measured=measured, result=result, others=others))
+    return sorted(findings, key=lambda one: (one.result.p, list(_SLICED).index(one.result.name), -one.result.value))
 
 
 def worst_slice(results: Sequence[MetricResult]) -> str:
     """Return the slice that surely moves most against the others, with its test; empty where none does."""
-    found = slice_findings(results)
-    if not found or (p := found[0].result.p) is None or p >= _SIGNIFICANCE:
+    findings = slice_findings(results)
+    if not findings or (p := findings[0].result.p) is None or p >= _SIGNIFICANCE:
         return ""
-    tests = "1 test" if len(found) == 1 else f"{len(found)} tests"
-    return f"worst slice: {found[0].text} (p {p:.2g}, Holm over {tests})"
+    tests = "1 test" if len(findings) == 1 else f"{len(findings)} tests"
+    return f"worst slice: {findings[0].text} (p {p:.2g}, Holm over {tests})"
 
 
 def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:

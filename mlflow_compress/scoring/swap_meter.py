@@ -170,11 +170,11 @@ class KeptOutputs:
         self._layers = torch.nn.ModuleList()
         self.every, self.inside = 1, True
         self.whole_model_reason: str | None = None
-        found = decoder_layers(body.model)
-        if found is None:
+        layers = decoder_layers(body.model)
+        if layers is None:
             self.whole_model_reason = "its decoder layers were not found"
             return
-        name, self._layers = found
+        name, self._layers = layers
         try:
             self._order = CallOrder(body, name, len(self._layers))
             self.whole_model_reason = self._check()
@@ -418,8 +418,8 @@ class SwapMeter:
         with bar:
             for number in missing:
                 no_swap = Border(number % (kept.n_layers + 1) if from_borders else 0)
-                found = self._batch(units[number], kept, [no_swap, *starts], [Swap(NO_SWAP, {}), *swaps], whole)
-                parts.add(number, number + 1, found, None)
+                batch = self._batch(units[number], kept, [no_swap, *starts], [Swap(NO_SWAP, {}), *swaps], whole)
+                parts.add(number, number + 1, batch, None)
                 bar.update()
         kept.forget()
         return _records(task, windows, names, parts.joined())
@@ -463,8 +463,8 @@ class SwapMeter:
 
 
 def _compared(moved: Iterator[Tensor], baseline: Sequence[KlBaseline]) -> Arrays:
-    found = [compute_kl(logits, base) for logits, base in zip(moved, baseline, strict=True)]
-    kl, top = (torch.cat(values).numpy() for values in zip(*found, strict=True))
+    distances = [compute_kl(logits, base) for logits, base in zip(moved, baseline, strict=True)]
+    kl, top = (torch.cat(values).numpy() for values in zip(*distances, strict=True))
     return {"kl": kl, "top": top.astype(np.int32)}
 
 

@@ -31,9 +31,9 @@ def read_conversations(uri: str, where: str, redact: Redaction) -> list[dict[str
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise DataError("MLflow has no experiment of this name", got=f"{name} at {uri}")
-        found = {"locations": [experiment.experiment_id], "filter_string": wanted or None}
+        query = {"locations": [experiment.experiment_id], "filter_string": wanted or None}
         traces = get_results_from_paginated_fn(
-            lambda most, token: client.search_traces(**found, max_results=most, page_token=token), _PAGE
+            lambda most, token: client.search_traces(**query, max_results=most, page_token=token), _PAGE
         )
     except MlflowException as error:
         raise TrackingError(f"The traces cannot be read: {str(error).splitlines()[0]}", got=where) from error

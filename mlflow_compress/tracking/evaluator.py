@@ -114,11 +114,11 @@ def _compared(rows: pd.DataFrame, dataset: Any, config: dict[str, Any]) -> tuple
         answers_from_rows({**row, "pred": p, "gold": g} for row, p, g in zip(known, side, gold, strict=True))
         for side in sides
     )
-    found = compare_answers(baseline, variant)
-    metrics = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-    if found["flips_pct_interval"] is not None:
-        metrics[GATE_FLIPS] = found["flips_pct_interval"][1]
-        metrics[GATE_DROP] = -100.0 * found["accuracy_delta_interval"][0]
+    comparison = compare_answers(baseline, variant)
+    metrics = {name: float(value) for name, value in comparison.items() if isinstance(value, int | float)}
+    if comparison["flips_pct_interval"] is not None:
+        metrics[GATE_FLIPS] = comparison["flips_pct_interval"][1]
+        metrics[GATE_DROP] = -100.0 * comparison["accuracy_delta_interval"][0]
     changes = {(True, False): "c2w", (False, True): "w2c"}
     answered = ((b, v, None not in (b.pred, v.pred)) for b, v in zip(baseline, variant, strict=True))
     change = [changes.get((b.is_correct, v.is_correct)) if both else None for b, v, both in answered]

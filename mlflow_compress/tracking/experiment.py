@@ -132,16 +132,16 @@ def experiment_beside(client: PatientClient, uri: str, experiment_id: str) -> st
 
 
 def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
-    if found := client.get_experiment_by_name(name):
-        return str(found.experiment_id)
+    if experiment := client.get_experiment_by_name(name):
+        return str(experiment.experiment_id)
     try:
         location = _artifact_location(client, name, uri)
         return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
     except MlflowException as error:
-        found = client.get_experiment_by_name(name)  # another process was faster
-        if found is None:
+        experiment = client.get_experiment_by_name(name)  # another process was faster
+        if experiment is None:
             raise error
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
 
 def _artifact_location(client: PatientClient, name: str, uri: str) -> str | None:
@@ -176,9 +176,9 @@ def tags_filter(tags: Mapping[str, str]) -> str:
     return " and ".join(wanted)
 
 
-def has_tags(found: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+def has_tags(tags: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Return whether a run's tags hold every wanted value exactly (some databases compare without case)."""
-    return all(found.get(key) == value for key, value in wanted.items())
+    return all(tags.get(key) == value for key, value in wanted.items())
 
 
 def search_runs(client: Any, filter_string: str) -> list[Run]:
@@ -190,7 +190,7 @@ def search_runs(client: Any, filter_string: str) -> list[Run]:
 
 def every_page(search: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
     """Return what one of the client's searches finds, on all its pages."""
-    found: list[Any] = get_results_from_paginated_fn(
+    entries: list[Any] = get_results_from_paginated_fn(
         lambda most, token: search(*args, max_results=most, page_token=token, **kwargs), _PAGE
     )
-    return found
+    return entries

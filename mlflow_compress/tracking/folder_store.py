@@ -134,12 +134,12 @@ class FolderStore:
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
         wanted = {run_names.STAGE: stage, **tags}
         every = [(path.parent.name, self._content(path.parent.name)) for path in self.root.glob(f"*/{RUN_FILE}")]
-        found = [
+        dated = [
             (content["started"], self._stored(run_id, content))
             for run_id, content in every
             if content["status"] == "FINISHED" and wanted.items() <= content["tags"].items()
         ]
-        return [run for _, run in sorted(found, key=lambda entry: entry[0], reverse=True)]
+        return [run for _, run in sorted(dated, key=lambda entry: entry[0], reverse=True)]
 
     def look_up(self, run_id: str) -> StoredRun:
         if is_run_id(run_id):

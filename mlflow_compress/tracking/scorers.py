@@ -57,8 +57,10 @@ def health(inputs: dict[str, Any], outputs: str) -> Feedback:
     """
     if not isinstance(outputs, str):
         raise DataError("The scorer 'health' reads text", got=type(outputs).__name__)
-    found = defects_of(_question(inputs), outputs)
-    return Feedback(value=float(bool(found)), rationale="; ".join(DEFECTS[kind][0] for kind in found) or "no defect")
+    defects = defects_of(_question(inputs), outputs)
+    return Feedback(
+        value=float(bool(defects)), rationale="; ".join(DEFECTS[kind][0] for kind in defects) or "no defect"
+    )
 
 
 def _question(inputs: dict[str, Any]) -> str:

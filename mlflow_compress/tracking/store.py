@@ -25,31 +25,31 @@ def is_run_id(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{6,32}", text) is not None
 
 
-def whole_id(text: str, found: Sequence[str]) -> str:
+def whole_id(text: str, run_ids: Sequence[str]) -> str:
     """Return the only one of the ids that begin with `text`; the text itself where there is none."""
-    if len(found) > 1:
+    if len(run_ids) > 1:
         raise TrackingError(
-            "Several runs have an id that begins so", allowed=sorted(found), got=text, fix="Give more digits"
+            "Several runs have an id that begins so", allowed=sorted(run_ids), got=text, fix="Give more digits"
         )
-    return found[0] if found else text
+    return run_ids[0] if run_ids else text
 
 
 def require_runs(run_ids: Sequence[str]) -> None:
     """Refuse runs that MLflow's store does not have, if it is a SQLite file, without MLflow's three seconds."""
-    if not run_ids or (found := _rows("SELECT run_uuid FROM runs")) is None:
+    if not run_ids or (known := _rows("SELECT run_uuid FROM runs")) is None:
         return
     for run_id in run_ids:
-        if not any(one.startswith(run_id) for one in found[1]):
-            raise TrackingError(f"The store {found[0]} has no such run", got=run_id)
+        if not any(one.startswith(run_id) for one in known[1]):
+            raise TrackingError(f"The store {known[0]} has no such run", got=run_id)
 
 
 def require_tag(name: str, value: str, what: str) -> None:
     """Refuse the value of a tag, or its beginning, that no run in MLflow's store has, as fast as `require_runs`."""
-    found = _rows("SELECT DISTINCT value FROM tags WHERE key = ?", name)
-    if found is not None and not any(one.startswith(value) for one in found[1]):
-        fix = None if found[1] else "Run the main job for a variant first"
-        allowed = sorted(found[1]) or None
-        raise ConfigError(f"The store {found[0]} has no such {what}", allowed=allowed, got=value, fix=fix)
+    known = _rows("SELECT DISTINCT value FROM tags WHERE key = ?", name)
+    if known is not None and not any(one.startswith(value) for one in known[1]):
+        fix = None if known[1] else "Run the main job for a variant first"
+        allowed = sorted(known[1]) or None
+        raise ConfigError(f"The store {known[0]} has no such {what}", allowed=allowed, got=value, fix=fix)
 
 
 def _rows(query: str, *values: str) -> tuple[str, list[str]] | None:

@@ -207,8 +207,8 @@ def create_run(client: PatientClient, uri: str, experiment_id: str, name: str, t
     every = {**{key: str(value) for key, value in tags.items()}, **mine}
 
     def made(asked: Any) -> str | None:
-        found = search_runs(asked, f"{tags_filter(mine)} and attributes.status = 'RUNNING'")
-        return next((str(run.info.run_id) for run in found if run.info.run_id not in open_runs(uri)), None)
+        runs = search_runs(asked, f"{tags_filter(mine)} and attributes.status = 'RUNNING'")
+        return next((str(run.info.run_id) for run in runs if run.info.run_id not in open_runs(uri)), None)
 
     def make(asked: Any) -> str:
         return str(asked.create_run(experiment_id, run_name=name, tags=every).info.run_id)

@@ -151,12 +151,12 @@ def _as_far_as_possible(uri: str, run: TrackedRun) -> Iterator[None]:
 
 
 def _fail(client: PatientClient, run: TrackedRun, error: BaseException) -> None:
-    found = client.get_run(run.run_id).data.tags.get(MLFLOW_RUN_NOTE, "")
+    note = client.get_run(run.run_id).data.tags.get(MLFLOW_RUN_NOTE, "")
     run.end("FAILED", str(error) or type(error).__name__)
     if isinstance(error, StageError) and error.published is not None:
-        run.set_note(f"**{error.stage} failed:** {error}\n\n{found}")
+        run.set_note(f"**{error.stage} failed:** {error}\n\n{note}")
     if isinstance(error, SweepError):
-        run.set_note(f"{found}\n\n**{error}**")
+        run.set_note(f"{note}\n\n**{error}**")
 
 
 class Tracker:
@@ -297,14 +297,14 @@ class Tracker:
     def find_finished(self, stage: str, **tags: str) -> list[Run]:
         """Return the finished MLflow runs of a stage with the given tags, newest first, over all experiments."""
         wanted = {run_names.STAGE: stage, **tags}
-        found = search_runs(self.client, f"{tags_filter(wanted)} and attributes.status = 'FINISHED'")
-        return [run for run in found if has_tags(run.data.tags, wanted)]
+        runs = search_runs(self.client, f"{tags_filter(wanted)} and attributes.status = 'FINISHED'")
+        return [run for run in runs if has_tags(run.data.tags, wanted)]
 
     def find_unfinished(self, stage: str, **tags: str) -> list[str]:
         """Return the ids of the runs of a stage with the given tags that are not FINISHED, newest first."""
         wanted = {run_names.STAGE: stage, **tags}
-        found = search_runs(self.client, f"{tags_filter(wanted)} and attributes.status != 'FINISHED'")
-        return [str(run.info.run_id) for run in found if has_tags(run.data.tags, wanted)]
+        runs = search_runs(self.client, f"{tags_filter(wanted)} and attributes.status != 'FINISHED'")
+        return [str(run.info.run_id) for run in runs if has_tags(run.data.tags, wanted)]
 
     def interrupted(self, run_id: str) -> tuple[str, str] | None:
         """Return the status of a run, and the name of the experiment for its variants; None where it is deleted."""
@@ -351,8 +351,8 @@ class Tracker:
     def run_of(self, run_id: str) -> Run:
         """Return the MLflow run of an id or of the beginning of one; an unknown one is a `TrackingError`."""
         if is_run_id(run_id) and len(run_id) < 32:
-            found = search_runs(self.client, f"attributes.run_id LIKE '{run_id}%'")
-            run_id = whole_id(run_id, [run.info.run_id for run in found])
+            runs = search_runs(self.client, f"attributes.run_id LIKE '{run_id}%'")
+            run_id = whole_id(run_id, [run.info.run_id for run in runs])
         try:
             return self.client.get_run(run_id)
         except MlflowException as error:
@@ -399,8 +399,8 @@ class Snapshot(Tracker):
         self._json: dict[tuple[str, str], Any] = {}
         wanted = ", ".join(f"'{run_id}'" for run_id in run_ids if is_run_id(run_id) and len(run_id) == 32)
         if wanted:
-            found = search_runs(self.client, f"attributes.run_id IN ({wanted})")
-            self._runs = {str(run.info.run_id): run for run in found}
+            runs = search_runs(self.client, f"attributes.run_id IN ({wanted})")
+            self._runs = {str(run.info.run_id): run for run in runs}
 
     def run_of(self, run_id: str) -> Run:
         if run_id not in self._runs:

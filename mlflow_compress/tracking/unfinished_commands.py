@@ -108,12 +108,12 @@ def noted(uri: str, command: str, parameters: Mapping[str, str]) -> Iterator[lis
 
 def unfinished_commands(uri: str) -> list[UnfinishedCommand]:
     """Return the commands of this machine that have not ended, and that nobody runs now; the oldest comes first."""
-    found = []
+    commands = []
     for path in sorted(_notes(uri).glob("*.json"), key=lambda path: path.stat().st_mtime):
         note = _read(path)
         if path not in _running and (note.process == own_name(uri) or not is_alive(uri, note.process)):
-            found.append(note)
-    return found
+            commands.append(note)
+    return commands
 
 
 def _read(path: Path) -> UnfinishedCommand:

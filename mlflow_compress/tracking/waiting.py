@@ -107,8 +107,8 @@ class PatientClient:
         while True:
             try:
                 with nullcontext() if long else self._signals():
-                    found = made() if made is not None and began is not None else None
-                    answer = call() if found is None else found
+                    earlier = made() if made is not None and began is not None else None
+                    answer = call() if earlier is None else earlier
             except Exception as error:
                 reason = outage(error, self.uri)
                 if reason is None:

@@ -97,14 +97,14 @@ class Deliveries:
     def checkpoint_of(self, one: Delivery, folder: Path) -> Path:
         """Download a version's files, and return the folder among them that is a checkpoint of safetensors."""
         files = download_artifacts(f"models:/{one.model}/{one.version}", dst_path=str(folder))
-        found = [path.parent for path in Path(files).rglob("config.json") if any(path.parent.glob("*.safetensors"))]
-        if len(found) != 1:
+        folders = [path.parent for path in Path(files).rglob("config.json") if any(path.parent.glob("*.safetensors"))]
+        if len(folders) != 1:
             raise DataError(
                 "The version's files cannot be evaluated",
                 allowed="one folder with config.json and safetensors, as mlflow.transformers logs it",
-                got=f"{len(found)} such folders",
+                got=f"{len(folders)} such folders",
             )
-        return found[0]
+        return folders[0]
 
     def finish(self, one: Delivery, verdict: str, run_id: str | None) -> None:
         """Give a delivery its verdict, and show the last one as the version's tag `verdict`."""

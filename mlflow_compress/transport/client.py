@@ -327,7 +327,7 @@ class Transport(AbstractContextManager["Transport"]):
             settings = dialect.settings(max_tokens)
             sent = dialect.described(settings)
             own = dialect.messages(messages)
-            found = await self._paced(
+            reply = await self._paced(
                 "/chat/completions",
                 {"model": model, "messages": own, **settings},
                 lambda body: replies.read_completion(body, model),
@@ -335,10 +335,10 @@ class Transport(AbstractContextManager["Transport"]):
                 prompt_bytes(own),
                 settings[dialect.length],
             )
-            if not isinstance(found, Reply):
-                return found
+            if not isinstance(reply, Reply):
+                return reply
             hidden = self.config.without_secrets
-            return replace(found, text=hidden(found.text), model=hidden(found.model), sent=sent)
+            return replace(reply, text=hidden(reply.text), model=hidden(reply.model), sent=sent)
 
         def learns(refusal: str) -> bool:
             # another call has found out meanwhile, or this one does now
@@ -354,21 +354,21 @@ class Transport(AbstractContextManager["Transport"]):
         """Return what a call gave, which is made again while that may help, or while a refusal teaches something."""
         retry = 0
         while True:
-            found = await once()
-            if not isinstance(found, Failure):
-                return found
-            if found.useless is not None:
-                raise found.useless
-            if found.refused and learns(found.refused):
+            reply = await once()
+            if not isinstance(reply, Failure):
+                return reply
+            if reply.useless is not None:
+                raise reply.useless
+            if reply.refused and learns(reply.refused):
                 continue
-            pause = found.wait if found.wait is not None else back_off(retry)
-            if not found.passing or retry >= self.config.max_retries or pause > LONGEST_RETRY_AFTER:
-                return given_up(self.config, found, answered=self._answered)
+            pause = reply.wait if reply.wait is not None else back_off(retry)
+            if not reply.passing or retry >= self.config.max_retries or pause > LONGEST_RETRY_AFTER:
+                return given_up(self.config, reply, answered=self._answered)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause)
-                return found.no_reply
+                return reply.no_reply
             retry += 1
-            self.asked_again[found.no_reply.reason] += 1
+            self.asked_again[reply.no_reply.reason] += 1
 
     async def _paced(
         self,
@@ -421,8 +421,8 @@ class Transport(AbstractContextManager["Transport"]):
             return Failure(NoReply(replies.CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
         except openai.APIStatusError as error:
             return refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
-        found = read(response.text)
-        if isinstance(found, NoReply):
-            return Failure(NoReply(found.reason, self.config.clean(found.detail)), passing=True)
+        reply = read(response.text)
+        if isinstance(reply, NoReply):
+            return Failure(NoReply(reply.reason, self.config.clean(reply.detail)), passing=True)
         self._answered = True
-        return found
+        return reply

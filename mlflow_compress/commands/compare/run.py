@@ -41,11 +41,11 @@ class Comparison(Tabular):
 
     @property
     def summary(self) -> str:
-        found = self.found
-        accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
-        flips = f"{found['flips_pct']:.2f} % of {found['n']} answers flipped"
-        more = f"; {found['n_unscored']} more items have no answer" if found["n_unscored"] else ""
-        return f"{flips}; accuracy {accuracies} (McNemar p = {found['mcnemar_p']:.4g}){more}"
+        compared = self.found
+        accuracies = f"{100 * compared['accuracy_baseline']:.2f} % -> {100 * compared['accuracy_variant']:.2f} %"
+        flips = f"{compared['flips_pct']:.2f} % of {compared['n']} answers flipped"
+        more = f"; {compared['n_unscored']} more items have no answer" if compared["n_unscored"] else ""
+        return f"{flips}; accuracy {accuracies} (McNemar p = {compared['mcnemar_p']:.4g}){more}"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row for all items, whose task is None, and one per task."""
@@ -59,28 +59,28 @@ class Comparison(Tabular):
         return dict(self.found)
 
     def as_text(self) -> str:
-        found = self.found
-        points, flips = found["accuracy_delta_interval"], found["flips_pct_interval"]
+        compared = self.found
+        points, flips = compared["accuracy_delta_interval"], compared["flips_pct_interval"]
         change = "" if points is None else f" [{100 * points[0]:+.2f}, {100 * points[1]:+.2f}]"
         shares = "" if flips is None else f" [{flips[0]:.2f}, {flips[1]:.2f}]"
-        grouped = found["n_groups"] < found["n"]
-        w2w = "" if found["w2w"] is None else f", wrong to another wrong {found['w2w']}"
-        accuracies = f"{100 * found['accuracy_baseline']:.2f} % -> {100 * found['accuracy_variant']:.2f} %"
+        grouped = compared["n_groups"] < compared["n"]
+        w2w = "" if compared["w2w"] is None else f", wrong to another wrong {compared['w2w']}"
+        accuracies = f"{100 * compared['accuracy_baseline']:.2f} % -> {100 * compared['accuracy_variant']:.2f} %"
         lines = [
-            f"items      {found['n']}"
-            + (f" in {found['n_groups']} groups" if grouped else "")
-            + (f" ({found['n_unscored']} more without an answer)" if found["n_unscored"] else ""),
-            f"accuracy   {accuracies}, difference {100 * found['accuracy_delta']:+.2f} points{change}",
-            f"flips      {found['flips_pct']:.2f} %{shares}: "
-            f"right to wrong {found['c2w']}, wrong to right {found['w2c']}{w2w}",
-            f"McNemar    p = {found['mcnemar_p']:.4g}",
+            f"items      {compared['n']}"
+            + (f" in {compared['n_groups']} groups" if grouped else "")
+            + (f" ({compared['n_unscored']} more without an answer)" if compared["n_unscored"] else ""),
+            f"accuracy   {accuracies}, difference {100 * compared['accuracy_delta']:+.2f} points{change}",
+            f"flips      {compared['flips_pct']:.2f} %{shares}: "
+            f"right to wrong {compared['c2w']}, wrong to right {compared['w2c']}{w2w}",
+            f"McNemar    p = {compared['mcnemar_p']:.4g}",
         ]
-        if found["all_flips_pct"] is not None:
-            lines.insert(3, f"all flips  {found['all_flips_pct']:.2f} %")
+        if compared["all_flips_pct"] is not None:
+            lines.insert(3, f"all flips  {compared['all_flips_pct']:.2f} %")
         if points is None:
             lines.append(f"intervals  none: items of fewer than {FEWEST_GROUPS} groups have no valid one")
-        if found.get("rule"):
-            lines.append(f"scored by  {found['rule']}")
+        if compared.get("rule"):
+            lines.append(f"scored by  {compared['rule']}")
         return "\n".join(lines)
 
 
@@ -188,8 +188,8 @@ class Forecast(Tabular):
     @property
     def summary(self) -> str:
         """What is expected over all items, in one sentence."""
-        found = self.flips[0]
-        expected = f"{found.value:.1f} % of {found.n:,} answers are expected to flip"
+        overall = self.flips[0]
+        expected = f"{overall.value:.1f} % of {overall.n:,} answers are expected to flip"
         return f"{self.variant}: {expected}, from {self.n_run:,} that were run"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
@@ -224,13 +224,13 @@ def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
             fix="Give an evaluation of the same baseline that has other items with options",
         )
     flipped = before.correct[known, 0] != after.correct[known, 0]
-    found = forecast_flips(before.lead[known, 0], flipped, _parts(ran, known), leads[new], _parts(there, new))
+    forecast = forecast_flips(before.lead[known, 0], flipped, _parts(ran, known), leads[new], _parts(there, new))
     tasks = there.view.task[new]
     each: list[tuple[str | None, Bool]] = [(name, tasks == name) for name in dict.fromkeys(tasks)]
     whole: list[tuple[str | None, Bool]] = [(None, np.ones(len(tasks), dtype=bool))] if len(each) > 1 else []
     flips = []
     for task, rows in [*whole, *each]:
-        share, interval = found.share(rows)
+        share, interval = forecast.share(rows)
         low, high = (None, None) if interval is None else (100 * interval.low, 100 * interval.high)
         flips.append(MetricResult("distance/flips_pct", 100 * share, low, high, task=task, n=int(rows.sum())))
     return Forecast(variant=variant.name, n_run=int(known.sum()), flips=flips)

@@ -148,8 +148,8 @@ def diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
         sums[group.kind] += group.kl.value
     largest = sorted(sums.items(), key=lambda item: -item[1])[:_MOST_KINDS]
     values |= {f"kl_of_kind/{kind.replace('+', '_')}": kl for kind, kl in largest}
-    for kind, found in (("kl_at", diagnosis.positions), ("kl_of_class", diagnosis.classes)):
-        values |= {f"{kind}/{str(one.category).replace(' ', '_')}": one.value for one in found}
+    for kind, points in (("kl_at", diagnosis.positions), ("kl_of_class", diagnosis.classes)):
+        values |= {f"{kind}/{str(one.category).replace(' ', '_')}": one.value for one in points}
     return {f"{PREFIX}/{name}": value for name, value in values.items()}
 
 

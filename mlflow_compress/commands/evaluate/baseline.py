@@ -260,8 +260,10 @@ def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateC
         return suite
 
     def work(run: OpenRun, folder: Path, resume: Path) -> None:
-        found = generate_answers(base.load(), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume)
-        Traces(found.table).write(folder / RECORDS)
+        generations = generate_answers(
+            base.load(), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume
+        )
+        Traces(generations.table).write(folder / RECORDS)
 
     run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config), fingerprint, work)
     if fresh:

@@ -118,10 +118,10 @@ def restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
         table = getattr(records, column.name)
         if column.name not in ("items", "option_scores", "option_distances", "generations") or table is None:
             continue
-        found = type(table)(table.table.filter(pc.is_in(row_keys(table), value_set=keys)))
+        part = type(table)(table.table.filter(pc.is_in(row_keys(table), value_set=keys)))
         if column.name.startswith("option"):
-            found = found.where(permutation=0)
-        kept[column.name] = found if len(found) else None
+            part = part.where(permutation=0)
+        kept[column.name] = part if len(part) else None
     return RunRecords(**kept)
 
 
@@ -194,10 +194,10 @@ class ChecksSoFar:
         names = list(zip(view.task.tolist(), view.item_id.tolist(), strict=True))
         for check in self.policy.checks:
             rows = check.rows(view, self.headline)
-            found = VALUES[check.metric].of(inputs)[rows]
-            there = np.isfinite(found)
+            values = VALUES[check.metric].of(inputs)[rows]
+            there = np.isfinite(values)
             items = [names[row] for row in rows[there]]
-            self.values.setdefault(check.claim.name, []).extend(in_order(found[there], items, order))
+            self.values.setdefault(check.claim.name, []).extend(in_order(values[there], items, order))
             groups = np.array([self.in_groups.of[item] for item in items], dtype=np.float64)
             self.groups.setdefault(check.claim.name, []).extend(map(int, in_order(groups, items, order)))
         self.n_items += len(order)
@@ -432,36 +432,37 @@ _DECIDED = {
 }
 
 
-def verdict_markdown(found: GateVerdict) -> str:
+def verdict_markdown(verdict: GateVerdict) -> str:
     """Return the verdict as Markdown, as a job summary shows it."""
     lines = [
-        f"## {'Passed' if found.passed else 'Failed'}: {escape_markdown(f'{found.variant} against {found.baseline}')}",
+        f"## {'Passed' if verdict.passed else 'Failed'}: "
+        + escape_markdown(f"{verdict.variant} against {verdict.baseline}"),
         "",
-        escape_markdown(found.verdict),
+        escape_markdown(verdict.verdict),
         "",
         Table.of(
             [
                 {"gate": row.gate, "claim": row.reason or row.name, "verdict": row.verdict}
                 | {"decided": _DECIDED.get(row.by, f"after {row.decided_after} items" if row.decided_after else "")}
                 | {"value so far": None if row.value is None else float(f"{row.value:.4g}"), "items": row.n or None}
-                for row in found.rows
+                for row in verdict.rows
             ]
         ).markdown(),
     ]
     notes = [
-        *found.remarks,
-        f"Early verdicts: any of them is wrong with a probability of at most {100 * found.error:g} %.",
-        f"Order of the items: seed {found.seed}. Policy: sha256 {found.policy_sha256[:16]}.",
+        *verdict.remarks,
+        f"Early verdicts: any of them is wrong with a probability of at most {100 * verdict.error:g} %.",
+        f"Order of the items: seed {verdict.seed}. Policy: sha256 {verdict.policy_sha256[:16]}.",
     ]
     return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in notes), ""])
 
 
-def write_verdict(found: GateVerdict, folder: Path) -> None:
+def write_verdict(verdict: GateVerdict, folder: Path) -> None:
     """Write both files into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    values = json.dumps({**found.to_dict(), "exit_code": found.exit_code}, indent=1, allow_nan=False)
+    values = json.dumps({**verdict.to_dict(), "exit_code": verdict.exit_code}, indent=1, allow_nan=False)
     atomic.write(folder / "verdict.json", f"{values}\n".encode())
-    atomic.write(folder / "verdict.md", verdict_markdown(found).encode())
+    atomic.write(folder / "verdict.md", verdict_markdown(verdict).encode())
 
 
 def run_gate(
@@ -531,14 +532,14 @@ def run_gate(
             load_once = cache(lambda: variant.listing(listed).scorer(variant.load()))
             scorer = models.BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
             so_far = _look(work, scorer, progress)
-            found = verdict_of_gate(work, so_far, label, store.link(run.run_id))
+            verdict = verdict_of_gate(work, so_far, label, store.link(run.run_id))
             with scratch_folder(store.uri) as scratch:
                 models.joined_records(so_far.parts).write(scratch)
                 run.log_folder(scratch, RECORDS)
-        _log(store, run, found)
+        _log(store, run, verdict)
     if config.output is not None:
-        write_verdict(found, Path(config.output))
-    return found
+        write_verdict(verdict, Path(config.output))
+    return verdict
 
 
 def _check_served(made: Made, policy: Policy) -> None:
@@ -591,13 +592,17 @@ def _look(work: GateWork, scorer: models.BlockScorer, progress: Say) -> ChecksSo
     return so_far
 
 
-def _log(store: Store, run: OpenRun, found: GateVerdict) -> None:
+def _log(store: Store, run: OpenRun, verdict: GateVerdict) -> None:
     run.log_values(
-        {"gate/passed": float(found.passed), "items/used": found.items_used, "items/available": found.items_available}
+        {
+            "gate/passed": float(verdict.passed),
+            "items/used": verdict.items_used,
+            "items/available": verdict.items_available,
+        }
     )
     with scratch_folder(store.uri) as scratch:
-        write_verdict(found, scratch)
+        write_verdict(verdict, scratch)
         for path in sorted(scratch.iterdir()):
             run.log_file(path)
-    run.set_tags({run_names.VERDICT: found.verdict, "passed": str(found.passed).lower()})
-    run.set_note(verdict_markdown(found))
+    run.set_tags({run_names.VERDICT: verdict.verdict, "passed": str(verdict.passed).lower()})
+    run.set_note(verdict_markdown(verdict))

@@ -148,10 +148,10 @@ class AnswerRuns:
         """Return the greedy answer to the first turn of every instruction."""
         most = graded_tokens(self.config.answers, loaded.max_length)
         greedy = GenerationConfig(max_new_tokens=most, temperature=0.0, top_k=0, top_p=1.0, samples=1)
-        found = generate_answers(
+        generations = generate_answers(
             loaded, self.instructions, greedy, task=TASK, system=self._system, resume=resume / _ANSWERS
         )
-        return GreedyAnswers(found.table)
+        return GreedyAnswers(generations.table)
 
     def baseline_greedy(self) -> tuple[str, RunRecords]:
         """Return the run with the baseline's greedy answers, and its records.

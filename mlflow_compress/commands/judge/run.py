@@ -40,7 +40,7 @@ def judged_answers(
 
     `answers` and `judgments` are by "baseline" and "variant". A comparison of two answers stands with the variant's.
     """
-    found = []
+    judged = []
     for who, generations in answers.items():
         feedback: dict[tuple[str, int], list[AnswerFeedback]] = defaultdict(list)
         given = judgments[who]
@@ -64,21 +64,21 @@ def judged_answers(
                 answer = texts[item.item_id, turn]
                 if said := feedback.get((item.item_id, turn)):
                     tags = {"item_id": item.item_id, "turn": str(turn + 1), "category": item.category}
-                    found.append(
+                    judged.append(
                         JudgedAnswer(model=who, messages=tuple(messages), answer=answer, tags=tags, feedback=said)
                     )
                 messages.append({"role": "assistant", "content": answer})
-    return found
+    return judged
 
 
 def _records(answers: Generations, judged: Mapping[str, Judged], who: str) -> RunRecords:
     """Return the answers of one model, and all that judges have found about it."""
     judgments = [one.judgments[who] for one in judged.values() if who in one.judgments]
-    found = RunRecords(generations=answers, judgments=Judgments.concat(judgments) if judgments else None)
+    records = RunRecords(generations=answers, judgments=Judgments.concat(judgments) if judgments else None)
     for one in judged.values():
         if who in one.records:
-            found = found.with_records(one.records[who])
-    return found
+            records = records.with_records(one.records[who])
+    return records
 
 
 def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
@@ -248,5 +248,5 @@ def run_judge(config: JudgeConfig, store: Store | None = None, say: Say = silent
         run.rename(f"judge {manifest.label} {label}")
         tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
         run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
-        found = judge(config, manifest.label, instructions, opened, run, say)
-    return found
+        judgment = judge(config, manifest.label, instructions, opened, run, say)
+    return judgment

@@ -68,8 +68,8 @@ def _data_sets(stages: Stages) -> tuple[dict[str, logged_model.DataSet], logged_
         return {"task": name, **({"source": TASKS.get(name).source} if name in TASKS.names() else {})}
 
     by_task = {
-        name: logged_model.DataSet(name=name, digest=found, source=source(name))
-        for name, found in (hashes.items() if isinstance(hashes, dict) else ())
+        name: logged_model.DataSet(name=name, digest=hashed, source=source(name))
+        for name, hashed in (hashes.items() if isinstance(hashes, dict) else ())
     }
     return by_task, logged_model.DataSet(
         name=logged_model.EVALUATION_SET, digest=stages.evaluation, source={"tasks": sorted(by_task)}

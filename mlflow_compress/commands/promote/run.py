@@ -86,11 +86,11 @@ def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
             fix="Run the main job for a variant first",
         )
     eligible = _of_one_model(every, config, label)
-    found = eligible if config.evaluation == AUTO else [e for e in eligible if e.id.startswith(config.evaluation)]
-    if config.evaluation != AUTO and len(found) != 1:
-        what = "No evaluation of this model has this id" if not found else "Several evaluations have this id"
-        raise ConfigError(what, allowed=[e.described for e in found or eligible], got=config.evaluation)
-    chosen = found[0]
+    matching = eligible if config.evaluation == AUTO else [e for e in eligible if e.id.startswith(config.evaluation)]
+    if config.evaluation != AUTO and len(matching) != 1:
+        what = "No evaluation of this model has this id" if not matching else "Several evaluations have this id"
+        raise ConfigError(what, allowed=[e.described for e in matching or eligible], got=config.evaluation)
+    chosen = matching[0]
     left_out = [
         e.described + ("" if e.base_weights == chosen.base_weights else f" of other base weights {e.base_weights[:8]}")
         for e in every
@@ -279,7 +279,7 @@ def _promote(
         return verdict_of(settlement, config.alias, incumbent, version) + waived
 
     has_it = incumbent if settlement.outcome == "waiting" else winner or incumbent
-    found = Promotion(
+    promotion = Promotion(
         decision=decision,
         outcome=settlement.outcome,
         champion=has_it.name if has_it else None,
@@ -292,10 +292,10 @@ def _promote(
         run=None,
     )
     if config.dry_run:
-        given = tracker.note_given_run(f"promote {competition.label} (dry run)", found.verdict)
+        given = tracker.note_given_run(f"promote {competition.label} (dry run)", promotion.verdict)
         made = [f"Run {given} was made by `mlflow run`, and holds its parameters alone."] if given else []
         dry = "Dry run: nothing is registered, and no alias moves."
-        return replace(found, remarks=(dry, *made, *remarks))
+        return replace(promotion, remarks=(dry, *made, *remarks))
     tags = {
         run_names.BASE_MODEL: competition.label,
         run_names.EVALUATION: evaluation.id,
@@ -328,10 +328,10 @@ def _promote(
         note = decision_markdown(verdict, remarks, decision)
         run.log_text(note + "\n", "decision.md")
         run.log_text(policy_yaml(policy), "policy.yaml")
-        promoted = "nothing" if settlement.outcome == "nothing" else found.champion or "nothing"
+        promoted = "nothing" if settlement.outcome == "nothing" else promotion.champion or "nothing"
         run.set_tags({run_names.VERDICT: verdict, "promoted": promoted, "outcome": settlement.outcome})
         run.set_note(note)
-    return replace(found, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
+    return replace(promotion, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
 
 
 def _apply(

@@ -120,9 +120,9 @@ class ReceiptComparison(Tabular):
         return [dict(headline(results_from_json(one.stated["figures"]))) for one in (self.first, self.second)]
 
 
-def _test(what: str, found: Difference | None, scale: Scale) -> str:
-    if found is None:
+def _test(what: str, difference: Difference | None, scale: Scale) -> str:
+    if difference is None:
         return f"{what}, B minus A: not tested (too few items or groups)."
-    result = MetricResult(what, found.value, found.low, found.high)
+    result = MetricResult(what, difference.value, difference.low, difference.high)
     shown = interval_text(result, scale, difference=True)
-    return f"{what}, B minus A: {shown} over {found.n:,} items in common, p = {found.p_holm:.2g}."
+    return f"{what}, B minus A: {shown} over {difference.n:,} items in common, p = {difference.p_holm:.2g}."

@@ -137,12 +137,12 @@ def cache_bytes(
             got=f"{source.architecture}, {n_tokens} tokens",
             fix="Give fewer cache_tokens, or leave caches as they are",
         )
-    found = {BASELINE: taken}
+    sizes = {BASELINE: taken}
     for name, cache in caches.items():
         if cache is not None:
             setattr(text, QUANTIZED_CACHE, dict.fromkeys(map(str, range(source.layers)), asdict(cache)))
-        found[name] = taken if cache is None else cache_bytes_per_token(model) or 0.0
-    return {name: math.ceil(n_tokens * per_token / source.layers) for name, per_token in found.items()}
+        sizes[name] = taken if cache is None else cache_bytes_per_token(model) or 0.0
+    return {name: math.ceil(n_tokens * per_token / source.layers) for name, per_token in sizes.items()}
 
 
 def with_caches(sizes: StoredSizes, caches: Mapping[str, Mapping[str, int]]) -> StoredSizes:

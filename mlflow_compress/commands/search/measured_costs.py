@@ -178,8 +178,8 @@ class SwapCosts:
 def cache_groups(source: SourceModel) -> tuple[WeightGroup, ...]:
     """Return the attention of each layer, as a group that gets a format for its cache."""
     bare = without_weights(source.configuration(), source.name, trust_remote_code=source.trust_remote_code)
-    found = enumerate(attention_modules(bare))
-    return tuple(WeightGroup(f"layers.{layer}.cache", "cache", layer, (name,)) for layer, (name, _) in found)
+    modules = enumerate(attention_modules(bare))
+    return tuple(WeightGroup(f"layers.{layer}.cache", "cache", layer, (name,)) for layer, (name, _) in modules)
 
 
 def format_groups(

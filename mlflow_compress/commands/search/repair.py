@@ -112,16 +112,16 @@ class Refused:
     @property
     def caches(self) -> dict[int, dict[str, dict[str, Any] | None]]:
         """What the cache of each layer that is rounded can be, by column: settings of `kv-cache`, or the baseline's."""
-        found: dict[int, dict[str, dict[str, Any] | None]] = {}
+        caches: dict[int, dict[str, dict[str, Any] | None]] = {}
         for layer, settings in sorted((int(layer), one) for layer, one in self.recipe.cache.items()):
-            found[layer] = {AS_IT_WAS: settings}
+            caches[layer] = {AS_IT_WAS: settings}
             if self.bounds_cache:
                 continue
             bits = method_config(KvCache.name, **settings).settings()
             few = [name for name in ("key_bits", "value_bits") if bits[name] in range(MORE_BITS)]
-            found[layer] |= {RAISED: {**settings, **dict.fromkeys(few, MORE_BITS)}} if few else {}
-            found[layer][AS_BASELINE] = None
-        return found
+            caches[layer] |= {RAISED: {**settings, **dict.fromkeys(few, MORE_BITS)}} if few else {}
+            caches[layer][AS_BASELINE] = None
+        return caches
 
     @property
     def columns(self) -> list[str]:
@@ -586,7 +586,7 @@ class _Repair:
             pairs = zip(sizes.chosen(best.choice).items(), best.choice, strict=True)
             changed = {group: name for (group, name), column in pairs if column != 0}
         recipe = None if best is None else Path(best.made.folder) / RECIPE_FILE
-        found = _result(
+        repair = _result(
             self.tracker,
             self.refused,
             self.policy,
@@ -598,20 +598,20 @@ class _Repair:
             changed=changed,
             recipe=str(recipe) if recipe is not None and recipe.is_file() else None,
         )
-        self._log(found)
-        return found
+        self._log(repair)
+        return repair
 
-    def _log(self, found: Repair) -> None:
+    def _log(self, repair: Repair) -> None:
         run = self.run
-        run.log_json(found.to_dict(), "repair.json")
-        run.log_text(rows_csv(list(found.to_rows())), "repair.csv")
+        run.log_json(repair.to_dict(), "repair.json")
+        run.log_text(rows_csv(list(repair.to_rows())), "repair.csv")
         run.log_text(policy_yaml(self.policy), "policy.yaml")
-        if found.recipe is not None:
-            run.log_file(Path(found.recipe))
-        price = {} if found.extra_bytes is None else {"search/extra_bytes": float(found.extra_bytes)}
-        run.log_values({"search/variants": len(found.trials), **price})
-        run.set_tags({run_names.VERDICT: found.summary})
-        run.set_note(found.markdown())
+        if repair.recipe is not None:
+            run.log_file(Path(repair.recipe))
+        price = {} if repair.extra_bytes is None else {"search/extra_bytes": float(repair.extra_bytes)}
+        run.log_values({"search/variants": len(repair.trials), **price})
+        run.set_tags({run_names.VERDICT: repair.summary})
+        run.set_note(repair.markdown())
 
 
 def _row(trial: Trial, best: Trial | None, refused: Refused, tokens: int | None) -> RepairTrial:

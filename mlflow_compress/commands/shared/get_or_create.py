@@ -107,19 +107,19 @@ def get_or_create_run(
     """
     key = digest(fingerprint)
     tags = {run_names.FINGERPRINT: key, run_names.BASE_MODEL: label, **more_tags}
-    found = store.find(stage, **{run_names.FINGERPRINT: key})
-    if found:
+    runs = store.find(stage, **{run_names.FINGERPRINT: key})
+    if runs:
         _, folder, lock = _places(store.uri, key)
         if folder.is_dir() or lock.exists():  # of a process that was killed just when the work was stored
             with alone_with(lock, wait=False) as alone:
                 if alone:  # otherwise another process deletes it now
                     shutil.rmtree(folder, ignore_errors=True)
-        return found[0].run_id, False
+        return runs[0].run_id, False
     before()
     with resumable_workdir(store.uri, key) as resume, store.alone(key) as confirm:
-        found = store.find(stage, **{run_names.FINGERPRINT: key})
-        if found:  # another process has done it while this one waited
-            return found[0].run_id, False
+        runs = store.find(stage, **{run_names.FINGERPRINT: key})
+        if runs:  # another process has done it while this one waited
+            return runs[0].run_id, False
         with store.run(f"{stage} {label}", stage, tags, own=False) as run, scratch_folder(store.uri) as scratch:
             run.log_json(dict(fingerprint), FINGERPRINT)
             work(run, scratch, resume)

@@ -282,13 +282,13 @@ def with_chat_template(tokenizer: Any, suite: Suite, system: str = "") -> Suite:
 def trace_prompts(config: EvaluateConfig) -> list[Instruction]:
     """Return the instructions that the baseline answers for the task `traces`: a seeded draw, in the set's order."""
     asked, settings = config.traces, task_settings(config)
-    found = find_instructions(
+    instructions = find_instructions(
         asked.trace_instructions, model=config.source.model, settings=settings, parameter="trace_instructions"
     )
-    if not 0 < asked.trace_prompts < len(found):
-        return found
-    chosen = seeded(settings, "traces").sample(range(len(found)), asked.trace_prompts)
-    return [found[number] for number in sorted(chosen)]
+    if not 0 < asked.trace_prompts < len(instructions):
+        return instructions
+    chosen = seeded(settings, "traces").sample(range(len(instructions)), asked.trace_prompts)
+    return [instructions[number] for number in sorted(chosen)]
 
 
 def instructions_of(config: JudgeConfig) -> list[Instruction]:

@@ -42,12 +42,12 @@ def registered_model_of(tracker: Tracker, model: str) -> str:
     """Return the registered model of a baseline, given by its folder or by a name that only one model has."""
     label, weights = model_label(model), base_weights(model)
     every = registered_models(tracker, label)
-    found = [name for name, owner in every.items() if weights in (None, owner)]
-    if len(found) != 1:
-        what = "Nothing was promoted of this model" if not found else f"'{label}' is the name of {len(found)} models"
-        fix = "Promote a variant first" if not found else "Give the model's folder"
+    names = [name for name, owner in every.items() if weights in (None, owner)]
+    if len(names) != 1:
+        what = "Nothing was promoted of this model" if not names else f"'{label}' is the name of {len(names)} models"
+        fix = "Promote a variant first" if not names else "Give the model's folder"
         raise ConfigError(what, allowed=sorted(every) or None, got=model, fix=fix)
-    return found[0]
+    return names[0]
 
 
 _DESCRIBED = "speed_"  # before the names of the parameters that describe the runtime
@@ -60,9 +60,9 @@ def skipped_tag(reason: str) -> dict[str, str]:
     return {run_names.SKIPPED: f"{_SKIPPED}{reason}"}
 
 
-def description(found: Mapping[str, str]) -> dict[str, str]:
+def description(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of a stage's run that describe the runtime: its version, device, dtype and threads."""
-    return {f"{_DESCRIBED}{name}": found[name] for name in _PARTS if name in found}
+    return {f"{_DESCRIBED}{name}": tags[name] for name in _PARTS if name in tags}
 
 
 def described_runtime(run: Any) -> dict[str, str]:
@@ -96,7 +96,7 @@ def candidates_of(
     """
     stages = _MEASURING if policy.readings or policy.asks_stages else ()
     children = finished_children(tracker, label, (*stages, *([_QUANTIZE] if policy.asks_sizes else [])))
-    found = []
+    candidates = []
     places: set[tuple[str, str]] = set()
     for variant in variants:
         run = variant.run
@@ -104,7 +104,7 @@ def candidates_of(
         measured = [run for stage, run in below.items() if stage != _QUANTIZE]
         results = results_of(tracker, measured) if policy.readings else []
         places |= {(result.task or "", result.category or "") for result in results}
-        found.append(
+        candidates.append(
             candidate_of(
                 variant.name,
                 run,
@@ -120,7 +120,7 @@ def candidates_of(
         named = sorted("/".join(filter(None, place)) for place in places if place[0])
         what = "The policy reads a task or category that no run of this evaluation has results of"
         raise_together([ConfigError(what, allowed=named, got="/".join(filter(None, place))) for place in missing])
-    return found
+    return candidates
 
 
 def candidate_of(
@@ -169,13 +169,13 @@ def made_once(run: Any) -> bool:
 
 def finished_children(tracker: Tracker, label: str, stages: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the newest finished run of some stages of a baseline's main runs, by main run and stage."""
-    found: dict[str, dict[str, Any]] = {}
+    children: dict[str, dict[str, Any]] = {}
     for stage in stages:
         for run in tracker.find_finished(stage, **{run_names.BASE_MODEL: label}):
             parent = run.data.tags.get(run_names.PARENT)
             if parent is not None:
-                found.setdefault(parent, {}).setdefault(stage, run)
-    return found
+                children.setdefault(parent, {}).setdefault(stage, run)
+    return children
 
 
 def results_of(tracker: Tracker, runs: Iterable[Any]) -> list[MetricResult]:

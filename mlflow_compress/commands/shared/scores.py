@@ -57,13 +57,13 @@ def unlike(settings: Mapping[str, AnswerSetting]) -> dict[str, str]:
     if not settings:
         return {}
     wanted = common(settings)
-    found = {}
+    differing = {}
     for name, own in settings.items():
         if own.answers_run != wanted.answers_run:
-            found[name] = "its answers are to other instructions, or were generated with other settings"
+            differing[name] = "its answers are to other instructions, or were generated with other settings"
         elif own.encoder_id != wanted.encoder_id:
-            found[name] = f"its answers were embedded by {_named(own)}, those of the others by {_named(wanted)}"
-    return found
+            differing[name] = f"its answers were embedded by {_named(own)}, those of the others by {_named(wanted)}"
+    return differing
 
 
 def common(settings: Mapping[str, AnswerSetting]) -> AnswerSetting:

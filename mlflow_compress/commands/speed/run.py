@@ -69,8 +69,8 @@ class SpeedMeasurement(Measurement):
             speed = f"{writing.value:.3g} tokens a second written, first token after {first.value:.3g} ms"
             return f"{self.name} in {self._runtime}, without its baseline: {speed}"
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
-            found = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
-            parts.append(f"{what} (batch {batch}) {found.value:.2f}x [{found.low:.2f}, {found.high:.2f}]")
+            ratio = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
+            parts.append(f"{what} (batch {batch}) {ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]")
         if memory := self.pooled.get("speed/memory_peak_ratio"):
             parts.append(f"peak memory {memory.value:.2f}x [{memory.low:.2f}, {memory.high:.2f}]")
         wide = imprecise(self.results)
@@ -79,10 +79,10 @@ class SpeedMeasurement(Measurement):
 
     @property
     def _runtime(self) -> str:
-        found = self.described
-        number = found.get("threads")
+        runtime = self.described
+        number = runtime.get("threads")
         threads = [] if number is None else ["1 thread" if number == "1" else f"{number} threads"]
-        return f"{found['runtime']} ({', '.join([found['dtype'], *threads])})"
+        return f"{runtime['runtime']} ({', '.join([runtime['dtype'], *threads])})"
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "values": dict(self.values), "described": dict(self.described)}
@@ -125,16 +125,16 @@ def are_precise(timings: Mapping[str, Timings]) -> bool:
 
 def _values(times: Mapping[str, timing.ModelTimes]) -> dict[str, float]:
     """Return what is measured once per model."""
-    found = {}
+    values = {}
     for who, suffix in (("variant", ""), ("baseline", "_baseline")):
         one = times.get(who)
         if one is None:
             continue
         if one.load_seconds is not None:
-            found[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
+            values[f"speed/load_seconds{suffix}"] = round(one.load_seconds, 3)
         if one.memory:
-            found[f"speed/memory_resident_mb{suffix}"] = round(one.memory[-1].resident / 2**20, 1)
-    return found
+            values[f"speed/memory_resident_mb{suffix}"] = round(one.memory[-1].resident / 2**20, 1)
+    return values
 
 
 def measure(config: SpeedConfig, folder: Path, runtime: str, python: str, device: str) -> dict[str, timing.ModelTimes]:
@@ -208,7 +208,7 @@ def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasureme
             for who, tables in records.items():
                 tables.write(folder / who)
             run.log_folder(folder, RECORDS)
-        found = SpeedMeasurement(
+        measurement = SpeedMeasurement(
             name=made.label,
             results=tuple(results),
             not_computed=missing,
@@ -218,8 +218,8 @@ def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasureme
             values=_values(times),
             described=runtime,
         )
-        run.set_note(f"**{made.label}** was not timed: {reason}." if reason else f"**{found.summary}**")
-    return found
+        run.set_note(f"**{made.label}** was not timed: {reason}." if reason else f"**{measurement.summary}**")
+    return measurement
 
 
 def _timed(config: SpeedConfig, asked: EvaluateConfig) -> tuple[Mapping[str, timing.ModelTimes], str]:

@@ -65,7 +65,7 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]
 
     A method without a setting such as bits takes part once. Two combinations with equal settings are one variant.
     """
-    found: dict[tuple[str, str], Combination] = {}
+    unique: dict[tuple[str, str], Combination] = {}
     left_out: dict[str, str] = {}
     for asked in asked_for(config):
         method, given = asked.get("method", inputs.SERVED_METHOD), _own(asked)
@@ -78,11 +78,11 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]
             continue
         known = variant.served if settings is None else variant.compression.calibration
         key = (method, repr((settings, variant.compression.checkpoint, known)))
-        found.setdefault(key, Combination(name=name_of(variant), config=variant, settings=settings))
-    if not found:
+        unique.setdefault(key, Combination(name=name_of(variant), config=variant, settings=settings))
+    if not unique:
         reasons = [f"{name}: {reason}" for name, reason in left_out.items()]
         raise ConfigError("No combination of this sweep is supported", got="; ".join(reasons) or "an empty grid")
-    named = _with_own_names(list(found.values()))
+    named = _with_own_names(list(unique.values()))
     every = list(named)
     for number in range(2, config.variants.replicates + 1):
         for one in named:
@@ -145,10 +145,10 @@ class PreparedVariant:
     def finished_run(self, tracker: Tracker) -> str | None:
         """Return the newest finished main run that holds its results; None where it is to be made."""
         runs = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
-        found = [run for run in runs if run.data.tags.get(run_names.REPLICATE_OF) == self.replicate_of]
-        if not found:
+        again = [run for run in runs if run.data.tags.get(run_names.REPLICATE_OF) == self.replicate_of]
+        if not again:
             return None
-        run_id = str(found[0].info.run_id)
+        run_id = str(again[0].info.run_id)
         if self.served is not None:
             check_same_model(self.served, tracker.fetch_json(tracker.child_ids(run_id)["evaluate"], run_names.FACTS))
         return run_id
@@ -264,8 +264,8 @@ def size_estimate(source: SourceModel, base_bytes: int, bits: float) -> float:
 
 def _medians(tracker: Tracker, run_ids: list[str]) -> dict[str, float]:
     each = [stage_seconds(tracker, tracker.children(run_id), wall_seconds) for run_id in run_ids]
-    stages = {stage for found in each for stage in found}
-    return {stage: statistics.median(found[stage] for found in each if stage in found) for stage in stages}
+    stages = {stage for seconds in each for stage in seconds}
+    return {stage: statistics.median(seconds[stage] for seconds in each if stage in seconds) for stage in stages}
 
 
 def _seconds(

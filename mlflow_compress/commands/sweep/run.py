@@ -79,7 +79,7 @@ def publish_sweep(
         run.log_text(render_page(content), "report.html")
         choice = choice_and_reason(content)
         page = f"{run.artifacts_at}/report.html"
-    found = finding(board)
+    sentence = finding(board)
     status, incomplete = Counter(row.status for row in board.rows), sum(1 for row in board.finished if row.reason)
     replicates = sum(len(row.luck.runs) for row in board.rows if row.luck is not None)
     run.log_values(
@@ -92,12 +92,12 @@ def publish_sweep(
             "sweep/warnings": len(board.warnings),
         }
     )
-    run.set_tags({run_names.VERDICT: found})
+    run.set_tags({run_names.VERDICT: sentence})
     run.set_note(scoreboard_markdown(board))
     return Sweep(
         scoreboard=board,
         plan=plan,
-        found=found,
+        found=sentence,
         text=scoreboard_text(board),
         choice=choice,
         page=page,

@@ -127,8 +127,8 @@ class Receiver:
         self._say(f"{one.model} version {one.version}: {verdict}")
 
     def _made(self, stage: str, one: Delivery) -> str | None:
-        found = self.tracker.find_finished(stage, **{run_names.DELIVERY: one.id})
-        return str(found[0].info.run_id) if found else None
+        runs = self.tracker.find_finished(stage, **{run_names.DELIVERY: one.id})
+        return str(runs[0].info.run_id) if runs else None
 
     def _gate(self, one: Delivery) -> str:
         from mlflow_compress.commands.gate.run import run_gate  # needs torch
@@ -144,9 +144,9 @@ class Receiver:
             evaluation=tags[run_names.EVALUATION],
             **{name: getattr(self._config, name) for name in ("policy", "needs", "alias", "experiment")},
         )
-        found = run_promote(config, {run_names.DELIVERY: one.id})
-        assert found.run is not None
-        return found.run.run_id
+        promotion = run_promote(config, {run_names.DELIVERY: one.id})
+        assert promotion.run is not None
+        return promotion.run.run_id
 
     def _verdict(self, decided: str, run_id: str) -> str:
         """Return a decision in words, beginning with the variant of one run."""

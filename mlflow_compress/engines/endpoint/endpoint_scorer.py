@@ -56,12 +56,12 @@ class StoredStates:
         return self._store.manifest.vocab_size
 
     def lists(self, keys: Keys, k: int) -> list[routes.TopList]:
-        rows, found = self._store.rows_of(keys), list[routes.TopList]()
+        rows, tops = self._store.rows_of(keys), list[routes.TopList]()
         for start in range(0, len(rows), _ROWS):
             logits = self._store.logits(rows[start : start + _ROWS], torch.device("cpu"))
             values, ids = torch.log_softmax(logits.float(), dim=-1).topk(k, dim=-1)
-            found += list(zip(ids.numpy(), values.double().numpy(), strict=True))
-        return found
+            tops += list(zip(ids.numpy(), values.double().numpy(), strict=True))
+        return tops
 
 
 class ShownLists:
@@ -327,15 +327,15 @@ class EndpointScorer:
         tokens = np.concatenate(predicted) if fits else np.zeros(0, np.int32)
         targets, place = Targets.of(rows, tokens.astype(np.int64))
         answers = self.loaded.answers(resume)
-        found = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows, tops), label="options")
-        scores = option_scores(requests, encoded, targets, place, _arrays(targets, found))
+        shown = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows, tops), label="options")
+        scores = option_scores(requests, encoded, targets, place, _arrays(targets, shown))
         if capture is not None:
-            write_lists(capture, {plan.keys[row].tobytes(): found.top.get(row, NO_LIST) for row in sorted(found.best)})
+            write_lists(capture, {plan.keys[row].tobytes(): shown.top.get(row, NO_LIST) for row in sorted(shown.best)})
         n_unscored = sum(value is None for value in scores.column("loglik").tolist())
         self._record_report("options", answers, began, requests, encoded, n_unscored)
         if baseline is None:
             return scores, None
-        bounds, unlisted_rows, k = self._bounds(found, plan.keys, baseline)
+        bounds, unlisted_rows, k = self._bounds(shown, plan.keys, baseline)
         split = np.split(rows, np.cumsum([len(t) for t in predicted])[:-1]) if fits else []
         of_request = dict(zip(fits, split, strict=True))
         for i, places in of_request.items():
@@ -382,8 +382,8 @@ class EndpointScorer:
         predicted = [ids[places] for ids, places in zip(windows.ids, windows.scored, strict=True)]
         answers = self.loaded.answers(resume)
         asked = self._wanted(inputs, predicted, plan.sequence_rows, [1] * len(inputs))
-        found = self._ask(answers, asked, label=task)
-        result = _arrays(targets, found)
+        shown = self._ask(answers, asked, label=task)
+        result = _arrays(targets, shown)
         missing = int(np.isnan(result["logprob"]).sum())
         if missing:
             longest, read = max(map(len, windows.ids)), self.loaded.can.max_length

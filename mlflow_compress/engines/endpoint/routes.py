@@ -231,12 +231,12 @@ class Vocabulary:
     def ids(self) -> Mapping[str, int]:
         """The id of every text that is one token alone. A text of several tokens tells none of them."""
         texts = [self.encoder.tokenizer.decode([i]) for i in range(self.size)]
-        found: dict[str, int] = {}
+        ids: dict[str, int] = {}
         several: set[str] = set()
         for number, text in enumerate(texts):
-            several |= {text} & found.keys()
-            found[text] = number
-        return {text: number for text, number in found.items() if text not in several}
+            several |= {text} & ids.keys()
+            ids[text] = number
+        return {text: number for text, number in ids.items() if text not in several}
 
     def text(self, tokens: Ids) -> str | None:
         """Return the text that becomes these tokens again; None where there is none."""

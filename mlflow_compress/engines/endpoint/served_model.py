@@ -197,8 +197,8 @@ class ServedModel:
     def require_unchanged(self) -> None:
         """Refuse a server that answers a fixed text otherwise than when it was opened: its model was exchanged."""
         tokens = Encoder(self.tokenizer, self.max_length).ids([TEXT])[0]
-        found = self.answers(None).ask(recognising(tokens), label="the same model")
-        now = [float(answer[0].top[1][0]) for answer in found if answer is not None and len(answer[0].top[1])]
+        replies = self.answers(None).ask(recognising(tokens), label="the same model")
+        now = [float(answer[0].top[1][0]) for answer in replies if answer is not None and len(answer[0].top[1])]
         check_same_model({**self.facts(), "probe": now}, self.facts())
 
     def about(self) -> str:
@@ -262,12 +262,12 @@ class ServedModel:
                 else:
                     path, read = "/completions", reader.written
                     body |= self._prompt(row, vocabulary, stops, job.end_tokens)
-                found = await transport.post(path, body, read, model=self.name, n_bytes=4 * len(row.prompt))
-                if isinstance(found, NoReply):
-                    return found
-                cut = min((found.text.index(end) for end in stops if end in found.text), default=None)
-                row.text = found.text[:cut]
-                row.tokens = list(self.tokenizer(found.text, add_special_tokens=False)["input_ids"])
+                reply = await transport.post(path, body, read, model=self.name, n_bytes=4 * len(row.prompt))
+                if isinstance(reply, NoReply):
+                    return reply
+                cut = min((reply.text.index(end) for end in stops if end in reply.text), default=None)
+                row.text = reply.text[:cut]
+                row.tokens = list(self.tokenizer(reply.text, add_special_tokens=False)["input_ids"])
                 row.done = True
                 bar.update(1)
                 return None

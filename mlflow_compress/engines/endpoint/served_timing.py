@@ -41,7 +41,7 @@ class ServedStream(AbstractContextManager["ServedStream"]):
     def _arrivals(self, prompt: Sequence[int], n_new: int) -> list[float]:
         """Return the clock's time at which each token of one answer came."""
         path, body = self._request(prompt, n_new)
-        where, found = self._model.endpoint.where, list[float]()
+        where, times = self._model.endpoint.where, list[float]()
         try:
             with self._client.stream("POST", path, json=body) as answer:
                 if answer.status_code != httpx.codes.OK:
@@ -49,15 +49,15 @@ class ServedStream(AbstractContextManager["ServedStream"]):
                     said = self._model.endpoint.clean(answer.text)
                     raise EndpointError(f"{where} does not stream: HTTP {answer.status_code}: {said}")
                 for event in _events(answer):
-                    found += [time.perf_counter()] * self._n_tokens(event)
+                    times += [time.perf_counter()] * self._n_tokens(event)
         except httpx.HTTPError as error:
             reason = self._model.endpoint.clean(str(error)) or type(error).__name__
             raise EndpointError(f"{where} broke off a stream: {reason}") from None
-        if len(found) != n_new:
+        if len(times) != n_new:
             raise EndpointError(
-                f"{where} wrote another number of tokens than asked", allowed=str(n_new), got=len(found)
+                f"{where} wrote another number of tokens than asked", allowed=str(n_new), got=len(times)
             )
-        return found
+        return times
 
     def _request(self, prompt: Sequence[int], n_new: int) -> tuple[str, dict[str, Any]]:
         """Return address and body of a request for exactly `n_new` tokens, which no cache answers."""

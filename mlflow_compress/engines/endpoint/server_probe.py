@@ -32,11 +32,11 @@ class ServerPages:
     @classmethod
     def read(cls, endpoint: EndpointConfig, model: str) -> "ServerPages":
         names = ("version", "get_server_info", "props")
-        found = {name: _page(endpoint, f"{endpoint.root}/{name}") for name in names}
+        pages = {name: _page(endpoint, f"{endpoint.root}/{name}") for name in names}
         listed = (_page(endpoint, f"{endpoint.called_url.rstrip('/')}/models") or {}).get("data")
         cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
         card = next((card for card in cards if card.get("id") == model), {})
-        return cls(endpoint, card, {name: page for name, page in found.items() if page is not None})
+        return cls(endpoint, card, {name: page for name, page in pages.items() if page is not None})
 
     @property
     def server(self) -> str:
@@ -66,12 +66,12 @@ class ServerPages:
         try:
             url, headers = f"{self.endpoint.root}/tokenize", _headers(self.endpoint)
             answer = requests.post(url, json=body, headers=headers, timeout=_SECONDS)
-            found = answer.json()["tokens"] if answer.ok else None
+            tokens = answer.json()["tokens"] if answer.ok else None
         except (requests.RequestException, ValueError, KeyError, TypeError):
-            found = None
-        if not isinstance(found, list):
+            tokens = None
+        if not isinstance(tokens, list):
             raise EndpointError(f"{self.endpoint.where} does not tell its tokens", allowed="an answer of /tokenize")
-        return [f"token_id:{token}" for token in found]
+        return [f"token_id:{token}" for token in tokens]
 
 
 def _headers(endpoint: EndpointConfig) -> dict[str, str]:
@@ -82,10 +82,10 @@ def _page(endpoint: EndpointConfig, url: str) -> dict[str, Any] | None:
     """Return a page that a server may have; None where it has not."""
     try:
         answer = requests.get(url, headers=_headers(endpoint), timeout=_SECONDS)
-        found = answer.json() if answer.ok else None
+        content = answer.json() if answer.ok else None
     except (requests.RequestException, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 TOPS = (100, 50, 20, 10, 5, 1)
@@ -140,8 +140,8 @@ class ServerProbe:
                     )
             route, recognising = self._route(can), served_model.recognising(self.tokens)
             asked = [question for question in recognising if route.request(question) is not None]
-            found = self._ask(transport, can, *asked)
-        return replace(can, probe=tuple(float(one[0].top[1][0]) for one in found if len(one[0].top[1])))
+            replies = self._ask(transport, can, *asked)
+        return replace(can, probe=tuple(float(one[0].top[1][0]) for one in replies if len(one[0].top[1])))
 
     def _route(self, can: routes.Capabilities) -> routes.Route:
         return routes.route_of(can, model=self.model, root=self.endpoint.root, vocabulary=self.vocabulary)
@@ -223,15 +223,15 @@ class ServerProbe:
 
     def _same_tokens(self, transport: Transport, can: routes.Capabilities) -> routes.Capabilities:
         """Return whether tokens are named by ids and the first is left out; other tokens than ours are an error."""
-        found = self._echoed(transport, replace(can, ids_in=False))
-        if isinstance(found, NoReply):
-            raise EndpointError(f"{self.endpoint.where}: {found.detail}")
-        ids_out = any(self.vocabulary.id_of(name) is not None and ":" in name for name in found.tokens) and all(
-            name.startswith("token_id:") for name in found.tokens
+        echoed = self._echoed(transport, replace(can, ids_in=False))
+        if isinstance(echoed, NoReply):
+            raise EndpointError(f"{self.endpoint.where}: {echoed.detail}")
+        ids_out = any(self.vocabulary.id_of(name) is not None and ":" in name for name in echoed.tokens) and all(
+            name.startswith("token_id:") for name in echoed.tokens
         )
         ours = self.tokens.tolist()
-        drops = self.vocabulary.encoder.adds_bos and not self._names(found.tokens[0], ours[0])
-        self._compare(found.tokens, ours[1:] if drops else ours)
+        drops = self.vocabulary.encoder.adds_bos and not self._names(echoed.tokens[0], ours[0])
+        self._compare(echoed.tokens, ours[1:] if drops else ours)
         return replace(can, ids_out=ids_out, drops_first=drops)
 
     def _names(self, name: str, token: int) -> bool:
@@ -349,13 +349,13 @@ def probe_chat(
         if wanted == "true":
             raise EndpointError("Chat completions are wanted, and the tokenizer has no chat template")
         return replace(can, answers="as completions: the tokenizer has no chat template")
-    found = _ask(endpoint, served_model.AnswerReader(model=model, root=can.root, most=1))
-    if isinstance(found, str):
+    answer = _ask(endpoint, served_model.AnswerReader(model=model, root=can.root, most=1))
+    if isinstance(answer, str):
         if wanted == "true":
-            raise EndpointError(f"{endpoint.where} gives no chat completions: {found}", fix="Leave endpoint_chat out")
+            raise EndpointError(f"{endpoint.where} gives no chat completions: {answer}", fix="Leave endpoint_chat out")
         return replace(can, answers="as completions, in our chat template: the server gives no chat completions")
     ours = len(Encoder(tokenizer, 1 << 30).ids([style.prompt([_TURN])], special=False)[0])
-    theirs = found.usage.prompt if found.usage is not None else None
+    theirs = answer.usage.prompt if answer.usage is not None else None
     if theirs != ours and wanted == "auto":
         read = "an unknown number of" if theirs is None else theirs
         said = f"as completions: the server's chat template makes {read} tokens of a message, ours {ours}"
@@ -377,10 +377,10 @@ def _ask(endpoint: EndpointConfig, reader: served_model.AnswerReader) -> served_
     try:
         # Some servers answer a missing template with a 5xx: one more try is enough.
         with Transport(replace(endpoint, max_retries=min(endpoint.max_retries, 1))) as transport:
-            found: served_model.ChatAnswer | NoReply = transport.for_all(once, [transport])[0]
+            answer: served_model.ChatAnswer | NoReply = transport.for_all(once, [transport])[0]
     except EndpointError as error:
         return str(error)
-    return found.detail if isinstance(found, NoReply) else found
+    return answer.detail if isinstance(answer, NoReply) else answer
 
 
 def open_served_model(

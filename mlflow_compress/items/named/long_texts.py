@@ -127,8 +127,8 @@ class _Reader:
         return cls(tokenizer, max_length(AutoConfig.from_pretrained(folder, local_files_only=True), tokenizer))
 
     def counts(self, texts: Sequence[str], *, special: bool = True) -> list[int]:
-        found = self.tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False, verbose=False)
-        return [len(ids) for ids in found["input_ids"]]
+        encoded = self.tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False, verbose=False)
+        return [len(ids) for ids in encoded["input_ids"]]
 
 
 @dataclass(frozen=True)

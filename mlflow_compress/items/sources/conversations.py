@@ -143,7 +143,7 @@ def tool_prompts_of(path: Path, redact: Redaction) -> list[ToolPrompt]:
 @lru_cache(maxsize=4)
 def _read(path: Path, changed: int, redact: Redaction) -> tuple[tuple[LoggedAnswer, ...], tuple[ToolPrompt, ...]]:
     """Return what is in a file that was `changed` then: it is checked early, and read again soon."""
-    found: dict[str, LoggedAnswer] = {}
+    answers: dict[str, LoggedAnswer] = {}
     prompts: dict[str, ToolPrompt] = {}
     skipped: Counter[str] = Counter()
     for row in read_jsonl(path):
@@ -164,13 +164,13 @@ def _read(path: Path, changed: int, redact: Redaction) -> tuple[tuple[LoggedAnsw
             prompts.update((prompt.answer_id, prompt) for prompt in read)
             continue
         for one in _answers(cleaned(messages, redact), redact(category), skipped):
-            skipped["said before"] += one.answer_id in found
-            found.setdefault(one.answer_id, one)
-    if not found and not prompts:
+            skipped["said before"] += one.answer_id in answers
+            answers.setdefault(one.answer_id, one)
+    if not answers and not prompts:
         raise DataError("No answer of these conversations can be used", got=f"{path} ({_counts(skipped)})")
     if +skipped:
-        logger.warning("%s: %d answers are measured; left out: %s", path.name, len(found), _counts(skipped))
-    return tuple(found.values()), tuple(prompts.values())
+        logger.warning("%s: %d answers are measured; left out: %s", path.name, len(answers), _counts(skipped))
+    return tuple(answers.values()), tuple(prompts.values())
 
 
 def _tool_prompts(tools: list[Any], messages: Sequence[Any], category: str, redact: Redaction) -> list[ToolPrompt]:

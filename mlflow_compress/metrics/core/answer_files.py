@@ -233,7 +233,7 @@ def _summary(before: Bool, after: Bool, changed: Bool | None, groups: Int, *, n_
         "all_flips_pct": (None if between_wrong is None else Proportion.of(flipped | between_wrong, groups), 100.0),
     }
     settings = MetricSettings()
-    found = {name: (None, None) if of is None else of.at(settings, factor) for name, (of, factor) in shares.items()}
+    results = {name: (None, None) if of is None else of.at(settings, factor) for name, (of, factor) in shares.items()}
     return {
         "n": difference.n,
         "n_groups": len(np.unique(groups)),
@@ -241,10 +241,10 @@ def _summary(before: Bool, after: Bool, changed: Bool | None, groups: Int, *, n_
         "c2w": difference.lost,
         "w2c": difference.gained,
         "w2w": None if between_wrong is None else int(between_wrong.sum()),
-        **{name: value for name, (value, _) in found.items()},
+        **{name: value for name, (value, _) in results.items()},
         "mcnemar_p": difference.p_value.value,
         "level": settings.level,
-        **{f"{name}_interval": None if ends is None else list(ends) for name, (_, ends) in found.items()},
+        **{f"{name}_interval": None if ends is None else list(ends) for name, (_, ends) in results.items()},
     }
 
 
@@ -265,9 +265,9 @@ def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer]) -> di
     before, after = (np.array([answer.is_correct for answer in side]) for side in zip(*scored, strict=True))
     codes: dict[tuple[str, bool], int] = {}
     groups = [codes.setdefault((a.id, False) if a.group is None else (a.group, True), len(codes)) for a, _ in scored]
-    found = _summary(before, after, moved if chosen else None, np.array(groups), n_unscored=len(pairs) - len(scored))
+    summary = _summary(before, after, moved if chosen else None, np.array(groups), n_unscored=len(pairs) - len(scored))
     rules = sorted({a.rule for a in baseline if a.rule is not None})
-    return {**found, "rule": ", ".join(rules) or None}
+    return {**summary, "rule": ", ".join(rules) or None}
 
 
 def compare_records(baseline: RunRecords, variant: RunRecords) -> dict[str, Any]:
@@ -300,8 +300,8 @@ def compare_records(baseline: RunRecords, variant: RunRecords) -> dict[str, Any]
     if whole is None:
         raise DataError("No item has a prediction of both models")
     tasks = {s.task: counted(s.rows) for s in inputs.subsets(view.graded, categories=())}
-    found = {task: summary for task, summary in tasks.items() if summary is not None}
-    adjusted = holm([summary["mcnemar_p"] for summary in found.values()])
-    for summary, p in zip(found.values(), adjusted, strict=True):
+    summaries = {task: summary for task, summary in tasks.items() if summary is not None}
+    adjusted = holm([summary["mcnemar_p"] for summary in summaries.values()])
+    for summary, p in zip(summaries.values(), adjusted, strict=True):
         summary["mcnemar_p_holm"] = float(p)
-    return {**whole, "tasks": found}
+    return {**whole, "tasks": summaries}

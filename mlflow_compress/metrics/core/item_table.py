@@ -425,8 +425,8 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
         answered, right = _written(view, run.generations)
         scored[:, 0] |= answered & written
         correct[:, 0] |= right & written
-    found = Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin, lead=lead)
-    return found, grid
+    predictions = Predictions(scored=scored, correct=correct, letter=letter, content=content, margin=margin, lead=lead)
+    return predictions, grid
 
 
 def option_means(view: ItemTable, distances: OptionDistances | OptionBounds, column: str) -> Float:

@@ -212,8 +212,8 @@ class MetricInputs:
     def _variant(self) -> tuple[item_table.Predictions, item_table.OptionGrid | None]:
         if self.variant is None:
             raise DataError("There is no variant")
-        found = self._predict(self.variant)
-        ours, theirs = self._baseline[1], found[1]
+        predictions = self._predict(self.variant)
+        ours, theirs = self._baseline[1], predictions[1]
         if ours is not None and theirs is not None:
             shared = min(ours.content.shape[1], theirs.content.shape[1])
             both = ours.scored[:, :shared] & theirs.scored[:, :shared]
@@ -224,7 +224,7 @@ class MetricInputs:
                     got=self.view.name(int(np.argwhere(differing)[0][0])),
                     fix="Evaluate both with the same shuffle seed",
                 )
-        return found
+        return predictions
 
     @property
     def baseline_predictions(self) -> item_table.Predictions:

@@ -192,11 +192,11 @@ def metric(
 
 def compute(name: str, inputs: MetricInputs) -> list[MetricResult]:
     """Return the results of a registered metric; what goes wrong in a plug-in names it, its package and its file."""
-    found = METRICS.get(name)
-    if found.function.__module__.startswith("mlflow_compress."):
-        return found.compute(inputs)
+    declared = METRICS.get(name)
+    if declared.function.__module__.startswith("mlflow_compress."):
+        return declared.compute(inputs)
     with METRICS.blaming(name):
-        return found.compute(inputs, origin=METRICS.origin(name))
+        return declared.compute(inputs, origin=METRICS.origin(name))
 
 
 NOT_DRAWN = "it needs every item, and the variant was scored on drawn ones (parameter items)"
@@ -228,33 +228,35 @@ def compute_all(inputs: MetricInputs) -> list[MetricResult]:
 
 def all_keys() -> dict[str, MetricKey]:
     """Return every declared key by name; one that two metrics declare is a `ConfigError`: one would hide the other."""
-    found: dict[str, MetricKey] = {}
+    keys: dict[str, MetricKey] = {}
     owners: dict[str, str] = {}
     for name, registered in METRICS.items():
         for declared in registered.keys:
-            if declared.name in found:
+            if declared.name in keys:
                 owner = owners[declared.name]
                 raise ConfigError(f"The metrics {owner!r} and {name!r} declare the same key", got=declared.name)
-            found[declared.name], owners[declared.name] = declared, name
-    return found
+            keys[declared.name], owners[declared.name] = declared, name
+    return keys
 
 
 def key(name: str) -> MetricKey:
     """Return the declaration of one MLflow metric key, or raise `ConfigError` naming those that exist."""
-    found = all_keys()
-    if name not in found:
-        raise ConfigError("Unknown metric key", allowed=sorted(found), got=name)
-    return found[name]
+    keys = all_keys()
+    if name not in keys:
+        raise ConfigError("Unknown metric key", allowed=sorted(keys), got=name)
+    return keys[name]
 
 
 def headline_keys() -> list[MetricKey]:
     """Return the keys that have a row in the headline table, in its order."""
-    rows = [(found.headline, name, found) for name, found in all_keys().items() if found.headline is not None]
-    return [found for _, _, found in sorted(rows, key=lambda row: row[:2])]
+    rows = [
+        (declared.headline, name, declared) for name, declared in all_keys().items() if declared.headline is not None
+    ]
+    return [declared for _, _, declared in sorted(rows, key=lambda row: row[:2])]
 
 
 def leaderboard_keys() -> list[MetricKey]:
     """Return the keys that are columns of the leaderboard, each followed by its difference where that is one too."""
     every = all_keys()
     ordered = [part for row in headline_keys() for part in (row, every.get(row.difference or ""))]
-    return [found for found in ordered if found is not None and found.leaderboard]
+    return [declared for declared in ordered if declared is not None and declared.leaderboard]

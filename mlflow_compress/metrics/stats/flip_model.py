@@ -153,8 +153,8 @@ def smallest_kl_to_change(p: npt.ArrayLike) -> Float:
 
     - `p` (n_items, n_options): Probabilities, of which each row sums up to at most 1.
     """
-    found = finite("probabilities", p, ndim=2)
-    if found.shape[1] < 2 or found.min() < 0 or found.sum(axis=1).max() > 1 + 1e-6:
+    probabilities = finite("probabilities", p, ndim=2)
+    if probabilities.shape[1] < 2 or probabilities.min() < 0 or probabilities.sum(axis=1).max() > 1 + 1e-6:
         raise DataError("Rows must be probabilities of two options or more", allowed="from 0, with a sum of at most 1")
-    two = np.sort(found, axis=1)[:, -2:]
+    two = np.sort(probabilities, axis=1)[:, -2:]
     return np.asarray(xlogy(two, two).sum(axis=1) - xlogy(two.sum(axis=1), two.mean(axis=1)), dtype=np.float64)

@@ -102,12 +102,12 @@ def allocate(sizes: npt.ArrayLike, deviations: npt.ArrayLike, total: int, *, dra
         middle = (low + high) / 2
         fits = np.clip(np.floor(share * middle), least, n).sum() <= total
         low, high = (middle, high) if fits else (low, middle)
-    found = np.clip(np.floor(share * low), least, n).astype(np.int64)
-    while (left := total - int(found.sum())) > 0:
-        open_ = np.flatnonzero(found < n)
-        order = open_[np.argsort(found[open_] - share[open_] * low, kind="stable")]
-        found[order[:left]] += 1
-    return np.asarray(found, dtype=np.int64)
+    counts = np.clip(np.floor(share * low), least, n).astype(np.int64)
+    while (left := total - int(counts.sum())) > 0:
+        open_ = np.flatnonzero(counts < n)
+        order = open_[np.argsort(counts[open_] - share[open_] * low, kind="stable")]
+        counts[order[:left]] += 1
+    return np.asarray(counts, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +247,8 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
     benchmark = float(parts.sum())
     effect, df = 1.0, float(len(x) - 1)
     if groups is not None and are_grouped(groups):
-        found = design_effect(x, groups, w)
-        effect, df = found.effect, found.df
+        grouped = design_effect(x, groups, w)
+        effect, df = grouped.effect, grouped.df
     own = effect * spread / total
     # Satterthwaite's approximation: the strata's variances are known from few items each.
     terms = [*(parts**2 / np.maximum(drawn - 1, 1)), own**2 / max(df, 1.0)]

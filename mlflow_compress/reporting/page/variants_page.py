@@ -169,7 +169,7 @@ def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
 
 def worst_slices(content: PageContent) -> Table:
     """Return of each variant the slice with the smallest corrected p-value of "moves more than the others"."""
-    first = {v.name: found[0] for v in content.variants if (found := slice_findings(v.results))}
+    first = {v.name: findings[0] for v in content.variants if (findings := slice_findings(v.results))}
     return Table(
         columns=[Column("variant", left=True), Column("slice that moves most", long=True)],
         rows=[(name, Words(one.text, [f"corrected p {one.result.p:.2g}"])) for name, one in first.items()],
@@ -479,9 +479,9 @@ def content_values(content: PageContent) -> dict[str, Any]:
             for (task, category), flips in flips_by_part(content).items()
         ],
         "worst_slices": [
-            {"variant": v.name, "slice": found[0].text, "p": found[0].result.p}
+            {"variant": v.name, "slice": findings[0].text, "p": findings[0].result.p}
             for v in content.variants
-            if (found := slice_findings(v.results))
+            if (findings := slice_findings(v.results))
         ],
         "shared_changes": None
         if shared is None

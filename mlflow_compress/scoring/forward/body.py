@@ -21,8 +21,8 @@ NAME = "mlp"
 
 def find_last_layer(model: Any) -> torch.nn.Module | None:
     """Return a model's last layer, or None where it has no module `mlp` that takes hidden states and nothing else."""
-    found = decoder_layers(model)
-    last = found[1][-1] if found is not None else None
+    layers = decoder_layers(model)
+    last = layers[1][-1] if layers is not None else None
     mlp = getattr(last, NAME, None)
     return last if mlp is not None and len(inspect.signature(mlp.forward).parameters) == 1 else None
 
