@@ -138,15 +138,15 @@ def _solved(
         raise DataError(f"The solver of integer programmes found no solution: {solution.message}")
     choice = np.argmax(solution.x[: costs.size].reshape(costs.shape), axis=1)
     rows = np.arange(n_groups)
-    found = np.zeros(len(cost))
-    found[rows * n_formats + choice] = 1
-    found[costs.size :] = _both(pairs, choice)
-    if float(limited @ found) > limit + 1e-9 * max(abs(limit), float(np.abs(limited).max())):
+    vector = np.zeros(len(cost))
+    vector[rows * n_formats + choice] = 1
+    vector[costs.size :] = _both(pairs, choice)
+    if float(limited @ vector) > limit + 1e-9 * max(abs(limit), float(np.abs(limited).max())):
         raise DataError("The solver's solution breaks the limit", allowed=f"at most {limit}")
     return Allocation(
         choice=tuple(choice.tolist()),
         n_bytes=int(sizes[rows, choice].sum()),
-        cost=float(cost @ found) - middle,
+        cost=float(cost @ vector) - middle,
         gap=float(solution.mip_gap),
     )
 

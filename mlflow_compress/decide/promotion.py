@@ -496,18 +496,18 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
     if policy.kl is not None:
         gates.append(DivergenceGate(max_kl=policy.kl.max_kl, max_outliers_pct=policy.kl.max_outliers_pct))
     wrong: list[ConfigError] = []
-    found: list[tuple[Gate, tuple[GateReading, ...]]] = []
+    declared: list[tuple[Gate, tuple[GateReading, ...]]] = []
     for number, gate in enumerate(policy.gates, start=1):
         with _noted(wrong, f"gates, entry {number}", file):
-            found.append(_gate(gate))
+            declared.append(_gate(gate))
     for number, margin in enumerate(policy.margins, start=1):
         with _noted(wrong, f"margins, entry {number}", file):
-            found.append(_margin(margin))
+            declared.append(_margin(margin))
     with _noted(wrong, "objective", file):
         score, ranked_by = ranking_of(policy.objective)
     raise_together(wrong)
-    gates += [gate for gate, _ in found]
-    readings = {reading for _, read in found for reading in read}
+    gates += [gate for gate, _ in declared]
+    readings = {reading for _, read in declared for reading in read}
     rules: list[Rule] = [partial(_lacking, policy.require)]
     if policy.target != "any":
         rules.append(partial(_unread, policy.target))

@@ -107,5 +107,5 @@ def open_request(request: ModelRequest, *, device: str | None = None, computes_o
     )
     if dtype != "auto":
         return model
-    found = torch.float32 if (computes_on or model.device.type) == "cpu" else model.dtype
-    return replace(model, dtype=found, config=replace(model.config, dtype=str(found).removeprefix("torch.")))
+    kind = torch.float32 if (computes_on or model.device.type) == "cpu" else model.dtype
+    return replace(model, dtype=kind, config=replace(model.config, dtype=str(kind).removeprefix("torch.")))

@@ -178,13 +178,13 @@ def similarity_rouge(inputs: MetricInputs) -> list[MetricResult]:
         return []
     x: Float = similarity(given.baseline, given.variant).per_instruction("equation4")[rows]
     y = np.array([differences[given.item_ids[row]] for row in rows])
-    found = {
+    overlaps = {
         "pearson": pearson(x, y, level=s.level, resamples=s.resamples, seed=s.seed, method=s.method),
         "spearman": spearman(x, y, level=s.level),
     }
     left = len(given.item_ids) - len(rows)
     estimates = {
-        _ROUGE[name]: Number(one.value, one.n, left, one.interval) for name, one in found.items() if one is not None
+        _ROUGE[name]: Number(one.value, one.n, left, one.interval) for name, one in overlaps.items() if one is not None
     }
     return pooled(inputs, estimates)
 

@@ -139,16 +139,16 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
             for suffix, p in models.items()
         }
         resampled = partial(Resampled, groups=inputs.view.group[rows])
-        found = {"shuffle_accuracy": resampled(right[""], lambda means: means[..., 1])}
-        found |= {f"shuffle_drop_pct{suffix}": resampled(right[suffix], _drop) for suffix in models}
-        found |= {f"content_consistency{suffix}": resampled(same[suffix], first_column) for suffix in models}
+        statistics = {"shuffle_accuracy": resampled(right[""], lambda means: means[..., 1])}
+        statistics |= {f"shuffle_drop_pct{suffix}": resampled(right[suffix], _drop) for suffix in models}
+        statistics |= {f"content_consistency{suffix}": resampled(same[suffix], first_column) for suffix in models}
         if "_baseline" in models:
             both = {name: np.hstack([of["_baseline"], of[""]]) for name, of in (("right", right), ("excess", excess))}
-            found["shuffle_drop_delta_pct"] = resampled(both["right"], difference_of(_drop))
-            found["content_consistency_delta"] = resampled(same[""] - same["_baseline"], first_column)
-            found["position_bias_delta"] = resampled(both["excess"], difference_of(bias_of))
+            statistics["shuffle_drop_delta_pct"] = resampled(both["right"], difference_of(_drop))
+            statistics["content_consistency_delta"] = resampled(same[""] - same["_baseline"], first_column)
+            statistics["position_bias_delta"] = resampled(both["excess"], difference_of(bias_of))
         # No drop exists where the accuracy is 0. A bias is a distance, which resampling overestimates: no interval.
-        exist = {name: estimate for name, estimate in found.items() if np.isfinite(estimate.value)}
+        exist = {name: estimate for name, estimate in statistics.items() if np.isfinite(estimate.value)}
         bias = {
             f"position_bias{suffix}": Number(float(bias_of(excess[suffix].mean(axis=0))), len(rows))
             for suffix in models

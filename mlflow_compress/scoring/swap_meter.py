@@ -294,7 +294,7 @@ class Swap:
 
 
 def noise_swap(
-    group: WeightGroup, name: str, baseline: Any, variant: Any, found: Differences, *, seed: int
+    group: WeightGroup, name: str, baseline: Any, variant: Any, differences: Differences, *, seed: int
 ) -> Swap | str:
     """Return a swap in which every matrix is the baseline's plus Gaussian noise, or why there is none.
 
@@ -310,7 +310,7 @@ def noise_swap(
             continue
         noisy = copy.deepcopy(module)
         for part, old in matrices.items():
-            new = restored_weight(variant, path, found) if part == "weight" else _parameter(variant, path, part)
+            new = restored_weight(variant, path, differences) if part == "weight" else _parameter(variant, path, part)
             if new is None or new.shape != old.shape:
                 return f"{path}.{part} is not stored as floating-point numbers of the baseline's shape"
             owner, _, leaf = part.rpartition(".")

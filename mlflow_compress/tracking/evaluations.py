@@ -77,7 +77,7 @@ def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
         if run_names.REPLICATE_OF not in run.data.tags:
             newest.setdefault(_checkpoint(run), run)
     shown = names_of(newest)
-    found = [
+    variants = [
         Variant(
             name=shown[key],
             checkpoint=key,
@@ -87,7 +87,7 @@ def _newest(runs: Sequence[Run]) -> tuple[Variant, ...]:
         )
         for key, run in newest.items()
     ]
-    return tuple(sorted(found, key=lambda variant: variant.name))
+    return tuple(sorted(variants, key=lambda variant: variant.name))
 
 
 def evaluations(tracker: Tracker, base_model: str) -> list[EvaluationGroup]:
@@ -95,7 +95,7 @@ def evaluations(tracker: Tracker, base_model: str) -> list[EvaluationGroup]:
     groups: dict[str, list[Run]] = {}
     for run in tracker.find_finished("main", **{run_names.BASE_MODEL: base_model}):
         groups.setdefault(run.data.tags[run_names.EVALUATION], []).append(run)
-    found = [
+    every = [
         EvaluationGroup(
             id=key,
             base_weights=runs[0].data.tags[run_names.BASE_WEIGHTS],
@@ -104,5 +104,5 @@ def evaluations(tracker: Tracker, base_model: str) -> list[EvaluationGroup]:
         )
         for key, runs in groups.items()
     ]
-    found.sort(key=lambda e: (e.items is not None, e.items or 0, e.started), reverse=True)
-    return found
+    every.sort(key=lambda e: (e.items is not None, e.items or 0, e.started), reverse=True)
+    return every

@@ -45,9 +45,9 @@ def deletable_runs(
         if named is None:
             raise ConfigError("The store has no such experiment", got=experiment)
         only = named.experiment_id
-    found = search_runs(tracker.client, f"tags.`{run_names.STAGE}` LIKE '%'")
-    runs = {str(run.info.run_id): run for run in found}
-    models = _models(tracker, {str(run.info.experiment_id) for run in found})
+    every = search_runs(tracker.client, f"tags.`{run_names.STAGE}` LIKE '%'")
+    runs = {str(run.info.run_id): run for run in every}
+    models = _models(tracker, {str(run.info.experiment_id) for run in every})
     versions = every_page(tracker.client.search_model_versions)
     registered = {str(version.run_id) for version in versions}
     by_id = {model.model_id: run_id for run_id, own in models.items() for model in own}

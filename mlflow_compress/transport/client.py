@@ -388,21 +388,21 @@ class Transport(AbstractContextManager["Transport"]):
             await self._money.wait_for(lambda: self.spending.is_decided(most))
             if not self.spending.begin(most):
                 return NoReply(replies.BUDGET, "Not asked: it could have cost more than judge_max_cost allows")
-        found: A | Failure | None = None
+        outcome: A | Failure | None = None
         sent = False
         try:
             await self._tokens.take(n_bytes // BYTES_PER_TOKEN + room)
             await self._requests.take(1)
             sent = True
-            found = await self._request(path, body, read, model)
+            outcome = await self._request(path, body, read, model)
         finally:
-            reply = None if found is None or isinstance(found, Failure) else found
+            reply = None if outcome is None or isinstance(outcome, Failure) else outcome
             # A call that timed out, was interrupted, or whose connection broke may have been worked on, and be paid.
-            lost = sent and (found is None or (isinstance(found, Failure) and found.lost))
+            lost = sent and (outcome is None or (isinstance(outcome, Failure) and outcome.lost))
             self.spending.end(model, most, reply.usage if reply else None, answered=reply is not None, lost=lost)
             async with self._money:
                 self._money.notify_all()
-        return found
+        return outcome
 
     async def _request(
         self, path: str, body: Mapping[str, Any], read: Callable[[str], A | NoReply], model: str

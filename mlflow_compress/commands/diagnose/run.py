@@ -158,7 +158,7 @@ _MORE_BITS = 8  # of the groups to keep
 
 
 def advise(
-    found: GroupsFound,
+    swappable: GroupsFound,
     differences: Differences,
     model: Any,
     source: SourceModel,
@@ -178,13 +178,13 @@ def advise(
         group.name: sum(p.numel() for module in group.modules for p in model.get_submodule(module).parameters())
         for group in differences.groups
     }
-    keep = groups_to_keep(found.groups, {name: size for name, size in sizes.items() if layers[name]})
+    keep = groups_to_keep(swappable.groups, {name: size for name, size in sizes.items() if layers[name]})
     own = {name: value for name, value in manifest.settings.items() if name not in CalibratedConfig.model_fields}
     bits = max((bits for bits in METHODS.get(manifest.method).supported_bits if bits <= _MORE_BITS), default=0)
     more = bits > own.get("bits", _MORE_BITS)
     advice = Advice(
         keep=keep,
-        share=sum(group.share or 0.0 for group in found.groups if group.name in keep),
+        share=sum(group.share or 0.0 for group in swappable.groups if group.name in keep),
         weights=sum(sizes[name] for name in keep) / sum(sizes.values()),
         kept_as=f"at {bits} bits" if more else "as they are",
     )

@@ -223,13 +223,13 @@ def run_sampled(
         parts.append(records)
         seen |= set(keys)
         short = Shortened(short.cut | shortened.cut, short.too_long | shortened.too_long)
-        found = replace(joined_records(parts), draws=sampler.draws())
-        if not sampler.go_on(MetricInputs(baseline=baseline, variant=found, settings=settings)):
+        joined = replace(joined_records(parts), draws=sampler.draws())
+        if not sampler.go_on(MetricInputs(baseline=baseline, variant=joined, settings=settings)):
             break
     if scored is None and (texts.corpora or texts.tasks):
         text = run_model(
             blocks.scorer(), texts, baseline=blocks.states, generations=False, resume=blocks.folder / "text"
         )
-        found = text.records.with_records(found)
+        joined = text.records.with_records(joined)
         short = Shortened(short.cut | text.shortened.cut, short.too_long | text.shortened.too_long)
-    return ModelOutputs(found, len(short.cut), short)
+    return ModelOutputs(joined, len(short.cut), short)

@@ -120,7 +120,7 @@ def run_model(
     tokens: list[TokenScores] = []
     token_distances: list[TokenDistances] = []
     for name, text, most, starts in scored_texts(suite):
-        found, moved = scorer.score_corpus(
+        of_texts, moved = scorer.score_corpus(
             name,
             text,
             window=WINDOW,
@@ -131,7 +131,7 @@ def run_model(
             resume=resume,
         )
         again.update(scorer.report.asked_again if scorer.report is not report and scorer.report is not None else {})
-        tokens.append(found)
+        tokens.append(of_texts)
         if moved is not None:
             token_distances.append(moved)
     answers, cut = _answers(scorer.loaded, scorer.encoder, suite, resume, samplings) if generations else (None, set())

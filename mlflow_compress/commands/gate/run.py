@@ -147,9 +147,9 @@ def shuffled(keys: Sequence[ItemKey], group: Mapping[ItemKey, int], seed: int) -
     return [key for place in random_order([first for first, *_ in groups], seed=seed) for key in groups[place]]
 
 
-def in_order(values: Float, found: models.Keys, order: models.Keys) -> list[float]:
-    """Return one value per item of `order`; `found` names the items of the values."""
-    by_key = dict(zip(found, values.tolist(), strict=True))
+def in_order(values: Float, items: models.Keys, order: models.Keys) -> list[float]:
+    """Return one value per item of `order`; `items` names those of the values."""
+    by_key = dict(zip(items, values.tolist(), strict=True))
     return [by_key[key] for key in order if key in by_key]
 
 

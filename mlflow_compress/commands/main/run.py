@@ -252,8 +252,8 @@ def digest_of(config: MainConfig) -> str | None:
     calibration = inputs.calibration_set(config.quantize_config)
     judge = config.judge_config()
     # The package by its source: a metric that has changed is computed again, whatever the version.
-    found = (point for kind in _PLUG_INS for point in entry_points(group=f"mlflow_compress.{kind}"))
-    plug_ins = [f"{point.value} {point.dist.version if point.dist else None}" for point in found]
+    entries = (point for kind in _PLUG_INS for point in entry_points(group=f"mlflow_compress.{kind}"))
+    plug_ins = [f"{point.value} {point.dist.version if point.dist else None}" for point in entries]
     deciding = {
         "parameters": as_text(config),
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],

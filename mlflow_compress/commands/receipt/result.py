@@ -88,7 +88,7 @@ class ReceiptComparison(Tabular):
         names = ("value", "low", "high", "n")
         return [
             {"name": name}
-            | {f"{side}_{one}": getattr(found[name], one) for side, found in (("a", a), ("b", b)) for one in names}
+            | {f"{side}_{one}": getattr(part[name], one) for side, part in (("a", a), ("b", b)) for one in names}
             for name in a
             if name in b
         ]

@@ -58,11 +58,11 @@ def export_receipt(
     private = None if key is None else _key(key, private=True)
     meant = read_policy(None if policy is None else str(policy))
     store = store_with(run_id, store)
-    found = from_run(run_id, store)
-    baseline = found.baseline_run_id
-    if baseline is None or found.run is None:
+    source = from_run(run_id, store)
+    baseline = source.baseline_run_id
+    if baseline is None or source.run is None:
         raise ConfigError("A receipt is of a variant", allowed="the id of a main run or an evaluate run", got=run_id)
-    run = found.run.run_id
+    run = source.run.run_id
     folders = {"baseline": (baseline, RECORDS), "variant": (run, RECORDS)}
     # Not every evaluation has these. One that cannot be read is missed when the figures are recomputed.
     folders |= {"noise": (baseline, NOISE), "engine": (baseline, ENGINE), "asked_again": (run, NOISE)}
@@ -75,15 +75,15 @@ def export_receipt(
         "written_by": f"mlflow-compress {__version__}",
         "run_id": run,
         "baseline_run_id": baseline,
-        "variant": found.name,
-        "baseline": found.baseline,
-        "evaluation_id": found.evaluation_id,
+        "variant": source.name,
+        "baseline": source.baseline,
+        "evaluation_id": source.evaluation_id,
         "environment": store.fetch_json(baseline, FINGERPRINT),
         "account": account.to_dict(),
         "policy": policy_yaml(meant, comments=False),
-        "gates": _gates(meant, found.results, account),
-        "verdict": found.verdict,
-        "figures": results_json(found.results),
+        "gates": _gates(meant, source.results, account),
+        "verdict": source.verdict,
+        "figures": results_json(source.results),
     }
     subject = [{"name": name, "digest": {"sha256": _sha256(files[name])}} for name in sorted(files)]
     payload = _json({**KINDS, "subject": subject, "predicate": predicate})

@@ -305,7 +305,7 @@ def wanted_kl(
     in the square root of the KL, which is in proportion to the change of the logits where that is small.
     """
     (fails, high), (passes, low) = failing, passing
-    found = []
+    limits = []
     for gate in gates:
         for one in gate.reads(fails) if isinstance(gate, DivergenceGate) else (gate,):
             bad, good = fails.get(one.metric), passes.get(one.metric)
@@ -313,8 +313,8 @@ def wanted_kl(
                 continue
             share = (one.bound - good) / (bad - good)
             if 0 <= share < 1:
-                found.append((low**0.5 + share * (high**0.5 - low**0.5)) ** 2)
-    return min(found) if found else None
+                limits.append((low**0.5 + share * (high**0.5 - low**0.5)) ** 2)
+    return min(limits) if limits else None
 
 
 def next_choice(table: CostTable, *, above: int, below: int, wanted: float | None) -> Allocation | None:

@@ -71,12 +71,12 @@ class Tabular(ABC):
         names = filled(rows)
         if "name" not in names or not any(row["name"] in keys for row in rows):
             return [{name: row[name] for name in names} for row in rows]
-        found = []
+        flat = []
         for row in rows:
             key = keys.get(row["name"])
             shown = {"label": key.label or key.meaning, "unit": key.unit} if key else {"label": "", "unit": ""}
-            found.append({"name": row["name"], **shown, **{name: row[name] for name in names if name != "name"}})
-        return found
+            flat.append({"name": row["name"], **shown, **{name: row[name] for name in names if name != "name"}})
+        return flat
 
     def to_pandas(self) -> "pd.DataFrame":
         import pandas as pd

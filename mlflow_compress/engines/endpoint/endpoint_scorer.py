@@ -429,7 +429,7 @@ class EndpointScorer:
 
     def _ask(self, answers: ServedAnswers, asked: routes.Wanted, *, label: str) -> Rows:
         """Return what the server shows: first its lists, then the wanted tokens that no list holds."""
-        can, found = self.loaded.can, Rows()
+        can, told = self.loaded.can, Rows()
 
         def ask(questions: Sequence[routes.TokenQuestion]) -> list[list[routes.Position] | None]:
             return answers.ask(questions, label=label, repeat=self._repeat)
@@ -445,21 +445,21 @@ class EndpointScorer:
         for (question, rows), positions in zip(fitting, replies, strict=False):
             tokens = question.tokens[-question.scored :].tolist()
             for row, token, position in zip(rows.tolist(), tokens, positions or [], strict=False):
-                found.add(row, token, position, whole=question.top is None)
+                told.add(row, token, position, whole=question.top is None)
         for (row, question), positions in zip(steps.items(), replies[len(fitting) :], strict=True):
             for position in positions or []:
-                found.add(row, question.forced, position, whole=True)
+                told.add(row, question.forced, position, whole=True)
         left = [
             (row, token, self._alone(asked.prefix[row], token))
             for row, wanted_tokens in asked.tokens.items()
             for token in wanted_tokens
-            if (row, token) not in found.logprob
+            if (row, token) not in told.logprob
         ]
         left = [(row, token, question) for row, token, question in left if self._fits(question)]
         for (row, token, _), positions in zip(left, ask([q for *_, q in left]), strict=True):
             for position in positions or []:
-                found.add(row, token, position, whole=False)
-        return found
+                told.add(row, token, position, whole=False)
+        return told
 
     def _alone(self, prefix: Ids, token: int) -> routes.TokenQuestion:
         if self.loaded.can.echo:
@@ -471,14 +471,14 @@ class EndpointScorer:
         written = 0 if question.scored and can.echo_alone else 1
         return can.max_length is None or len(question.tokens) + written <= can.max_length
 
-    def _bounds(self, found: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, TopBound], set[int], int]:
+    def _bounds(self, told: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, TopBound], set[int], int]:
         """Return the bound at every row, the rows whose list the baseline lacks, and the length of the lists."""
         longest = min(self.loaded.can.n_top, baseline.most)
         k = next((rung for rung in TOP_LADDER if rung <= longest), 0)
-        rows = sorted(row for row, top in found.top.items() if k and len(top[0]) >= k)
+        rows = sorted(row for row, top in told.top.items() if k and len(top[0]) >= k)
         lists = dict(zip(rows, baseline.lists(keys[rows], k) if rows else [], strict=True))
         bounds = {
-            row: top_k_bound(theirs, (found.top[row][0][:k], found.top[row][1][:k]))
+            row: top_k_bound(theirs, (told.top[row][0][:k], told.top[row][1][:k]))
             for row, theirs in lists.items()
             if theirs is not None
         }
@@ -507,11 +507,11 @@ def top_k_bound(baseline: routes.TopList, variant: routes.TopList) -> TopBound:
     return TopBound(max(kl, 0.0), float(p.sum()), float(q.sum()), clipped)
 
 
-def _arrays(targets: Targets, found: Rows) -> Arrays:
+def _arrays(targets: Targets, told: Rows) -> Arrays:
     """Return the results of a pass as `record_assembly` reads them; NaN where the server has said nothing."""
     rows, tokens = targets.row.tolist(), targets.token.tolist()
-    logprob = np.asarray([found.logprob.get(pair, np.nan) for pair in zip(rows, tokens, strict=True)], np.float64)
-    tops = [found.best.get(row, (None, np.nan)) for row in rows]
+    logprob = np.asarray([told.logprob.get(pair, np.nan) for pair in zip(rows, tokens, strict=True)], np.float64)
+    tops = [told.best.get(row, (None, np.nan)) for row in rows]
     argmax = np.asarray([token for token, _ in tops], object)
     best = np.asarray([value for _, value in tops], np.float64)
     # Of equally probable tokens a server may write any; each of them is what greedy decoding can give.
@@ -530,9 +530,9 @@ def _option_bounds(
     }
     own: list[list[TopBound] | None] = []
     for places in rows:
-        found = [bounds.get(row) for row in places.tolist()]
-        there = [bound for bound in found if bound is not None]
-        own.append(there if there and len(there) == len(found) else None)
+        of_places = [bounds.get(row) for row in places.tolist()]
+        there = [bound for bound in of_places if bound is not None]
+        own.append(there if there and len(there) == len(of_places) else None)
     columns["k"] = [k] * len(requests)
     for name in ("kl", "kept_baseline", "kept_variant"):
         columns[name] = [None if b is None else float(np.mean([getattr(x, name) for x in b])) for b in own]

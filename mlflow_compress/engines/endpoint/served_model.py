@@ -274,7 +274,7 @@ class ServedModel:
 
             for shard in waiting:
                 begin = time.perf_counter()
-                failed = [found for found in transport.for_all(one, shard) if found is not None]
+                failed = [refused for refused in transport.for_all(one, shard) if refused is not None]
                 if failed:
                     raise EndpointError(
                         f"{len(failed)} of {len(shard)} answers failed: {failed[0].detail}",

@@ -247,10 +247,10 @@ def _rows(number: int, one: _Text, length: Length, reader: _Reader) -> Iterator[
             # Calibration on the embedded text must stay allowed.
             return whole and one.text.count(begun) == 1 and not _calibration().holds(plain_words(complete))
 
-        found = one.at(depth, is_unique)
-        if found is not None:
-            begun = _words(one.text, found, BEGUN)
-            rest = _words(one.text, found, BEGUN + COPIED)[len(begun) :]
+        start = one.at(depth, is_unique)
+        if start is not None:
+            begun = _words(one.text, start, BEGUN)
+            rest = _words(one.text, start, BEGUN + COPIED)[len(begun) :]
             columns = {"question": begun, "options": [rest.strip()], "gold": 0}
             category = f"copy at {100 * depth:.0f} %"
             yield row(f"copy{place}", category, "long_copy", "greedy", **columns), f"{one.text}\n\n{begun}", [rest]

@@ -85,12 +85,12 @@ class LoggedAnswer:
 
 def cleaned(messages: Sequence[Mapping[str, Any]], redact: Redaction) -> list[Message | None]:
     """Return messages with redacted texts; None for one that is not text of one of the `ROLES`."""
-    found: list[Message | None] = []
+    turns: list[Message | None] = []
     for message in messages:
         text = _text(message.get("content"))
         usable = message.get("role") in ROLES and text is not None and not message.get("tool_calls")
-        found.append({"role": str(message["role"]), "content": redact(text)} if usable and text is not None else None)
-    return found
+        turns.append({"role": str(message["role"]), "content": redact(text)} if usable and text is not None else None)
+    return turns
 
 
 def _text(content: object) -> str | None:

@@ -120,7 +120,7 @@ def draw_variants(
     `costs`, the one that most variants have is drawn. The Pareto `front`, the best cost first, is highlighted where no
     variant is `current`. None if fewer than `fewest` variants have both a cost and a KL.
     """
-    axis, points = max(((axis, _points(variants, axis)) for axis in costs), key=lambda found: len(found[1]))
+    axis, points = max(((axis, _points(variants, axis)) for axis in costs), key=lambda pair: len(pair[1]))
     if len(points) < fewest or not points:
         return None
     above, zero = [p for p in points if p.kl > 0], [p for p in points if p.kl == 0]
