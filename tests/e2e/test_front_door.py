@@ -49,11 +49,9 @@ ORDER = (
 
 
 @pytest.mark.ci
-def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path) -> None:
     # The example of every function, in one session as in a notebook.
-    session: dict[str, Any] = {"mc": mc, "folder": tmp_path / "results"}
+    session: dict[str, Any] = {"mc": mc, "folder": workdir / "results"}
     for name in ORDER:
         test = doctest.DocTestParser().get_doctest(getattr(mc, name).__doc__, session, name, None, 0)
         runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
@@ -63,8 +61,8 @@ def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monke
     found, compressed = session["found"], session["compressed"]
 
     # Nothing but the folder was written, each kind of work once.
-    assert [path.name for path in tmp_path.iterdir()] == ["results"]
-    store = FolderStore(tmp_path / "results")
+    assert [path.name for path in workdir.iterdir()] == ["results"]
+    store = FolderStore(workdir / "results")
     # Nothing is done twice. The example of `speed` has a variant of its own, which transformers can time.
     stages = {"quantize": 2, "baseline": 1, "evaluate": 1, "judge": 1, "speed": 1}
     assert {stage: len(store.find(stage)) for stage in stages} == stages
@@ -81,7 +79,7 @@ def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monke
         found["judge/similarity"]
 
     # Baseline and variant are found again.
-    again = mc.evaluate(compressed, limit=2, store=tmp_path / "results")
+    again = mc.evaluate(compressed, limit=2, store=workdir / "results")
     assert again.baseline_found and again.variant_found_in == found.run.run_id
     assert again.results == found.results
 
@@ -89,10 +87,10 @@ def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monke
     alone = mc.load(found.records_folder)
     assert alone.baseline is None and alone["quality/accuracy"] == found["quality/accuracy"]
     assert alone.records().items is not None
-    baseline = mc.load(found.baseline_run_id, store=tmp_path / "results")
+    baseline = mc.load(found.baseline_run_id, store=workdir / "results")
     assert baseline["quality/accuracy"].value == found["quality/accuracy_baseline"].value
     with pytest.raises(mc.MlflowCompressError, match="holds no evaluation"):
-        mc.load(compressed.run.run_id, store=tmp_path / "results")
+        mc.load(compressed.run.run_id, store=workdir / "results")
 
     # MLflow's store gives the same numbers.
     tracked = mc.evaluate(compressed, limit=2)
@@ -100,7 +98,7 @@ def test_the_examples_run_and_mean_the_same_in_every_store(tmp_path: Path, monke
     assert mc.load(tracked.run.run_id).metrics == tracked.metrics
 
     # Ids may be as short as we print them.
-    assert mc.load(tracked.run.run_id[:8]).metrics == mc.load(found.run.run_id[:8], store=tmp_path / "results").metrics
+    assert mc.load(tracked.run.run_id[:8]).metrics == mc.load(found.run.run_id[:8], store=workdir / "results").metrics
     assert mc.compare(tracked.run.run_id[:8], tracked.run.run_id)["all_flips_pct"] == 0
     assert mc.compare(tracked, found)["all_flips_pct"] == 0
 
