@@ -49,9 +49,12 @@ ORDER = (
 
 
 @pytest.mark.ci
-def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path) -> None:
+def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = workdir / "session"  # beside MLflow's store
+    here.mkdir()
+    monkeypatch.chdir(here)
     # The example of every function, in one session as in a notebook.
-    session: dict[str, Any] = {"mc": mc, "folder": workdir / "results"}
+    session: dict[str, Any] = {"mc": mc, "folder": here / "results"}
     for name in ORDER:
         test = doctest.DocTestParser().get_doctest(getattr(mc, name).__doc__, session, name, None, 0)
         runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
@@ -61,8 +64,8 @@ def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path) -> Non
     found, compressed = session["found"], session["compressed"]
 
     # Nothing but the folder was written, each kind of work once.
-    assert [path.name for path in workdir.iterdir()] == ["results"]
-    store = FolderStore(workdir / "results")
+    assert [path.name for path in here.iterdir()] == ["results"]
+    store = FolderStore(here / "results")
     # Nothing is done twice. The example of `speed` has a variant of its own, which transformers can time.
     stages = {"quantize": 2, "baseline": 1, "evaluate": 1, "judge": 1, "speed": 1}
     assert {stage: len(store.find(stage)) for stage in stages} == stages
@@ -79,7 +82,7 @@ def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path) -> Non
         found["judge/similarity"]
 
     # Baseline and variant are found again.
-    again = mc.evaluate(compressed, limit=2, store=workdir / "results")
+    again = mc.evaluate(compressed, limit=2, store=here / "results")
     assert again.baseline_found and again.variant_found_in == found.run.run_id
     assert again.results == found.results
 
@@ -87,10 +90,10 @@ def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path) -> Non
     alone = mc.load(found.records_folder)
     assert alone.baseline is None and alone["quality/accuracy"] == found["quality/accuracy"]
     assert alone.records().items is not None
-    baseline = mc.load(found.baseline_run_id, store=workdir / "results")
+    baseline = mc.load(found.baseline_run_id, store=here / "results")
     assert baseline["quality/accuracy"].value == found["quality/accuracy_baseline"].value
     with pytest.raises(mc.MlflowCompressError, match="holds no evaluation"):
-        mc.load(compressed.run.run_id, store=workdir / "results")
+        mc.load(compressed.run.run_id, store=here / "results")
 
     # MLflow's store gives the same numbers.
     tracked = mc.evaluate(compressed, limit=2)
@@ -98,7 +101,7 @@ def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path) -> Non
     assert mc.load(tracked.run.run_id).metrics == tracked.metrics
 
     # Ids may be as short as we print them.
-    assert mc.load(tracked.run.run_id[:8]).metrics == mc.load(found.run.run_id[:8], store=workdir / "results").metrics
+    assert mc.load(tracked.run.run_id[:8]).metrics == mc.load(found.run.run_id[:8], store=here / "results").metrics
     assert mc.compare(tracked.run.run_id[:8], tracked.run.run_id)["all_flips_pct"] == 0
     assert mc.compare(tracked, found)["all_flips_pct"] == 0
 
