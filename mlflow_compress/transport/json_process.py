@@ -6,13 +6,15 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 _SECONDS_TO_END = 20.0
 
 
 class JsonProcess:
     """Starts such a process, with the arguments of `subprocess.Popen`. It ends when nobody refers to it any more."""
+
+    ended: ClassVar[str] = "its process ended"  # How an error begins that says so
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -44,7 +46,7 @@ class JsonProcess:
         code = self.process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"its process ended with code {code}: {lines[-1] if lines else 'no reason given'}"
+        return f"{self.ended} with code {code}: {lines[-1] if lines else 'no reason given'}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

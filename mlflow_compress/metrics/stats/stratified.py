@@ -37,18 +37,14 @@ Source: Haybittle, British Journal of Radiology 1971; Peto et al., British Journ
 """
 
 PRIOR_ITEMS = 4.0
-"""As many items a stratum's expected share of flips counts as.
-
-At 8 bits and a tenth of the items, intervals of the benchmark's own flips then hold the truth in 97 % of the draws, and
-for no variant in fewer than 91 %; with 0 in 94 and 71 % (19 variants of three models, 150 draws each).
-"""
+"""As many items a stratum's expected share of flips counts as: a stratum in which none was seen still varies."""
 
 LEAST_FLIPS = 0.03
 """No stratum is expected to have a smaller share of flips than this part of all items' share, or than its square.
 
-A model of flips by lead knows nothing of what else makes items flip. Without this, intervals of the benchmark's own
-flips would be too narrow; with it they are 3 to 10 % wider at 4 bits. A variant with few flips shows hardly any that
-the model has not expected, therefore the square (chosen with a look at all variants of `margin_sampling.py`).
+A model of flips by lead knows nothing of what else makes items flip: without this, intervals of the benchmark's own
+flips would be too narrow. A variant with few flips shows hardly any that the model has not expected, therefore the
+square. Both were chosen with a look at all variants of `benchmarks/margin_sampling.py`, which prints what they cover.
 """
 
 

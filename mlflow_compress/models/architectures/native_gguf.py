@@ -110,6 +110,8 @@ class NativeGgufForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[m
 class _Engine(JsonProcess):
     """Client of the worker process `llama_cpp_worker`."""
 
+    ended = "ended"  # after "llama.cpp"
+
     def __init__(self, file: Path, cache_types: Sequence[str]) -> None:
         super().__init__([sys.executable, "-P", str(WORKER), str(file), str(torch.get_num_threads()), *cache_types])
         self._file, self._busy = str(file), False
@@ -129,7 +131,7 @@ class _Engine(JsonProcess):
         """Return what the process answers; an error, or its end, is a `CheckpointError`."""
         answer, raw = self.ask(question)
         if "error" in answer:
-            raise CheckpointError(f"llama.cpp {answer['error'].removeprefix('its process ')}", got=self._file)
+            raise CheckpointError(f"llama.cpp {answer['error']}", got=self._file)
         return answer, raw
 
 
