@@ -8,6 +8,7 @@ from typing import Any, Self
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object, read_typed
+from mlflow_compress.hashes import sha256_file, sha256_files
 from mlflow_compress.models import stored_weights
 
 MANIFEST_FILE = "compression.json"
@@ -72,10 +73,10 @@ class CheckpointManifest:
         return self.base_cache_bytes_per_token / self.cache_bytes_per_token
 
     @classmethod
-    def read(cls, folder: Path, *, verify: bool = True) -> Self:
+    def read(cls, folder: Path, *, verify: bool = True, again: bool = False) -> Self:
         """Return a checkpoint's manifest, after a check that the files are those that it describes.
 
-        `verify` compares the SHA-256 of every file, which reads them all.
+        `verify` compares the SHA-256 of every file; `again` reads files whose SHA-256 is known, too.
         """
         path = Path(folder) / MANIFEST_FILE
         if not path.is_file():
@@ -92,10 +93,10 @@ class CheckpointManifest:
             )
         manifest = read_typed(path, cls, error=CheckpointError, ignore=("version",))
         if verify:
-            manifest._verify(Path(folder))
+            manifest._verify(Path(folder), again)
         return manifest
 
-    def _verify(self, folder: Path) -> None:
+    def _verify(self, folder: Path, again: bool) -> None:
         stored = {path.name for path in stored_weights.weight_files(folder)}
         if stored != self.weight_files.keys():
             raise CheckpointError(
@@ -103,9 +104,9 @@ class CheckpointManifest:
                 allowed=sorted(self.weight_files),
                 got=", ".join(sorted(stored)),
             )
-        for name, digest in self.weight_files.items():
-            if stored_weights.sha256_file(folder / name) != digest:
-                raise CheckpointError("A weight file has changed since it was written", got=str(folder / name))
+        for path, digest in sha256_files((folder / name for name in self.weight_files), again=again).items():
+            if self.weight_files[path.name] != digest:
+                raise CheckpointError("A weight file has changed since it was written", got=str(path))
         others = other_files(folder)
         if missing := sorted(self.other_files.keys() - others):
             raise CheckpointError("A file of the checkpoint is missing", got=str(folder / missing[0]))
@@ -117,7 +118,7 @@ class CheckpointManifest:
                     fix="Move it elsewhere",
                 )
         for name, digest in self.other_files.items():
-            if stored_weights.sha256_file(folder / name) != digest:
+            if sha256_file(folder / name) != digest:
                 raise CheckpointError(
                     "A file of the checkpoint has changed since it was written", got=str(folder / name)
                 )
@@ -133,4 +134,4 @@ def other_files(folder: Path) -> set[str]:
 
 def hash_others(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file besides weights and manifest, by its name within the folder."""
-    return {name: stored_weights.sha256_file(folder / name) for name in sorted(other_files(folder))}
+    return {name: sha256_file(folder / name) for name in sorted(other_files(folder))}

@@ -27,6 +27,7 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, 
 from mlflow_compress.compression.method import METHODS, CompressionJob, Logits, Method, MethodConfig, variant_label
 from mlflow_compress.compression.servers import served_by
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
+from mlflow_compress.hashes import sha256_file
 from mlflow_compress.lifetime import processor_time
 from mlflow_compress.models import checkpoint_config, stored_weights
 from mlflow_compress.models.placement import BALANCED, Offload, placement
@@ -292,7 +293,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         library_versions=_versions(),
         weight_files=stored_weights.hash_weights(job.folder)[0],
         other_files=hash_others(job.folder),
-        probe_sha256=stored_weights.sha256_file(probe_file),
+        probe_sha256=sha256_file(probe_file),
         reload=asdict(report),
     )
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError, ConfigError, JudgeError
 from mlflow_compress.files import alone_with, read_json, read_json_object
-from mlflow_compress.models.stored_weights import sha256_file
+from mlflow_compress.hashes import sha256_file
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig, call_limits, whole_address
 from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from mlflow_compress.errors import AlignmentError, CheckpointError
 from mlflow_compress.files import read_json_object
+from mlflow_compress.hashes import sha256_files
 from mlflow_compress.models import checkpoint_config
-from mlflow_compress.models.stored_weights import sha256_file
 
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
 
@@ -130,8 +130,8 @@ def weights_hash(path: Path | str) -> str:
     if not files:
         raise CheckpointError("No safetensors weights", got=str(folder))
     total = hashlib.sha256()
-    for file in files:
-        total.update(f"{file.name} {sha256_file(file)}\n".encode())
+    for file, digest in sha256_files(files).items():
+        total.update(f"{file.name} {digest}\n".encode())
     config = read_json_object(folder / "config.json", error=CheckpointError)
     for name in ("transformers_version", "_name_or_path"):
         config.pop(name, None)

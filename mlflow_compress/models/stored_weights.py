@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from mlflow_compress.errors import CheckpointError
+from mlflow_compress.hashes import sha256_files
 from mlflow_compress.models import checkpoint_config, gguf_file
 from mlflow_compress.models.gguf_file import StoredTensor
 
@@ -148,14 +149,8 @@ def sparsity_of_layers(folder: Path, layers: Iterable[str]) -> float | None:
     return sum(zeros for zeros, _ in counts) / sum(entries for _, entries in counts)
 
 
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as source:
-        return hashlib.file_digest(source, "sha256").hexdigest()
-
-
 def hash_weights(folder: Path) -> tuple[dict[str, str], str]:
     """Return the SHA-256 of each weight file by name, and one SHA-256 over all names and hashes."""
-    files = {path.name: sha256_file(path) for path in weight_files(folder)}
+    files = {path.name: digest for path, digest in sha256_files(weight_files(folder)).items()}
     joined = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
     return files, hashlib.sha256(joined.encode()).hexdigest()

@@ -26,6 +26,7 @@ from safetensors.torch import load, load_file, save
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import AlignmentError, StoreError, UnsupportedError
 from mlflow_compress.files import read_json_object, read_typed
+from mlflow_compress.hashes import sha256_file
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.scoring.forward.head import Head, rebuild_head
 
@@ -415,8 +416,7 @@ class StateStore:
 
     def _read(self, name: str, sha256: str) -> dict[str, torch.Tensor]:
         try:
-            with (self.folder / name).open("rb") as source:
-                digest = hashlib.file_digest(source, "sha256").hexdigest()
+            digest = sha256_file(self.folder / name)
         except OSError as error:
             raise StoreError(f"The baseline store cannot be read: {error}", got=name) from error
         if digest != sha256:

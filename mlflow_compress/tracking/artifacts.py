@@ -23,8 +23,8 @@ from mlflow.utils.file_utils import get_local_path_or_none, local_file_uri_to_pa
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.files import read_json
+from mlflow_compress.hashes import sha256_file
 from mlflow_compress.home import home
-from mlflow_compress.models.stored_weights import sha256_file
 from mlflow_compress.tracking.waiting import PatientClient
 
 LIMIT_VARIABLE = "MLFLOW_COMPRESS_CACHE_GB"

@@ -192,7 +192,8 @@ class AnswerRuns:
                 greedy_distances=GreedyDistances(distances.table),
             ).write(folder / RECORDS)
 
-        label = f"{inputs.read_manifest(self.config.checkpoint).label} {inputs.model_label(self.config.source.model)}"
+        variant_label = inputs.read_manifest(self.config.checkpoint, verify=False).label
+        label = f"{variant_label} {inputs.model_label(self.config.source.model)}"
         fingerprint = self._asked(variant, rounding=variant.rounding, stage="greedy", baseline=baseline_run)
         run_id, _ = get_or_create_run(self.store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
         run.set_tags({run_names.BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})

@@ -48,7 +48,8 @@ def write_hub_folder(
         raise not_served("run", checkpoint)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError("The output folder exists and is not empty", got=str(output), fix="Give a new folder")
-    manifest = read_manifest(checkpoint)
+    read_manifest(checkpoint, verify=False)  # refuses what is no checkpoint
+    manifest = CheckpointManifest.read(Path(checkpoint), again=True)  # others will rely on its hashes
     named = base_model or (None if Path(manifest.base_model).is_absolute() else manifest.base_model)
     base, remarks = None, []
     try:

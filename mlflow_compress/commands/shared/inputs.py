@@ -4,7 +4,6 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -119,8 +118,7 @@ def described(config: EvaluateConfig | JudgeConfig) -> Made:
         return manifest
     with folder_or_hub("model", model_path(model)):
         files = stored_weights.weight_files(local_model_folder(model_path(model)))
-    stats = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    if (weights := _weights_of(files[0].parent, stats)) != manifest.base_weights_hash:
+    if (weights := stored_weights.hash_weights(files[0].parent)[1]) != manifest.base_weights_hash:
         raise ConfigError(
             "The checkpoint was not made from this baseline: their distance would not be that of the compression",
             allowed=f"{manifest.base_model}, weights {manifest.base_weights_hash}",
@@ -139,12 +137,6 @@ def read_manifest(checkpoint: str | None, *, verify: bool = True) -> CheckpointM
     if not Path(checkpoint).is_dir():
         raise _no_folder("checkpoint", checkpoint, allowed="the folder that quantize wrote")
     return CheckpointManifest.read(Path(checkpoint), verify=verify)
-
-
-@cache
-def _weights_of(folder: Path, stats: tuple[object, ...]) -> str:
-    """Return the SHA-256 of a model's weights; `stats` are those of its files, which may change."""
-    return stored_weights.hash_weights(folder)[1]
 
 
 @contextmanager
