@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,9 @@ class Suite:
     def rendered(self, *render: Any) -> "Suite":
         return replace(self, tasks=tuple(rendered(task, *render) for task in self.tasks))
 
+    @cached_property
     def hashes(self) -> dict[str, str]:
-        """Return the SHA-256 of every task's and corpus's content, by name."""
+        """The SHA-256 of every task's and corpus's content, by name."""
         tasks = {task.name: task.content_hash() for task in self.tasks}
         return tasks | {corpus.name: corpus.content_hash() for corpus in self.corpora}
 

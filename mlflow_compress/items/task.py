@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from itertools import accumulate
 from operator import itemgetter
@@ -107,8 +107,13 @@ class Task:
         if table.column("group_id").null_count == len(table):  # what no task has changes no task's hash
             table = table.drop_columns(["group_id"])
         digest = hashlib.sha256(repr(table.to_pydict()).encode())
+        contexts: dict[str, int] = {}  # a context is hashed once, with the first of its options
+        others = [one.name for one in fields(Request) if one.name != "context"]
         for request in self.requests:
-            digest.update(repr(request).encode())
+            if request.context not in contexts:
+                contexts[request.context] = len(contexts)
+                digest.update(repr(request.context).encode())
+            digest.update(repr([contexts[request.context], *(getattr(request, name) for name in others)]).encode())
         if self.answering is not None:
             digest.update(repr((self.answering.until, self.answering.max_new_tokens)).encode())
             if self.answering.samples:

@@ -123,7 +123,7 @@ def test_needles_chains_and_copies_have_their_answers_in_the_text(suite):
 
 def test_items_are_drawn_by_the_seed_alone(suite):
     again, other = (load_suite("long:512", model="demo", settings=replace(DEMO, seed=s)) for s in (42, 7))
-    assert again.hashes()["long_512"] == suite.hashes()["long_512"] != other.hashes()["long_512"]
+    assert again.hashes["long_512"] == suite.hashes["long_512"] != other.hashes["long_512"]
 
 
 def test_own_documents_are_read_in_their_order_without_overlap(tmp_path):

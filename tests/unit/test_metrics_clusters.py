@@ -232,7 +232,7 @@ def test_a_passage_or_a_given_group_is_the_group(tmp_path: Path) -> None:
         path = tmp_path / "mine.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         suite = load_suite(str(path), model="m", settings=TaskSettings(num_fewshot=0, num_shuffles=0, seed=1))
-        return suite.tasks[0].items.table.column("group_id").to_pylist(), suite.hashes()["mine"]
+        return suite.tasks[0].items.table.column("group_id").to_pylist(), suite.hashes["mine"]
 
     plain, unnamed = task([question(0), question(1)])
     assert plain == [None, None]

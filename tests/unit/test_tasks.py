@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import Answering, Parts, Task, TaskSettings, item_row
 from mlflow_compress.items.task import request as task_request
-from mlflow_compress.records import Items
+from mlflow_compress.records import Items, Request
 from tests.conftest import Fork
 from tests.shared_data import SHARED, needs_shared
 from tests.task_files import write_rows as write
@@ -72,6 +72,17 @@ def test_an_items_shuffles_do_not_depend_on_its_neighbours(tmp_path: Path) -> No
     alone = suite(tmp_path / "mine.jsonl", lettered(1)).tasks[0].requests
     among = suite(tmp_path / "mine.jsonl", lettered(30)).tasks[0].requests
     assert list(alone) == [r for r in among if r.item_id == "q0"]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Request)])
+def test_whatever_a_request_says_is_in_the_content_s_hash(name: str, tmp_path: Path) -> None:
+    task = suite(tmp_path / "mine.jsonl", lettered(2)).tasks[0]
+    for number in (0, len(task.requests) - 1):  # the second one has a context that another request had before it
+        before = getattr(task.requests[number], name)
+        other = replace(task.requests[number], **{name: before + ("x" if isinstance(before, str) else 1)})
+        changed = replace(task, requests=(*task.requests[:number], other, *task.requests[number + 1 :]))
+        assert changed.content_hash() != task.content_hash()
+    assert replace(task, requests=task.requests[::-1]).content_hash() != task.content_hash()
 
 
 def test_all_orders_are_a_task_of_their_own(tmp_path: Path) -> None:
@@ -463,7 +474,7 @@ def test_mmlu_in_our_own_family_from_hub_and_original_layout(tmp_path: Path, mon
         load_suite("mmlu_lettered@2", model="m", settings=TaskSettings(data_dir=str(tmp_path / name), num_shuffles=1))
         for name in ("hub", "original")
     ]
-    assert suites[0].hashes() == suites[1].hashes()
+    assert suites[0].hashes == suites[1].hashes
     plain, six = suites[0].tasks
     assert plain.requests[0].context.startswith(
         "The following are multiple choice questions (with answers) about moral disputes.\n\n"

@@ -313,7 +313,7 @@ def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = 
                 "dtype": str(base.dtype),
                 "device": base.device.type,
                 "rounding": base.rounding,
-                "tasks": suite.hashes(),
+                "tasks": suite.hashes,
                 "settings": config.diagnosis.model_dump(),
                 "seed": config.source.seed,
                 **engine_identity(base.path),

@@ -125,7 +125,7 @@ def _asked(model: EngineModel, suite: Suite, config: EvaluateConfig) -> dict[str
     deciding = {name: value for name, value in stored.settings_of(config).items() if name not in stored.PROMPT_SETTINGS}
     if not model.abilities.whole_distributions:  # lists of tokens are asked for in the noise floor's sample alone
         deciding["listed_items"] = config.evaluation.noise_items
-    return {**model.identity, **deciding, "tasks": suite.hashes()}
+    return {**model.identity, **deciding, "tasks": suite.hashes}
 
 
 def evaluation_id(model: EngineModel, suite: Suite, config: EvaluateConfig) -> str:
@@ -174,7 +174,7 @@ def find_or_evaluate(
             "tokenizer": tokenizer_hash(model.tokenizer),
             "num_fewshot": config.evaluation.num_fewshot,
             "shuffle_fewshot": config.evaluation.shuffle_fewshot,
-            "tasks": suite.hashes(),
+            "tasks": suite.hashes,
         }
         stored.write_metadata(folder / RECORDS, metadata)
         noise.write(folder / NOISE)

@@ -257,7 +257,7 @@ def digest_of(config: MainConfig) -> str | None:
     deciding = {
         "parameters": as_text(config),
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
-        "suite": inputs.suite_of(config.evaluate_config()).hashes(),
+        "suite": inputs.suite_of(config.evaluate_config()).hashes,
         "calibration": [] if calibration is None else calibration.plain(),
         "instructions": [asdict(one) for one in inputs.instructions_of(judge)] if config.judge else [],
         "software": [code_identity(), package_hash(), sys.version, *sorted(plug_ins)],

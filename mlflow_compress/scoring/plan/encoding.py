@@ -1,8 +1,9 @@
 """Encodes requests: token boundaries, prefix token and truncation as in lm-evaluation-harness 0.4.13."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mlflow_compress.errors import DataError
 from mlflow_compress.kept import keeps, kept
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import ItemKey, Request
+from mlflow_compress.scoring.plan.text_cuts import ANCHOR, has_cuts, paragraphs
 
 _IDS = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}  # nothing else is read
 _CHUNK = 4096  # strings per tokenizer call, so that not all encodings of a long task list are in memory at once
@@ -49,7 +51,7 @@ class Shortened:
 
 
 class Encoder:
-    """Encode strings as the harness does, each distinct string once.
+    """Encode strings as the harness does. What they share is tokenized once, see `text_cuts`.
 
     Two deviations from the harness. (1) A tokenizer that appends an EOS shifts the harness's boundary by one token;
     here the appended token is removed. (2) A continuation that is longer than the context stops the harness with a bare
@@ -72,17 +74,40 @@ class Encoder:
 
         `special` adds the special tokens that the tokenizer prepends, unless the string already begins with them.
         """
+        cut = [self._pieces(string) for string in strings]
+        begins = self._begins({pieces[0] for pieces in cut}, special=special)
+        later = self._later({piece for pieces in cut for piece in pieces[1:]})
+        return [_joined([begins[pieces[0]], *(later[piece] for piece in pieces[1:])]) for pieces in cut]
+
+    def _pieces(self, string: str) -> list[str]:
+        return paragraphs(string) if self._has_cuts else [string]
+
+    @cached_property
+    def _has_cuts(self) -> bool:
+        return has_cuts(self.tokenizer)
+
+    def _begins(self, strings: Collection[str], *, special: bool = True) -> dict[str, npt.NDArray[np.int32]]:
+        """Return the token ids of strings, or of the pieces with which strings begin."""
         prefix = self._prefix_text
-        adds = [special and not (prefix and s.startswith(prefix)) for s in strings]
-        out: dict[int, npt.NDArray[np.int32]] = {}
-        for wanted in (True, False):
-            rows = [i for i, add in enumerate(adds) if add is wanted]
-            cut = self._appended if wanted else 0
-            for start in range(0, len(rows), _CHUNK):
-                chunk = rows[start : start + _CHUNK]
-                batch = self.tokenizer([strings[i] for i in chunk], add_special_tokens=wanted, **_IDS)["input_ids"]
-                out |= {i: np.asarray(ids[: len(ids) - cut], np.int32) for i, ids in zip(chunk, batch, strict=True)}
-        return [out[i] for i in range(len(strings))]
+        whole = {string for string in strings if not special or (prefix and string.startswith(prefix))}
+        tokens = self._tokenized([string for string in strings if string not in whole], special=True)
+        tokens = {string: ids[: len(ids) - self._appended] for string, ids in tokens.items()}
+        return tokens | self._tokenized(list(whole), special=False)
+
+    def _later(self, pieces: Collection[str]) -> dict[str, npt.NDArray[np.int32]]:
+        """Return the token ids of pieces with which no string begins."""
+        if not pieces:
+            return {}
+        tokens = self._tokenized([ANCHOR, *(ANCHOR + piece for piece in pieces)], special=False)
+        return {piece: tokens[ANCHOR + piece][len(tokens[ANCHOR]) :] for piece in pieces}
+
+    def _tokenized(self, strings: Sequence[str], *, special: bool) -> dict[str, npt.NDArray[np.int32]]:
+        tokens: dict[str, npt.NDArray[np.int32]] = {}
+        for start in range(0, len(strings), _CHUNK):
+            chunk = strings[start : start + _CHUNK]
+            batch = self.tokenizer(chunk, add_special_tokens=special, **_IDS)["input_ids"]
+            tokens |= {string: np.asarray(ids, np.int32) for string, ids in zip(chunk, batch, strict=True)}
+        return tokens
 
     def documents(self, text: str, starts: Sequence[int]) -> npt.NDArray[np.int64] | None:
         """Return the number of the document in which each token of `ids([text])` begins.
@@ -123,9 +148,14 @@ class Encoder:
 
     def key(self, requests: Sequence[Request]) -> str:
         """Return a digest of everything that the tokens of requests depend on."""
-        texts = "\0".join(f"{r.context}\0{r.continuation}" for r in requests)
-        deciding = f"{tokenizer_hash(self.tokenizer)} {self.max_length} {hashlib.sha256(texts.encode()).hexdigest()}"
-        return hashlib.sha256(deciding.encode()).hexdigest()
+        digest = hashlib.sha256(f"{tokenizer_hash(self.tokenizer)} {self.max_length}".encode())
+        before = None
+        for request in requests:
+            if request.context != before:  # the options of an item follow each other
+                digest.update(f"\0\0{request.context}".encode())
+                before = request.context
+            digest.update(f"\0{request.continuation}".encode())
+        return digest.hexdigest()
 
     def write(self, requests: Sequence[Request], file: Path) -> None:
         """Write the tokens of requests into a file, for `remember`."""
@@ -157,17 +187,28 @@ class Encoder:
 
     def _encode(self, requests: Sequence[Request]) -> dict[tuple[str, str], Encoded]:
         pairs = {(r.context, r.continuation): r for r in requests}
-        contexts = self.ids_of(context.rstrip() for context, _ in pairs if context)
-        wholes = self.ids_of(context + continuation for context, continuation in pairs if context)
         bare = self.ids_of((continuation for context, continuation in pairs if not context), special=False)
+        contexts = {context: self._pieces(context.rstrip()) for context, _ in pairs if context}
+        # The last piece of a context, with its continuation behind it. The pieces before it are the same.
+        ends = {
+            (context, continuation): contexts[context][-1] + context[len(context.rstrip()) :] + continuation
+            for context, continuation in pairs
+            if context
+        }
+        whole = {pair for pair in ends if len(contexts[pair[0]]) == 1}
+        begins = self._begins({pieces[0] for pieces in contexts.values()} | {ends[pair] for pair in whole})
+        later = {piece for pieces in contexts.values() for piece in pieces[1:]}
+        tokens = self._later(later | {end for pair, end in ends.items() if pair not in whole})
+        before = {c: _joined([begins[p[0]], *(tokens[piece] for piece in p[1:])]) for c, p in contexts.items()}
         encoded: dict[tuple[str, str], Encoded] = {}
-        for (context, continuation), request in pairs.items():
-            if context:
-                before = contexts[context.rstrip()]
-                targets = wholes[context + continuation][len(before) :]
-            else:
-                before, targets = self._after_prefix(bare[continuation])
-            encoded[context, continuation] = self._fit(request, before, targets)
+        for pair, request in pairs.items():
+            context, continuation = pair
+            if not context:
+                encoded[pair] = self._fit(request, *self._after_prefix(bare[continuation]))
+                continue
+            known = begins if pair in whole else tokens
+            n_context = len(known[contexts[context][-1]])
+            encoded[pair] = self._fit(request, before[context], known[ends[pair]][n_context:])
         return encoded
 
     def _after_prefix(self, ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -189,6 +230,11 @@ class Encoder:
             )
         if len(context) == 0:  # white space only: the harness fails here; we use the prefix token
             context = self._after_prefix(targets)[0]
-        full = np.concatenate([context, targets])
-        inputs = full[-(self.max_length + 1) :][:-1]
-        return Encoded(inputs, targets, len(full) > self.max_length + 1, len(targets) <= self.max_length)
+        # All options of one token share the context's array.
+        read = context if len(targets) == 1 else np.concatenate([context, targets[:-1]])
+        inputs = read[-self.max_length :]
+        return Encoded(inputs, targets, len(read) > self.max_length, len(targets) <= self.max_length)
+
+
+def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
