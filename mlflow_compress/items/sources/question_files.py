@@ -1,7 +1,7 @@
 """Reads and checks question files (JSONL). Every error has file and line."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,29 @@ def read_text(path: Path) -> str:
     return text
 
 
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSONL file; blank lines are skipped. The first line that is no object is a `DataError`."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):  # other line separators may be part of a text
+        if line.strip():
+            yield _object(line, f"{path}, line {number}")
+
+
+def _object(line: str, place: str) -> dict[str, Any]:
+    row = parse_json(line, source=place)
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: not a JSON object", got=type(row).__name__)
+    return row
+
+
 def _parsed(path: Path) -> tuple[list[dict[str, Any]], dict[int, DataError]]:
     """Return the objects of a JSONL file, each with its line number under "line", and what is wrong, by line."""
     rows: list[dict[str, Any]] = []
     errors: dict[int, DataError] = {}
-    for number, line in enumerate(read_text(path).split("\n"), start=1):  # other line separators may be part of a text
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = parse_json(line, source=f"{path}, line {number}")
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: not a JSON object", got=type(row).__name__)
-            rows.append({**row, "line": number})
+            rows.append({**_object(line, f"{path}, line {number}"), "line": number})
         except DataError as error:
             errors[number] = error
     return rows, errors
