@@ -48,7 +48,6 @@ ORDER = (
 )
 
 
-@pytest.mark.ci
 def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = workdir / "session"  # beside MLflow's store
     here.mkdir()
