@@ -103,13 +103,15 @@ class Gate:
         """Return the end that the gate reads, with its value; None where it reads no end, or one of them is missing."""
         if not self.value or self.value not in metrics or self.metric not in metrics:
             return None
-        value = self.factor * metrics[self.value]
-        return OneEnd(value=value, end=metrics[self.metric], low=self.low, high=self.high)
+        return self._end(self.factor * metrics[self.value], metrics[self.metric])
+
+    def _end(self, value: float, end: float) -> OneEnd:
+        return OneEnd(value=value, end=end, low=self.low, high=self.high, upper=not self.at_least)
 
     def _slices(self, metrics: Mapping[str, float]) -> dict[str, OneEnd]:
         start, end = f"{self.value} of ", self.metric.removeprefix(self.value)
         return {
-            name.removeprefix(start): OneEnd(value=value, end=metrics[name + end], low=self.low, high=self.high)
+            name.removeprefix(start): self._end(value, metrics[name + end])
             for name, value in metrics.items()
             if name.startswith(start) and name + end in metrics
         }

@@ -121,7 +121,7 @@ def _worst(key: MetricKey, slices: Sequence[MetricResult]) -> MetricResult:
     """Return the largest value of some slices as a pooled result."""
     top = max(slices, key=lambda result: result.value)
     lows = [
-        OneEnd(value=r.value, end=r.low, low=key.low, high=key.high).for_all(len(slices))
+        OneEnd(value=r.value, end=r.low, low=key.low, high=key.high, upper=False).for_all(len(slices))
         for r in slices
         if r.low is not None
     ]

@@ -322,8 +322,11 @@ def _p_value(declared: MetricKey, result: MetricResult) -> float:
     """Return the two-sided p-value of "nothing changed", by the ends of the interval."""
     if result.value == declared.unchanged:
         return 1.0
-    both = [end for end in (result.low, result.high) if end is not None]
-    ends = [OneEnd(value=result.value, end=end, low=declared.low, high=declared.high) for end in both]
+    ends = [
+        OneEnd(value=result.value, end=end, low=declared.low, high=declared.high, upper=upper)
+        for end, upper in ((result.low, False), (result.high, True))
+        if end is not None
+    ]
     return min(1.0, 2.0 * min(end.p_value(declared.unchanged) for end in ends))
 
 

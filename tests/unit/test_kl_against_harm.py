@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from benchmarks import kl_against_harm
-from mlflow_compress.decide.gates import published_gate
+from mlflow_compress.decide.gates import Gate, published_gate
 from mlflow_compress.decide.promotion import Candidate, decide, ends_for_all
 from mlflow_compress.decide.separation import Difference
 from mlflow_compress.metrics.stats.correlation import spearman
@@ -121,7 +122,7 @@ FLIPS = published_gate("distance/flips_pct", 5.0)
 
 
 def share(changed: int, n: int, *, upper: bool = True, level: float = 0.95) -> OneEnd:
-    return OneEnd(value=changed / n, end=wilson(changed, n, level=level)[int(upper)], low=0.0, high=1.0)
+    return OneEnd(value=changed / n, end=wilson(changed, n, level=level)[int(upper)], low=0.0, high=1.0, upper=upper)
 
 
 @given(st.integers(0, 200), st.integers(1, 20), st.booleans())
@@ -139,21 +140,25 @@ def test_the_score_test_by_hand_and_groups_count_through_their_end() -> None:
     """30 of 1,000 against 5 %: z = (0.05 - 0.03)/sqrt(0.05 * 0.95/1000) = 2.902."""
     assert share(30, 1000).p_value(0.05) == pytest.approx(float(norm.sf(0.02 / math.sqrt(0.05 * 0.95 / 1000))))
     effect = DesignEffect(effect=4.0, df=1e9, n_groups=1000)
-    grouped = OneEnd(value=0.03, end=wilson(30, 1000, effect=effect).high, low=0.0, high=1.0)
+    grouped = OneEnd(value=0.03, end=wilson(30, 1000, effect=effect).high, low=0.0, high=1.0, upper=True)
     assert grouped.p_value(0.05) == pytest.approx(float(norm.sf(0.02 / math.sqrt(0.05 * 0.95 / 250))), rel=1e-4)
 
 
 def test_ends_of_a_kl_of_a_difference_and_of_equal_models_by_hand() -> None:
-    kl = OneEnd(value=0.01, end=0.02, low=0.0, high=math.inf)
+    kl = OneEnd(value=0.01, end=0.02, low=0.0, high=math.inf, upper=True)
     assert kl.p_value(0.02) == pytest.approx(0.025)
     assert kl.p_value(0.04) == pytest.approx(float(norm.sf(2 * norm.isf(0.025))))
     assert kl.for_all(1) == pytest.approx(0.02)
     assert kl.for_all(10) == pytest.approx(0.01 * 2 ** (norm.isf(0.0025) / norm.isf(0.025)))
-    drop = OneEnd(value=0.4, end=1.4, low=-math.inf, high=math.inf)
+    drop = OneEnd(value=0.4, end=1.4, low=-math.inf, high=math.inf, upper=True)
     assert drop.p_value(2.4) == pytest.approx(float(norm.sf(2 * norm.isf(0.025))))
     assert drop.p_value(0.4) == 1.0
-    nothing = OneEnd(value=0.0, end=0.0, low=0.0, high=math.inf)
+    nothing = OneEnd(value=0.0, end=0.0, low=0.0, high=math.inf, upper=True)
     assert nothing.p_value(0.05) == nothing.p_value(0.0) == 0.0 and nothing.for_all(20) == 0.0
+    # A lower end that is equal to its value, as of an agreement of 1 [1, 1], is no upper one.
+    perfect = OneEnd(value=1.0, end=1.0, low=0.0, high=1.0, upper=False)
+    assert perfect.p_value(0.5) == perfect.p_value(1.0) == 0.0 and perfect.for_all(20) == 1.0
+    assert replace(perfect, upper=True).p_value(0.5) == 1.0 == replace(nothing, upper=False).p_value(0.05)
 
 
 def variant(name: str, changed: int, n: int = 1000, **more: float) -> Candidate:
@@ -166,6 +171,15 @@ def variant(name: str, changed: int, n: int = 1000, **more: float) -> Candidate:
 def passing(variants: list[Candidate]) -> list[str]:
     decision = decide(variants, [FLIPS])
     return sorted(outcome.candidate.name for outcome in decision.outcomes if outcome.passed)
+
+
+@pytest.mark.parametrize("n_others", [0, 19])
+def test_a_perfect_variant_passes_a_gate_that_wants_at_least_something(n_others: int) -> None:
+    value, end = "distance/top1_agreement", "distance/top1_agreement (lower end)"
+    gate = Gate(metric=end, bound=0.99, label="same token", at_least=True, value=value, low=0.0, high=1.0)
+    ends = {value: 1.0, end: 1.0}
+    several = [variant(f"v{number}", 0, **ends) for number in range(1 + n_others)]
+    assert [outcome.passed for outcome in decide(several, [gate]).outcomes] == [True] * len(several)
 
 
 def test_what_passes_alone_may_not_pass_among_twenty() -> None:

@@ -190,15 +190,17 @@ class OneEnd:
     end: float
     low: float
     high: float
+    upper: bool  # Whether it is the upper end: the truth is to lie below a limit. The two can be equal to the value
 
     def p_value(self, limit: float) -> float:
         """Return the probability of a value this far on the good side of `limit`, if the truth were at the limit.
 
         It is at most 0.025 exactly where the end keeps to the limit. On the wrong side of the value it is 1.
         """
-        below = self.end >= self.value  # an upper end: the truth is to lie below the limit
-        if (limit <= self.value) if below else (limit >= self.value):
-            return 1.0 if self.end != self.value or limit != self.value else 0.0
+        if limit == self.value:
+            return 0.0 if self.end == self.value else 1.0
+        if (limit < self.value) == self.upper:
+            return 1.0
         return float(special.ndtr(-self._z(limit)))
 
     def _z(self, limit: float) -> float:
