@@ -1,0 +1,85 @@
+"""What a job reads: each weight file once for its hash, in all of its processes and in all later jobs; MMLU's files."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlflow_compress.home import VARIABLE
+from mlflow_compress.items.named.hub_choice import MMLU, SUBJECTS
+
+pytestmark = pytest.mark.ci  # two main jobs
+
+WATCH = """
+import os, sys
+
+LOG = os.environ["OPENED"]
+
+def watch(event, arguments):
+    if event == "open" and str(arguments[0]).endswith((".safetensors", ".jsonl")):
+        path, frame = os.path.realpath(arguments[0]), sys._getframe(1)
+        while frame is not None and not frame.f_code.co_filename.endswith(("mlflow_compress/hashes.py", "question_files.py")):
+            frame = frame.f_back
+        if frame is not None:
+            file = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(file, f"{os.path.basename(frame.f_code.co_filename)} {path}\\n".encode())
+            os.close(file)
+
+sys.addaudithook(watch)
+"""
+
+
+def subjects(folder: Path) -> None:
+    """Write a data set in MMLU's layout, three questions a subject."""
+    configs = []
+    for subject in SUBJECTS:
+        (folder / subject).mkdir(parents=True)
+        files = []
+        for split, n in (("dev", 5), ("test", 3)):
+            rows = ({"question": f"{subject} {i}?", "choices": list("wxyz"), "answer": i % 4} for i in range(n))
+            (folder / subject / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            files.append({"split": split, "path": f"{subject}/{split}.jsonl"})
+        configs.append({"config_name": subject, "data_files": files})
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+
+
+def test_a_job_hashes_a_weight_file_once_and_the_next_variant_none_of_the_baseline(
+    workdir: Path, entry_points: Path
+) -> None:
+    subjects(workdir / "hub" / MMLU)
+    (workdir / "watch").mkdir()
+    (workdir / "watch" / "sitecustomize.py").write_text(WATCH)
+    log, checkout = workdir / "opened.txt", Path(__file__).parents[2]
+    environment = {**os.environ, "OPENED": str(log), VARIABLE: str(workdir / "home")}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (workdir / "watch", checkout, entry_points)))
+
+    def main(bits: int) -> Counter[tuple[str, str]]:
+        """Run a job, and return how often each file was opened: by whom, and which."""
+        log.unlink(missing_ok=True)
+        command = (
+            f"main --method rtn --bits {bits} --tasks mmlu_lettered --limit 1 --data_dir hub --judge false".split()
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "mlflow_compress", *command],
+            cwd=workdir,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return Counter((by, path) for by, _, path in (line.partition(" ") for line in log.read_text().splitlines()))
+
+    first, second = main(4), main(8)
+    hashed = [
+        {path: n for (by, path), n in job.items() if by == "hashes.py" and "safetensors" in path}
+        for job in (first, second)
+    ]
+    assert hashed[0] and set(hashed[0].values()) == {1}
+    assert set(hashed[1].values()) == {1} and not hashed[0].keys() & hashed[1].keys()
+    read = [{path: n for (by, path), n in job.items() if by == "question_files.py"} for job in (first, second)]
+    assert len(read[0]) == 2 * len(SUBJECTS) and max(*read[0].values(), *read[1].values()) <= 4
