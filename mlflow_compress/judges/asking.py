@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.judges.prompts import REFERENCE_CATEGORIES, Prompt, grading_prompt
+from mlflow_compress.reasoning import without_reasoning
 from mlflow_compress.records import Generations, Instruction, Judgments
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -25,6 +26,7 @@ _VERDICT = re.compile(r"(?<!\[)\[\[\s*([ABC])\s*\]\](?!\])")
 _LEAD = re.compile(r"(?:^|[.!?]|\b(?:rating|score|grade|verdict|decision|judge?ment)(?: is)?\W*)$", re.IGNORECASE)
 _END = re.compile(r"[\s.*_]*$")
 _LABEL = re.compile(r"(?:(?:rating|score|grade|verdict|decision|judge?ment)(?:is)?:?)?")
+_LAST = re.compile(r"\]\][\s.*_]*$")
 _CONTEXT = 20  # characters before a mark by which a quotation is known again
 
 # What every kept reply has.
@@ -39,7 +41,7 @@ class Reading(NamedTuple):
 
 
 Read = Callable[[str, Sequence[str]], Reading]
-"""Reads a judge's text, given the texts that the judge was shown."""
+"""Reads a judge's answer, without its reasoning, given the texts that the judge was shown."""
 
 
 def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
@@ -113,7 +115,7 @@ class Judgment:
 
     value: float | None  # What was read; None if nothing could be
     reason: str | None  # Why there is no value
-    text: str  # The last reply, or what went wrong
+    text: str  # The last reply with its reasoning, or what went wrong
     judge: str  # The model that answered, and the name of the prompt
     sent: Mapping[str, Any] | None = None  # The settings of the request; None if there was no reply
 
@@ -208,6 +210,7 @@ class Asker:
                     return Judgment(None, reply.reason, reply.detail, f"{self.model} {question.prompt.name}")
                 row = {
                     "judgment": reply.text,
+                    "reasoning": reply.reasoning,
                     "judge": f"{reply.model} {question.prompt.name}",
                     "asked": self.model,
                     "endpoint": self.endpoint.shown_url,
@@ -228,13 +231,21 @@ class Asker:
 
 
 def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
-    """Return the judgment in a kept reply. It is read again each time."""
-    value, reason = read(row["judgment"], prompt.shown)
+    """Return the judgment in a kept reply. It is read again each time.
+
+    Reasoning decides nothing, and what it quotes least of all. Where a template opens it in the prompt, reasoning that
+    was cut off looks like any other text: a rating in a reply that was cut off must then close it, as the prompts ask.
+    """
+    said, reasoning = row["judgment"], row.get("reasoning", "")  # replies kept by earlier versions have none apart
+    answer = without_reasoning(said)
+    value, reason = read(answer, prompt.shown)
+    unfinished = answer == said and not reasoning and not _LAST.search(said)
     if row["problem"]:
         value, reason = None, row["problem"]
-    elif reason == NO_RATING and row["finish_reason"] == "length":
-        reason = CUT
-    return Judgment(value, reason, row["judgment"], row["judge"], row["sent"])
+    elif row["finish_reason"] == "length" and (reason == NO_RATING or unfinished):
+        value, reason = None, CUT
+    text = f"<think>{reasoning}</think>\n{said}" if reasoning else said
+    return Judgment(value, reason, text, row["judge"], row["sent"])
 
 
 def _is_final(judgment: Judgment) -> bool:

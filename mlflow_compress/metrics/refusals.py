@@ -18,6 +18,7 @@ from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, met
 from mlflow_compress.metrics.core.requirements import GENERATIONS, SAMPLES, VARIANT
 from mlflow_compress.metrics.stats.arrays import Bool
 from mlflow_compress.metrics.text import answer_pairs
+from mlflow_compress.reasoning import without_reasoning
 from mlflow_compress.records import MetricResult
 
 PHRASES = Path(__file__).with_name("refusal_phrases.yaml")
@@ -30,8 +31,8 @@ _UNWRITTEN = {ord(mark): None for mark in "\u064b\u064c\u064d\u064e\u064f\u0650\
 
 
 def refuses(answer: str) -> bool:
-    """Return whether an answer begins with one of the `PHRASES`, in any of its languages."""
-    text = _plain(answer.strip()[:_READ])
+    """Return whether an answer, without its reasoning, begins with one of the `PHRASES`, in any of its languages."""
+    text = _plain(without_reasoning(answer).strip()[:_READ])
     spaced, unspaced = _patterns()
     return spaced.match(text) is not None or unspaced.match(text.replace(" ", "")) is not None
 

@@ -338,7 +338,8 @@ class Transport(AbstractContextManager["Transport"]):
             if not isinstance(reply, Reply):
                 return reply
             hidden = self.config.without_secrets
-            return replace(reply, text=hidden(reply.text), model=hidden(reply.model), sent=sent)
+            text, reasoning = hidden(reply.text), hidden(reply.reasoning)
+            return replace(reply, text=text, reasoning=reasoning, model=hidden(reply.model), sent=sent)
 
         def learns(refusal: str) -> bool:
             # another call has found out meanwhile, or this one does now

@@ -45,13 +45,14 @@ class Answered(Protocol):
 class Reply:
     """A chat completion."""
 
-    text: str  # What was said; empty if nothing was
+    text: str  # What was said; empty if nothing was. Reasoning is in it where the endpoint does not give it apart
     model: str  # The model that answered, as the endpoint reports it
     finish_reason: str | None = None  # Why it stopped: "stop", "length", "content_filter", ..
     # Reason why nothing can be read in it: a refusal, a filter, no text, no choices. None if there is a text.
     problem: str | None = None
     usage: Usage | None = None  # None if the endpoint does not count
     sent: Mapping[str, Any] | None = None  # The settings of the accepted request
+    reasoning: str = ""  # Reasoning that the endpoint gives apart from the text
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,11 @@ def _completion(reply: Any, model: str) -> Reply:
     message = first.get("message") if isinstance(first, dict) else None
     if not isinstance(first, dict) or not isinstance(message, dict):
         return Reply("", answered, None, NO_CHOICES, usage)
-    text, finish = _text(message.get("content")), first.get("finish_reason")
-    return Reply(text, answered, finish, _problem(text, finish, message.get("refusal")), usage)
+    text, reasoning = _parts(message.get("content"))
+    apart = next((given for name in _REASONING if (given := _words(message.get(name)))), "")
+    finish = first.get("finish_reason")
+    problem = _problem(text, finish, message.get("refusal"))
+    return Reply(text, answered, finish, problem, usage, reasoning=apart + reasoning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,11 +160,29 @@ def _problem(text: str, finish_reason: object, refusal: object) -> str | None:
     return None
 
 
-def _text(content: object) -> str:
-    """Return a message's text; some endpoints give it in parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
+# Where endpoints give reasoning apart: vLLM, SGLang and DeepSeek the first, newer vLLM and OpenRouter the others.
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+
+
+def _parts(content: object) -> tuple[str, str]:
+    """Return a message's text and the reasoning beside it; some endpoints give both as a list of parts."""
+    if not isinstance(content, list):
+        return (content if isinstance(content, str) else ""), ""
+    parts = [part for part in content if isinstance(part, dict)]
+    text = "".join(_words(part.get("text")) for part in parts if part.get("type") in _TEXT_PARTS)
+    return text, "".join(map(_words, (part for part in parts if part.get("type") not in _TEXT_PARTS)))
+
+
+_TEXT_PARTS = (None, "text", "output_text")
+
+
+def _words(given: object) -> str:
+    """Return the text of a text, of a part, or of a list of parts; "" where there is none."""
+    if isinstance(given, list):
+        return "".join(map(_words, given))
+    if isinstance(given, dict):
+        return next((words for name in ("text", *_REASONING, "summary") if (words := _words(given.get(name)))), "")
+    return given if isinstance(given, str) else ""
 
 
 def _usage(counted: object) -> Usage | None:
