@@ -8,7 +8,7 @@ import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, Number, Ratio, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, Requirement
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCORES, VARIANT
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
@@ -42,6 +42,30 @@ def _ratio(values: Float, transform: Callable[[float], float] = float, *, rows: 
     return Ratio(sums, sizes, transform, trusted=len(sums) >= FEWEST_GROUPS)
 
 
+MOST_NATS = 709.0
+"""A mean negative log-likelihood above it has a perplexity above 8e307, and soon above every float."""
+
+
+def _too_unlikely(inputs: MetricInputs) -> str | None:
+    """Return which text has no perplexity that a float can hold, and how far its mean is above `MOST_NATS`."""
+    if TOKEN_SCORES.missing(inputs):
+        return None  # which is said of the tokens
+    for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
+        if run is None or not ((nll := _scores(run).column("nll")) > MOST_NATS).any():
+            continue
+        groups = token_groups(_scores(run))
+        texts = {name: groups.task == code for code, name in enumerate(groups.tasks)}
+        for name, rows in {**texts, "all texts": np.ones(len(nll), dtype=np.bool_)}.items():
+            if (mean := nll[rows].mean()) > MOST_NATS:
+                return (
+                    f"the {who}'s mean negative log-likelihood on {name} is {mean:,.1f} nats per token: above "
+                    f"{MOST_NATS:g}, the perplexity is larger than any number that can be stored"
+                )
+    return None
+
+
+PERPLEXITY_EXISTS = Requirement("perplexity_exists", _too_unlikely)
+
 _key = keys_of("quality", unit="perplexity", low=1.0)
 RATIO = keys_of("quality", unit="ratio")(
     "perplexity_ratio", "lower", "Variant over baseline perplexity, paired by token.", unchanged=1.0
@@ -62,14 +86,14 @@ BASELINE = _key("perplexity_baseline", "neither", "The baseline's perplexity on 
 @metric(
     "perplexity",
     keys=(PERPLEXITY, BASELINE, RATIO),
-    requires=(TOKEN_SCORES,),
+    requires=(TOKEN_SCORES, PERPLEXITY_EXISTS),
     source="llama.cpp tools/perplexity; intervals from a bootstrap over documents, because tokens are not independent",
 )
 def perplexity(inputs: MetricInputs) -> list[MetricResult]:
     """``exp(mean nll)`` pooled over all corpora's tokens and by corpus; no interval of fewer than 20 documents.
 
     The studentised bootstrap draws documents, and its ends are those of the mean nll, transformed. Of a long text whose
-    documents are not known 20 stretches are drawn.
+    documents are not known 20 stretches are drawn. An interval with an end that no float can hold is left out.
     """
     ours = _scores(inputs.baseline)
     columns = [finite("the baseline's nll", ours.column("nll"))]

@@ -1,5 +1,6 @@
 """Loads an earlier evaluation from its run or from a folder of records; compares two, and forecasts flips from two."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.shared.stored import check_comparable, read_metadata, stored_results
+from mlflow_compress.commands.shared.stored import EvalMetadata, check_comparable, read_metadata, stored_results
 from mlflow_compress.commands.shared.tabular import Tabular
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.config import check_text
-from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError
+from mlflow_compress.errors import AlignmentError, ConfigError, DataError, TrackingError
+from mlflow_compress.files import read_json_object
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.metrics.core import answer_files
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -87,16 +89,42 @@ class Comparison(Tabular):
 ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
 
 
-def _read(source: str, store: Store | None) -> Path | list[answer_files.Answer]:
-    """Return one side of the comparison: the folder of its records, or the answers of a JSONL file."""
+_LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+
+
+def _harness_results(log: Path) -> tuple[EvalMetadata, Mapping[str, Any]]:
+    """Return what the results beside a sample log say of its task: what must be equal, and its settings.
+
+    The harness writes both with one date into one folder. Nothing is known of a log that was renamed or moved away.
+    """
+    name = _LOG.fullmatch(log.name)
+    beside = [] if name is None else sorted(log.parent.glob(f"*_{name['date']}.json"))
+    if name is None or not beside:
+        return {}, {}
+    results, found = read_json_object(beside[0]), []
+    for what in ("configs", "versions", "n-shot"):
+        part = results.get(what)
+        if not isinstance(part, dict) or name["task"] not in part:
+            raise DataError(f"{beside[0]} has no {what} of {name['task']}", fix="Give it as the harness wrote it")
+        found.append(part[name["task"]])
+    config, version, shots = found
+    if not isinstance(config, dict):
+        raise DataError(f"The configs of {beside[0]} are no objects", fix="Give it as the harness wrote it")
+    return {"task": name["task"], "version": version, "shots": shots}, config
+
+
+def _read(source: str, store: Store | None) -> Path | tuple[list[answer_files.Answer], EvalMetadata]:
+    """Return one side: the folder of its records, or the answers of a JSONL file and what is known of its task."""
     check_text("run, folder or file", source)
     path = Path(source)
     if source and path.is_dir():
         return path
     if path.is_file():
         rows = read_jsonl(path)
-        harness = "filtered_resps" in rows[0]
-        return answer_files.answers_from_harness(rows) if harness else answer_files.answers_from_rows(rows)
+        if "filtered_resps" not in rows[0]:
+            return answer_files.answers_from_rows(rows), {}
+        known, config = _harness_results(path)
+        return answer_files.answers_from_harness(rows, config), known
     if is_run_id(source):
         store = store_with(source, store)
         return store.fetch(run_of_stage(store, source, "evaluate").run_id, RECORDS)
@@ -121,7 +149,9 @@ def compare(baseline: str, variant: str, store: Store | None = None) -> Comparis
         return Comparison(answer_files.compare_records(RunRecords.read(left), RunRecords.read(right)))
     if isinstance(left, Path) or isinstance(right, Path):
         raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")
-    return Comparison(answer_files.compare_answers(left, right))
+    (before, of_left), (after, of_right) = left, right
+    check_comparable(of_left, of_right)
+    return Comparison(answer_files.compare_answers(before, after))
 
 
 LOAD_EVALUATION_ACCEPTED = "the id of a main, evaluate or baseline run, or a folder of Parquet records"

@@ -33,6 +33,7 @@ from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import compute_all, unmet
+from mlflow_compress.metrics.perplexity import PERPLEXITY_EXISTS
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table
 from mlflow_compress.reporting.verdict import verdict, worst_slice
@@ -250,6 +251,8 @@ def run_evaluate(config: EvaluateConfig, store: Store | None = None, say: Say = 
         inputs, baseline, account, found_in = evaluate_variant(config, suite, opened, run, until_finished, say)
         if isinstance(variant, CheckpointManifest):
             require_cache_applied(variant, inputs.subject)
+        if reason := PERPLEXITY_EXISTS.missing(inputs):
+            say(f"No perplexity: {reason}")
         results = compute_all(inputs)
         log_evaluation(opened, run, inputs, results, baseline.metadata)
         sentence = verdict(

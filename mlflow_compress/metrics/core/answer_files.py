@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ class Answer:
     # The question and what the model saw, or hashes of them, where known: unequal ones are refused
     item: str | None = None
     prompt: str | None = None
-    correct: bool | None = None  # Set where a scorer has decided already; otherwise ``pred == gold`` decides
+    options: tuple[str, ...] = ()  # The texts that it was chosen from, where known: unequal ones are refused
+    # Set where a scorer has decided already: 1 is right, 0 wrong, and a share neither; else ``pred == gold`` decides
+    score: float | None = None
     # Whether `pred` is free text: two wrong texts are nearly always different, so that w2w is not counted
     generated: bool = False
     group: str | None = None  # What the item shares with others, such as a passage, where known
@@ -37,7 +40,7 @@ class Answer:
 
     @property
     def is_correct(self) -> bool:
-        return bool(self.pred == self.gold) if self.correct is None else self.correct
+        return bool(self.pred == self.gold) if self.score is None else self.score == 1
 
 
 def answers_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
@@ -77,48 +80,61 @@ def _as_text(value: Any, what: str) -> str | None:
     raise DataError(f"{what} that is no answer", allowed=allowed, got=str(value)[:200])
 
 
-def answers_from_harness(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
+def answers_from_harness(rows: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | None = None) -> list[Answer]:
     """Read lm-evaluation-harness 0.4 sample logs (`samples_*.jsonl`), one mapping a line.
 
-    Multiple choice: `filtered_resps` holds a (log-likelihood, is_greedy) pair a choice; the answer is the argmax of the
-    log-likelihoods, divided by the choices' characters where the harness logs `acc_norm` (PIQA, HellaSwag, ARC), and of
-    equal values the lowest index. What was logged says whether it is right, and must agree with the target where that
-    is an index. Otherwise the first filtered response is the answer. Where a task has several filters, such as GSM8K,
-    the first in the file is taken. Hashes of documents and prompts are compared, so other shots or templates are
-    refused. Documents of a task with one passage, article or the like are a group.
+    The rule is the first of `acc_norm`, `acc`, `acc_bytes`, `acc_mutual_info` and `exact_match` that a task logs; a log
+    without any is refused. What was logged says whether an answer is right. Where a task has several filters, such as
+    GSM8K, the first in the file is taken. Hashes of documents and prompts, and the choices, are compared, so other
+    shots or templates are refused. Documents of a task with one passage, article or the like are a group.
+
+    Multiple choice: `filtered_resps` holds a (log-likelihood, is_greedy) pair a choice; the answer is the choice that
+    the rule takes, and must agree with what was logged where the target is a choice. A task that scores its answers
+    by a function of its own (`process_results`), or by shares such as TruthfulQA's MC2, has no such answer.
+
+    - `config`: The task's settings, as `results_*.json` holds them: how the harness joins question and choice.
     """
-    answers = []
-    kept: str | None = None
+    kept: dict[str, str | None] = {}
+    tasks: dict[str, list[Mapping[str, Any]]] = {}
     for number, row in enumerate(rows, start=1):
         _check_sample(row, f"Row {number} is no harness sample")
-        kept = row.get("filter") if number == 1 else kept
-        if row.get("filter") != kept:
-            continue
-        responses = row["filtered_resps"]
-        chooses = len(responses) > 1 and all(isinstance(r, list | tuple) and len(r) == 2 for r in responses)
-        pred: int | str = _argmax(row) if chooses else str(responses[0])
-        rule, correct = _logged(row, _CHOICE_RULES if chooses else ("exact_match", "acc"))
-        document = row.get("doc")
+        task = row.get("task_name", "")
+        if row.get("filter") == kept.setdefault(task, row.get("filter")):
+            tasks.setdefault(task, []).append(row)
+    return [answer for part in tasks.values() for answer in _answers_of_task(part, config or {})]
+
+
+def _answers_of_task(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Answer]:
+    is_choice = all(map(_are_pairs, rows)) and any(len(row["filtered_resps"]) > 1 for row in rows)
+    rule = _rule(rows, ("acc_norm", "acc", "acc_bytes", "acc_mutual_info") if is_choice else ("exact_match", "acc"))
+    scores = [float(row[rule]) for row in rows]
+    chosen = None
+    if is_choice and not config.get("process_results") and {0.0, 1.0}.issuperset(scores):
+        chosen = _chosen(rows, rule, config)
+    kind = rows[0].get("filter", "none")
+    answers = []
+    for number, (row, score) in enumerate(zip(rows, scores, strict=True)):
+        document, task = row.get("doc"), row.get("task_name", "")
         text = shared_text(document) if isinstance(document, dict) else None
         answers.append(
             Answer(
                 id=_identity(row),
-                pred=pred,
+                pred=str(row["filtered_resps"][0]) if chosen is None else chosen[number],
                 gold=str(row["target"]),
                 item=row.get("doc_hash"),
                 prompt=row.get("prompt_hash"),
-                correct=correct,
-                generated=not chooses,
-                group=None if text is None else f"{row.get('task_name', '')}/{text}",
-                rule=rule,
+                options=tuple(_continuations(row)) if is_choice else (),
+                score=score,
+                generated=chosen is None,
+                group=None if text is None else f"{task}/{text}",
+                rule=rule if kind == "none" else f"{rule},{kind}",
             )
         )
     return answers
 
 
 _TEXTS = ("task_name", "filter", "doc_hash", "prompt_hash")
-_CHOICE_RULES = ("acc_norm", "acc")
-_SCORES = ("acc", "acc_norm", "exact_match")
+_SCORES = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
 
 
 def _check_sample(row: Mapping[str, Any], what: str) -> None:
@@ -146,48 +162,115 @@ def _identity(row: Mapping[str, Any]) -> str:
     return f"{row.get('task_name', '')}/{row['doc_id']}".lstrip("/")
 
 
-def _logged(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, bool]:
-    """Return the first of the scores that the row has, named as the harness names it, and whether it is 1."""
-    for name in names:
-        if name in row:
-            kind = row.get("filter", "none")
-            return name if kind == "none" else f"{name},{kind}", float(row[name]) == 1.0
-    raise DataError(f"A harness sample has no {' or '.join(names)}", got=_identity(row))
+def _are_pairs(row: Mapping[str, Any]) -> bool:
+    """Return whether each response is a log-likelihood and whether the text is the most likely one."""
+    return all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and str(pair[1]) in ("True", "False")
+        for pair in row["filtered_resps"]
+    )
 
 
-def _argmax(row: Mapping[str, Any]) -> int:
-    """Return the choice with the highest log-likelihood, by the row's rule; it must be right where that was logged."""
+def _rule(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return the first of the names under which the rows have a score."""
+    rule = next((name for name in names if name in rows[0]), None)
+    lacking = next((row for row in rows if rule not in row), None)
+    if rule is None or lacking is not None:
+        logged = (lacking or rows[0]).get("metrics")
+        by = f", scored by {', '.join(map(str, logged))}" if isinstance(logged, list) and logged else ""
+        raise DataError(
+            f"A harness sample has no {' or '.join(names) if rule is None else rule}",
+            allowed="logs of tasks by one of these rules, by which an answer is right or wrong",
+            got=f"{_identity(lacking or rows[0])}{by}",
+        )
+    return rule
+
+
+def _continuations(row: Mapping[str, Any]) -> list[str]:
+    """Return the text that was scored of each response; "" where the log does not hold it."""
+    arguments = row.get("arguments") or {}
+    return [
+        str(arguments.get(f"gen_args_{number}", {}).get("arg_1") or "") for number in range(len(row["filtered_resps"]))
+    ]
+
+
+def _chosen(rows: Sequence[Mapping[str, Any]], rule: str, config: Mapping[str, Any]) -> list[int] | None:
+    """Return the choice of each row by the rule; it must be right where that was logged.
+
+    None where the log leaves open which one it is: `acc_norm` and `acc_bytes` divide by the length of a choice, which
+    the log holds behind the delimiter that the task puts before it. Without the task's settings, every delimiter is
+    tried with which the scores follow.
+    """
+    delimiters = [""]
+    if rule in ("acc_norm", "acc_bytes"):
+        texts = [text for row in rows for text in _continuations(row)]
+        blanks = [texts[0][:end] for end in range(len(texts[0]) - len(texts[0].lstrip()) + 1)]
+        own = config.get("target_delimiter")
+        # In a chat template the harness leaves the delimiter out.
+        delimiters = [own, ""] if own else [blank for blank in blanks if all(text.startswith(blank) for text in texts)]
+    ways: list[list[int]] = []
+    wrong = None
+    for delimiter in delimiters:
+        choices = [_choice(row, rule, delimiter) for row in rows]
+        pairs = zip(rows, choices, strict=True)
+        first = next((pair for pair in pairs if not _follows(*pair, rule, delimiter)), None)
+        wrong = wrong or first
+        if first is None and choices not in ways:
+            ways.append(choices)
+    if not ways and wrong is not None:
+        raise DataError(
+            f"The logged {rule} of a harness sample does not follow from its log-likelihoods",
+            got=f"{_identity(wrong[0])}: choice {wrong[1]}, target {wrong[0]['target']}",
+            fix="Give sample logs as the harness wrote them, beside their results_*.json: it says how a task scores",
+        )
+    return ways[0] if len(ways) == 1 or config else None
+
+
+def _follows(row: Mapping[str, Any], choice: int, rule: str, delimiter: str) -> bool:
+    """Return whether the logged score is that of the choice. True where the target is no choice, as of Winogrande."""
+    target, texts = str(row["target"]), _continuations(row)
+    golds = []
+    if re.fullmatch(r"\d+|\[\d+(, \d+)*\]", target):  # an index, or several that are right
+        golds.append({int(index) for index in re.findall(r"\d+", target)})
+    named = {number for number, text in enumerate(texts) if text.removeprefix(delimiter) == target}
+    if named and len(set(texts)) > 1:  # one text behind several questions is the target of each
+        golds.append(named)
+    return not golds or any((choice in gold) == (row[rule] == 1) for gold in golds)
+
+
+def _choice(row: Mapping[str, Any], rule: str, delimiter: str) -> int:
+    """Return the choice that the rule takes, of equal ones the first."""
     try:
         values = np.array([float(pair[0]) for pair in row["filtered_resps"]])
     except (TypeError, ValueError) as error:
         raise DataError("A harness sample holds a log-likelihood that is no number", got=_identity(row)) from error
-    if "acc_mutual_info" in row:  # the unconditional log-likelihoods stand behind the others
-        values = values[: len(values) // 2]
     if not np.isfinite(values).all():
         raise DataError("A harness sample holds a NaN or infinite log-likelihood", got=_identity(row))
-    rule, correct = _logged(row, _CHOICE_RULES)
-    if rule.startswith("acc_norm"):
-        arguments = row.get("arguments") or {}
-        texts = [arguments.get(f"gen_args_{i}", {}).get("arg_1") for i in range(len(values))]
-        if any(not text for text in texts):
-            raise DataError(
-                "A harness sample lacks the choices that its log-likelihoods are divided by", got=_identity(row)
-            )
-        # The harness counts the choice without its leading delimiter, a space.
-        values = values / np.array([max(len(str(text).removeprefix(" ")), 1) for text in texts], dtype=np.float64)
-    pred = int(values.argmax())
-    # The target is the index of the right choice but for tasks such as Winogrande, where it is a text.
-    target = str(row["target"])
-    if target.isdecimal() and (pred == int(target)) != correct:
+    if "acc_mutual_info" in row:  # the unconditional log-likelihoods are behind the others
+        if len(values) % 2:
+            raise DataError("A harness sample lacks an unconditional log-likelihood", got=_identity(row))
+        values, unconditional = np.split(values, 2)
+        if rule == "acc_mutual_info":
+            values = values - unconditional
+    if rule in ("acc", "acc_mutual_info"):
+        return int(values.argmax())
+    texts = _continuations(row)[: len(values)]
+    if not all(texts) or (len(set(texts)) == 1 and len(texts) > 1):
         raise DataError(
-            f"The logged {rule} of a harness sample does not follow from its log-likelihoods",
-            got=f"{_identity(row)}: choice {pred}, target {target}",
-            fix="Give sample logs as the harness wrote them",
+            "A harness sample lacks the choices that its log-likelihoods are divided by", got=_identity(row)
         )
-    return pred
+    choices = [text.removeprefix(delimiter) for text in texts]
+    lengths = [len(text if rule == "acc_norm" else text.encode()) for text in choices]
+    return int((values / np.maximum(lengths, 1)).argmax())
 
 
-_COMPARED = {"item": "question", "gold": "gold", "prompt": "prompt", "rule": "scoring rule", "group": "group"}
+_COMPARED = {
+    "item": "question",
+    "gold": "gold",
+    "prompt": "prompt",
+    "options": "choices",
+    "rule": "scoring rule",
+    "group": "group",
+}
 
 
 def _pairs(baseline: Sequence[Answer], variant: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
@@ -259,6 +342,13 @@ def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer]) -> di
     scored = [(a, b) for a, b in pairs if a.pred is not None and b.pred is not None]
     if not scored:
         raise DataError("No item has an answer of both models")
+    if any(answer.score not in (None, 0, 1) for pair in scored for answer in pair):
+        means = (f"{100 * np.mean([answer.score for answer in side]):.2f} %" for side in zip(*scored, strict=True))
+        raise DataError(
+            f"The {scored[0][0].rule} of these logs is a share: no answer is right or wrong, and none flips",
+            got=f"means of {' and '.join(means)}, {len(scored)} items",
+            fix="Give logs of tasks whose answers are right or wrong",
+        )
     # Whether answers of any type are equal is asked of themselves, never of numpy, which would cast them.
     moved = np.array([a.pred != b.pred for a, b in scored])
     chosen = not any(a.generated or b.generated for a, b in scored)

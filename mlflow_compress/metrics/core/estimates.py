@@ -235,7 +235,8 @@ def _unchanged(value: float) -> float:
 class Ratio:
     """A mean over values that come in groups, in the key's unit, with the studentised bootstrap's interval over groups.
 
-    Or a function of it that rises or falls throughout, as a perplexity is of a mean negative log-likelihood.
+    Or a function of it that rises or falls throughout, as a perplexity is of a mean negative log-likelihood. There
+    is no interval where the function overflows at an end.
     """
 
     sums: Float  # Sum of each group's values, and their number; shape (n_groups,)
@@ -253,7 +254,10 @@ class Ratio:
         interval = settings.skewed_interval(self.sums, self.sizes) if self.trusted else None
         if interval is None:
             return value, None
-        low, high = sorted(map(self.transform, interval))
+        try:
+            low, high = sorted(map(self.transform, interval))
+        except OverflowError:  # an end whose perplexity no float can hold
+            return value, None
         return value, (low, high)
 
 

@@ -1,4 +1,4 @@
-"""Array types of the package, and checks that refuse NaN."""
+"""Array types of the package, and checks that refuse NaN and numbers too large to calculate with."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +25,20 @@ def finite(name: str, values: npt.ArrayLike, *, ndim: int = 1) -> Float:
     if not np.isfinite(total) and not np.isfinite(array).all():
         bad = np.argwhere(~np.isfinite(array))
         raise DataError(f"{name} holds {len(bad)} NaN or infinite value(s), the first at {bad[0].tolist()}")
+    return array
+
+
+LARGEST = 1e70
+"""Largest magnitude of what has a variance: a sum of fourth powers, as that of a variance needs it, is then finite."""
+
+
+def moderate(name: str, values: npt.ArrayLike, *, ndim: int = 1) -> Float:
+    """Return `values` as `finite` does; a magnitude above `LARGEST` is a `DataError` too."""
+    array = finite(name, values, ndim=ndim)
+    largest = max(float(array.max()), -float(array.min()))
+    if largest > LARGEST:
+        allowed = f"numbers from {-LARGEST:g} to {LARGEST:g}"
+        raise DataError(f"{name} holds values that are too large for an interval", allowed=allowed, got=largest)
     return array
 
 

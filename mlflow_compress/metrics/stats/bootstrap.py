@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy import special
 
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
+from mlflow_compress.metrics.stats.arrays import Float, finite, moderate, same_length
 from mlflow_compress.metrics.stats.intervals import Interval, check_level
 
 Statistic = Callable[[Float], Float]
@@ -109,7 +109,7 @@ def bootstrap(
     """
     _check(resamples, level)
     raw = np.asarray(columns, dtype=np.float64)
-    x = finite("bootstrap columns", raw[:, None] if raw.ndim == 1 else raw, ndim=2)
+    x = moderate("bootstrap columns", raw[:, None] if raw.ndim == 1 else raw, ndim=2)
     if len(x) < 2:
         return None
     estimate = float(statistic(x.mean(axis=0)))
@@ -177,8 +177,8 @@ def studentized_interval(
     bootstrap confidence intervals", Annals of Statistics 1988. `UPPER_TAIL` is this project's.
     """
     _check(resamples, level)
-    a = finite("values", values)
-    b = np.ones(len(a)) if sizes is None else finite("sizes", sizes)
+    a = moderate("values", values)
+    b = np.ones(len(a)) if sizes is None else moderate("sizes", sizes)
     same_length(values=a, sizes=b)
     if len(a) < 2:
         return None

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.arrays import Float, Int, finite, moderate, same_length
 
 KL_LEVELS = (1.0, 0.999, 0.99, 0.95, 0.90, 0.75, 0.5, 0.25, 0.10, 0.05, 0.01, 0.001, 0.0)
 """Percentiles that are reported, from the maximum to the minimum, as shares."""
@@ -26,12 +26,13 @@ class CorpusStatistics:
     """What `llama-perplexity --kl-divergence` prints; probabilities as shares (llama.cpp prints percent)."""
 
     n: int  # Scored tokens
-    perplexity_baseline: WithUncertainty  # ``exp(mean nll)``, ``u = PPL se(nll)``
-    perplexity_variant: WithUncertainty
+    # ``exp(mean nll)``, ``u = PPL se(nll)``; None where a float cannot hold it, as the others of a perplexity
+    perplexity_baseline: WithUncertainty | None
+    perplexity_variant: WithUncertainty | None
     # ``ln(PPL_q/PPL_b)``, ``PPL_q/PPL_b``, ``PPL_q - PPL_b``, with the covariance of both nlls propagated
     log_ratio: WithUncertainty
-    ratio: WithUncertainty
-    difference: WithUncertainty
+    ratio: WithUncertainty | None
+    difference: WithUncertainty | None
     # Of the two nlls (llama.cpp's "Cor(ln(PPL(Q)), ln(PPL(base)))"); None where one of them does not vary
     correlation: float | None
     kl: WithUncertainty  # Mean ``KL(P_b || P_q)`` in nats
@@ -50,7 +51,7 @@ def mean_and_error(values: npt.ArrayLike) -> WithUncertainty:
 
     The moments are counted from the first value, so that what varies little keeps its digits.
     """
-    x = finite("values", values)
+    x = moderate("values", values)
     n, origin = len(x), float(x[0])
     shifted = x - origin
     mean = float(shifted.mean())
@@ -67,6 +68,10 @@ def _covariance(a: Float, b: Float) -> float:
 def _correlation(a: Float, b: Float) -> float | None:
     u_a, u_b = mean_and_error(a).uncertainty, mean_and_error(b).uncertainty
     return _covariance(a, b) / (u_a * u_b) if u_a > 0.0 and u_b > 0.0 else None
+
+
+def _held(value: float, uncertainty: float) -> WithUncertainty | None:
+    return WithUncertainty(float(value), float(uncertainty)) if np.isfinite([value, uncertainty]).all() else None
 
 
 def percentiles(values: npt.ArrayLike, levels: tuple[float, ...] = KL_LEVELS) -> dict[float, float]:
@@ -92,7 +97,7 @@ def corpus_statistics(
     log-probabilities (errors up to 1.22e-4 nat), the KL over tokens with ``ln p_b > -16`` only, which makes slightly
     negative KLs.
     """
-    nll_b, nll_q = finite("nll_baseline", nll_baseline), finite("nll_variant", nll_variant)
+    nll_b, nll_q = moderate("nll_baseline", nll_baseline), moderate("nll_variant", nll_variant)
     p_b, p_q, divergence = finite("p_baseline", p_baseline), finite("p_variant", p_variant), finite("kl", kl)
     top = np.asarray(same_top, dtype=bool)
     n = same_length(nll_baseline=nll_b, nll_variant=nll_q, kl=divergence, p_baseline=p_b, p_variant=p_q, same_top=top)
@@ -102,20 +107,21 @@ def corpus_statistics(
     dp = p_q - p_b
     b, q = mean_and_error(nll_b), mean_and_error(nll_q)
     covariance = _covariance(nll_b, nll_q)
-    ppl_b, ppl_q = float(np.exp(b.value)), float(np.exp(q.value))
-    u_b, u_q = ppl_b * b.uncertainty, ppl_q * q.uncertainty
-    ratio = float(np.exp(q.value - b.value))
     u_log = float(np.sqrt(max(q.uncertainty**2 + b.uncertainty**2 - 2 * covariance, 0.0)))
-    u_difference = float(np.sqrt(max(u_q**2 + u_b**2 - 2 * ppl_q * ppl_b * covariance, 0.0)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        ppl_b, ppl_q, ratio = np.exp(b.value), np.exp(q.value), np.exp(q.value - b.value)
+        u_b, u_q, u_ratio = ppl_b * b.uncertainty, ppl_q * q.uncertainty, ratio * u_log
+        u_difference = np.sqrt(np.maximum(u_q**2 + u_b**2 - 2 * ppl_q * ppl_b * covariance, 0.0))
+        difference = ppl_q - ppl_b
     square, share = mean_and_error(dp**2), float(top.mean())
     rms = float(np.sqrt(square.value))
     return CorpusStatistics(
         n=n,
-        perplexity_baseline=WithUncertainty(ppl_b, u_b),
-        perplexity_variant=WithUncertainty(ppl_q, u_q),
+        perplexity_baseline=_held(ppl_b, u_b),
+        perplexity_variant=_held(ppl_q, u_q),
         log_ratio=WithUncertainty(q.value - b.value, u_log),
-        ratio=WithUncertainty(ratio, ratio * u_log),
-        difference=WithUncertainty(ppl_q - ppl_b, u_difference),
+        ratio=_held(ratio, u_ratio),
+        difference=_held(difference, u_difference),
         correlation=_correlation(nll_b, nll_q),
         kl=mean_and_error(divergence),
         dp_mean=mean_and_error(dp),

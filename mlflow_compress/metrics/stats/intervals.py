@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy import special
 
 from mlflow_compress.errors import ConfigError, DataError
-from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
+from mlflow_compress.metrics.stats.arrays import Float, Int, finite, moderate, same_length
 
 FEWEST_GROUPS = 20
 """Fewest groups from which an interval is given: the variance between fewer is not known well enough."""
@@ -63,7 +63,7 @@ def design_effect(values: npt.ArrayLike, groups: npt.ArrayLike, weights: Float |
     >>> design_effect([1, 1, 0, 0], [0, 0, 1, 1]).effect
     4.0
     """
-    x = finite("values", values)
+    x = moderate("values", values)
     w = np.ones(len(x)) if weights is None else finite("weights", weights)
     same_length(values=x, weights=w)
     (sums, _), (sizes, _) = group_sums(w * x, groups), group_sums(w, groups)
@@ -135,6 +135,9 @@ def wilson(successes: float, n: int, *, level: float = 0.95, effect: DesignEffec
     return Interval(0.0 if successes == 0 else middle - half, 1.0 if successes == n else middle + half)
 
 
+_MOST_ITEMS = 1e15  # whose counts a float holds exactly
+
+
 def paired_difference(
     gained: float, lost: float, n: float, *, level: float = 0.95, effect: DesignEffect | None = None
 ) -> Interval:
@@ -148,8 +151,9 @@ def paired_difference(
     Source: Tango, "Equivalence test and confidence interval for the difference in proportions for the paired-sample
     design", Statistics in Medicine 1998.
     """
-    if n <= 0 or min(gained, lost) < 0 or gained + lost > n * (1 + 1e-12):
-        raise DataError("Paired counts need gained, lost >= 0 and gained + lost <= n", got=f"{gained}, {lost}, {n}")
+    if not (0 < n <= _MOST_ITEMS and gained >= 0 and lost >= 0 and gained + lost <= n * (1 + 1e-12)):
+        allowed = f"gained, lost >= 0, gained + lost <= n, and n from above 0 to {_MOST_ITEMS:.0e}"
+        raise DataError("These are no counts of pairs", allowed=allowed, got=f"{gained}, {lost}, {n}")
     z = z_value(level)
     if effect is not None and effect.effect == 0.0:
         return Interval((gained - lost) / n, (gained - lost) / n)
