@@ -2,15 +2,17 @@
 
 import logging
 import os
+import shlex
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mlflow.entities import Run, ViewType
+from mlflow.entities import Experiment, LifecycleStage, Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.utils import get_results_from_paginated_fn
@@ -18,6 +20,7 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
+from mlflow_compress.errors import TrackingError
 from mlflow_compress.files import alone_with
 from mlflow_compress.home import SQLITE, database_file
 from mlflow_compress.tracking.waiting import PatientClient
@@ -117,12 +120,63 @@ def choose_experiment(client: PatientClient, uri: str, name: str = AUTO) -> str:
     Without a name, MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID decide if they are set, unless the id is that of
     MLflow's "Default". Otherwise it is the experiment `NAME`, so that variants do not mix with unrelated runs.
     """
-    if name := os.environ.get("MLFLOW_EXPERIMENT_NAME", "") if name == AUTO else name:
-        return _get_or_create(client, name, uri)
-    given = os.environ.get("MLFLOW_EXPERIMENT_ID", _DEFAULT_ID)
-    if given != _DEFAULT_ID:
-        return str(client.get_experiment(given).experiment_id)
-    return _get_or_create(client, NAME, uri)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "") if name == AUTO else name
+    given = os.environ.get("MLFLOW_EXPERIMENT_ID") or _DEFAULT_ID
+    if name or given == _DEFAULT_ID:
+        experiment_id = _get_or_create(client, name or NAME, uri)
+    else:
+        with naming("MLFLOW_EXPERIMENT_ID", "an experiment"):
+            experiment_id = _active(client.get_experiment(given))
+    if database := database_file(uri):
+        chosen = client.get_experiment(experiment_id)
+        if location := get_local_path_or_none(chosen.artifact_location):
+            _tell_copied_store(database, chosen.name, location)
+    return experiment_id
+
+
+@contextmanager
+def naming(variable: str, what: str) -> Iterator[None]:
+    """Within this block, what the store does not know is an error that names the environment variable it is from."""
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        raise TrackingError(
+            f"The environment variable {variable} names {what} that the tracking store does not have",
+            got=os.environ.get(variable),
+            fix=f"Unset it (`unset {variable}`), or set it to {what} of this store",
+        ) from error
+
+
+def _active(experiment: Experiment) -> str:
+    """Return the id of an experiment; one that was deleted takes no runs."""
+    if experiment.lifecycle_stage != LifecycleStage.ACTIVE:
+        raise TrackingError(
+            f"The experiment {experiment.name!r} was deleted",
+            got=f"experiment {experiment.experiment_id}",
+            fix=f"Restore it: mlflow experiments restore --experiment-id {shlex.quote(experiment.experiment_id)}; or "
+            "name another one (parameter experiment, or MLFLOW_EXPERIMENT_NAME)",
+        )
+    return str(experiment.experiment_id)
+
+
+@cache
+def _tell_copied_store(database: Path, name: str, location: str) -> None:
+    """Warn, once, where an experiment's artifacts do not go to the folder of their name beside the database."""
+    used = Path(location).resolve()
+    beside = database.resolve().parent.joinpath(*used.parts[-2:])
+    if used != beside and beside.is_dir():
+        logger.warning(
+            "This store was copied here: MLflow keeps whole paths, so artifacts of the experiment %r still go to %s, "
+            "not to %s. To keep them here, name a new experiment (parameter experiment, or MLFLOW_EXPERIMENT_NAME); "
+            "or, where nothing is left in the old place, link it: ln -s %s %s",
+            name,
+            used,
+            beside,
+            shlex.quote(str(beside)),
+            shlex.quote(str(used)),
+        )
 
 
 def experiment_beside(client: PatientClient, uri: str, experiment_id: str) -> str:
@@ -133,7 +187,7 @@ def experiment_beside(client: PatientClient, uri: str, experiment_id: str) -> st
 
 def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
     if experiment := client.get_experiment_by_name(name):
-        return str(experiment.experiment_id)
+        return _active(experiment)
     try:
         location = _artifact_location(client, name, uri)
         return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
@@ -141,7 +195,7 @@ def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
         experiment = client.get_experiment_by_name(name)  # another process was faster
         if experiment is None:
             raise error
-        return str(experiment.experiment_id)
+        return _active(experiment)
 
 
 def _artifact_location(client: PatientClient, name: str, uri: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import mlflow
-from mlflow.entities import LoggedModel, Run, RunStatus
+from mlflow.entities import LifecycleStage, LoggedModel, Run, RunStatus
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
@@ -28,6 +28,7 @@ from mlflow_compress.tracking.experiment import (
     create_database,
     experiment_beside,
     has_tags,
+    naming,
     search_runs,
     tags_filter,
 )
@@ -190,9 +191,16 @@ class Tracker:
         becomes a signpost to the run that this process makes.
         """
         given = os.environ.get(_RUN_ID_VARIABLE)
-        if given is None:
+        if not given:
             return choose_experiment(self.client, self.uri, name)
-        run = self.client.get_run(given)
+        with naming(_RUN_ID_VARIABLE, "a run"):
+            run = self.client.get_run(given)
+        if run.info.lifecycle_stage != LifecycleStage.ACTIVE:
+            raise TrackingError(
+                f"The run that the environment variable {_RUN_ID_VARIABLE} names was deleted",
+                got=given,
+                fix=f"Unset it (`unset {_RUN_ID_VARIABLE}`), or restore the run: mlflow runs restore --run-id {given}",
+            )
         if run_names.STAGE in run.data.tags:  # made by the main stage
             return str(run.info.experiment_id)
         chosen = choose_experiment(self.client, self.uri, name)

@@ -4,6 +4,7 @@ import base64
 import colorsys
 import itertools
 import json
+import shlex
 import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -171,7 +172,7 @@ def how_to_open(client: PatientClient, uri: str, run_id: str) -> str:
         return ""
     lines = [f"Artifacts:     {artifacts_place(run.info.artifact_uri)}"]
     if not uri.startswith("http"):
-        lines.append(f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {uri}")
+        lines.append(f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(uri)}")
     lines.append(f"This run:      {_run_address(uri, experiment, run_id)}")
     ending = f"-{tags[run_names.EVALUATION][:8]}" if run_names.EVALUATION in tags else ""
     if view_tag(f"{LEADERBOARD}{ending}") in client.get_experiment(experiment).tags:

@@ -1,5 +1,6 @@
 """Runs a diagnosis: each group of weights alone in the baseline, measured exactly; its texts, page and figures."""
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -205,7 +206,7 @@ def advise(
         path.unlink()
         return replace(advice, no_recipe=str(error).rstrip("."))
     length = {name: manifest.settings[name] for name in CalibratedConfig.model_fields if name in manifest.settings}
-    asked = "".join(f" --{name} {value}" for name, value in length.items() if name != "seed")
+    asked = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in length.items() if name != "seed")
     return replace(advice, recipe=path, calibration=asked)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,8 +45,8 @@ class VllmProcess(JsonProcess):
                 raise MissingDependencyError(
                     f"The environment of vLLM does not work: {_NO_TORCHVISION}",
                     got=python,
-                    fix=f"Its torchvision is built for CUDA, and its torch for CPUs. Run: {python} -m pip uninstall -y "
-                    "torchvision torchaudio torchcodec",
+                    fix="Its torchvision is built for CUDA, and its torch for CPUs. Run: "
+                    f"{shlex.quote(python)} -m pip uninstall -y torchvision torchaudio torchcodec",
                 ) from None
             raise UnsupportedError(
                 f"vLLM does not load this checkpoint: {error.args[0]}", got=str(arguments["model"])
