@@ -102,7 +102,7 @@ Runs = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Evaluate a task with the harness, which writes log and results; return the log."""
+    """Evaluate a task with the harness, which writes logs and results; return its log. All tasks of a model are one run."""
     import lm_eval
     from lm_eval.api.model import LM
     from lm_eval.loggers import EvaluationTracker
@@ -133,35 +133,32 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     folder = tmp_path_factory.mktemp("harness")
     (folder / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in DOCS))
-    (folder / "own.py").write_text(OWN_RULE)
-    done: dict[str, Path] = {}
+    done: dict[tuple[str, str], Path] = {}
 
     def evaluate(task: str, model: str, version: float = 1.0, shots: int = 0, **more: Any) -> Path:
-        key = f"{task}-{model}-{version}-{shots}-{more}"
-        if key not in done:
+        key = f"{model}-{version}-{shots}-{more}"
+        if (key, task) not in done:
             own = folder / f"tasks-{len(done)}"
             own.mkdir()
-            config = {
-                **TASKS[task],
-                "task": task,
-                "dataset_kwargs": {"data_files": {"test": str(folder / "docs.jsonl")}},
-            }
-            config |= {"metadata": {"version": version}, "num_fewshot": shots, "fewshot_split": "test"}
-            text = yaml.safe_dump(config)
-            if task == "shares":
-                (own / "own.py").write_text(OWN_RULE)
-                text += "process_results: !function own.shares\n"
-            (own / f"{task}.yaml").write_text(text)
-            tasks = TaskManager(include_path=str(own), include_defaults=False)
+            (own / "own.py").write_text(OWN_RULE)
+            tasks = list(TASKS) if (version, shots, more) == (1.0, 0, {}) else [task]
+            for name in tasks:
+                files = {"data_files": {"test": str(folder / "docs.jsonl")}}
+                config = {**TASKS[name], "task": name, "dataset_kwargs": files, "metadata": {"version": version}}
+                text = yaml.safe_dump({**config, "num_fewshot": shots, "fewshot_split": "test"})
+                text += "process_results: !function own.shares\n" if name == "shares" else ""
+                (own / f"{name}.yaml").write_text(text)
             tracker = EvaluationTracker(output_path=str(own / "out"))
+            manager = TaskManager(include_path=str(own), include_defaults=False)
             results = lm_eval.simple_evaluate(
-                Drawn(model), tasks=[task], task_manager=tasks, bootstrap_iters=0, evaluation_tracker=tracker, **more
+                Drawn(model), tasks=tasks, task_manager=manager, bootstrap_iters=0, evaluation_tracker=tracker, **more
             )
             samples = results.pop("samples")
             tracker.save_results_aggregated(results=results, samples=samples)
-            tracker.save_results_samples(task_name=task, samples=samples[task])
-            [done[key]] = own.rglob("samples_*.jsonl")
-        return done[key]
+            for name in tasks:
+                tracker.save_results_samples(task_name=name, samples=samples[name])
+                [done[key, name]] = own.rglob(f"samples_{name}_*.jsonl")
+        return done[key, task]
 
     return evaluate
 
@@ -174,7 +171,7 @@ def results_of(log: Path, task: str) -> dict[str, Any]:
 
 def alone(log: Path) -> Path:
     """Return a copy of a log without the results beside it, under another name."""
-    copy = log.parent / "alone" / "log.jsonl"
+    copy = log.parent / "alone" / log.name
     copy.parent.mkdir(exist_ok=True)
     copy.write_bytes(log.read_bytes())
     return copy
