@@ -12,7 +12,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -123,7 +123,8 @@ def _reject(error: errors.MlflowCompressError) -> None:
     if "MLFLOW_RUN_ID" in os.environ and not isinstance(error, errors.TrackingError):
         from mlflow_compress.tracking.tracker import Tracker
 
-        Tracker().reject(error)
+        with suppress(errors.TrackingError):  # a run that the store does not have: the first error is the one to tell
+            Tracker().reject(error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

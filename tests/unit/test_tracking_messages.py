@@ -9,6 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from mlflow_compress import cli
 from mlflow_compress.engines.vllm import vllm_process
 from mlflow_compress.errors import MissingDependencyError, TrackingError
 from mlflow_compress.tracking import experiment
@@ -48,6 +49,14 @@ def test_a_stale_variable_is_named_with_its_value(
     said = str(raised.value)
     assert f"variable {variable} names" in said and repr(value) in said and f"unset {variable}" in said
     assert "MLFLOW_TRACKING_URI" not in said
+
+
+def test_beside_a_stale_run_another_error_is_told_as_ever(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0123456789abcdef0123456789abcdef")
+    assert cli.main(["quantize", "--method", "nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err
 
 
 def test_an_empty_variable_is_none(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +102,9 @@ def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(
     restore = f"mlflow experiments restore --experiment-id {gone}"
     assert f"{restore};" in str(raised.value)
     from click.testing import CliRunner
-    from mlflow.cli import cli
+    from mlflow.cli import cli as mlflow_cli
 
-    assert CliRunner().invoke(cli, shlex.split(restore)[1:]).exit_code == 0
+    assert CliRunner().invoke(mlflow_cli, shlex.split(restore)[1:]).exit_code == 0
     command()
 
 
