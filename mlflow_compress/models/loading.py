@@ -18,6 +18,7 @@ from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependen
 from mlflow_compress.models import architectures, checkpoint_config, offloading
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.identity import max_length, stored_config, weights_hash
+from mlflow_compress.models.length_regimes import forget_longer_sequences
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
 from mlflow_compress.models.placement import BALANCED, placement
 from mlflow_compress.models.source_model import resolve_folder
@@ -89,7 +90,11 @@ class OpenedModel(ABC):
 
 @dataclass(frozen=True)
 class LoadedModel(OpenedModel):
-    """A model in eval mode with its tokenizer; weights are aligned in memory (see `memory_alignment.align_weights`)."""
+    """A model in eval mode with its tokenizer.
+
+    Its weights are aligned in memory (`align_weights`), and its numbers do not depend on what it has computed before
+    (`forget_longer_sequences`).
+    """
 
     model: Any
     tokenizer: Any
@@ -100,6 +105,7 @@ class LoadedModel(OpenedModel):
 
     def __post_init__(self) -> None:
         align_weights(self.model)
+        forget_longer_sequences(self.model)
 
     def configuration(self) -> Any:
         return self.model.config

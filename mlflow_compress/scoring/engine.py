@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash
+from mlflow_compress.models.length_regimes import LengthRegime, length_regimes
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, StoredModel
@@ -152,6 +153,9 @@ class Execution(Protocol):
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         """Return why sequences of this length cannot share their prefixes; None where they can."""
 
+    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+        """Return which lengths may be in one batch of this model and, if it is loaded, of the baseline."""
+
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         """Run what an interrupted run has not finished. Return all results, and how often memory ran out."""
 
@@ -169,6 +173,7 @@ class InThisProcess:
 
     def __init__(self, loaded: LoadedModel, processes: int) -> None:
         self._body, self._head, self.whole_model_reason = split_body_and_head(loaded.model)
+        self._configuration = loaded.configuration()
         self._processes = processes
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
@@ -176,6 +181,10 @@ class InThisProcess:
         if reason is None and isinstance(baseline, LoadedModel):
             reason = reason_not_to_pack(split_body_and_head(baseline.model)[0], max_length)
         return reason
+
+    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+        others = [baseline.configuration()] if isinstance(baseline, LoadedModel) else []
+        return length_regimes(self._configuration, *others)
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         base = work.baseline
@@ -397,8 +406,12 @@ class Scorer:
         sequences = [e.inputs for e in fitting]
         limits = self._limits(baseline)
         path, reason = self._path(max(map(len, sequences), default=0), baseline)
-        make_plan = plan_packs if path == "packed" else plan_batches
-        plan = make_plan(sequences, [len(e.targets) for e in fitting], batch_tokens=limits["batch_tokens"])
+        n_scored, batch_tokens = [len(e.targets) for e in fitting], limits["batch_tokens"]
+        if path == "packed":
+            plan = plan_packs(sequences, n_scored, batch_tokens=batch_tokens)
+        else:
+            regime = self._execution.length_regimes(baseline)
+            plan = plan_batches(sequences, n_scored, batch_tokens=batch_tokens, regime=regime)
         rows = np.concatenate([np.zeros(0, np.int64), *plan.sequence_rows])
         tokens = np.concatenate([np.zeros(0, np.int64), *(e.targets for e in fitting)])
         targets, place = Targets.of(rows, tokens)
@@ -437,7 +450,7 @@ class Scorer:
         began = time.monotonic()
         windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens, starts=starts)
         limits = self._limits(baseline)
-        plan, targets = windows.plan(limits["batch_tokens"])
+        plan, targets = windows.plan(limits["batch_tokens"], self._execution.length_regimes(baseline))
         work = self._work(plan, targets, limits, "plain", task, capture, baseline, resume, entropy=True)
         result, n_splits = self._execution.run(work)
         self._record_report(work, n_splits, "plain", "corpus windows share no prefixes", began, plan.n_tokens)

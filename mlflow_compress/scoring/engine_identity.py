@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow_compress.models import checkpoint_config
 
-SCORING_VERSION = 2
+SCORING_VERSION = 3
 """Version of everything that decides a record: which tokens a model reads, what is computed, what is written down.
 
 Raise it by one in the commit that changes a number, a row or a column of the records beyond rounding; nothing else

@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.models.identity import check_same_tokenizer
+from mlflow_compress.models.length_regimes import length_regimes
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.weight_groups import Differences, WeightGroup, decoder_layers, restored_weight
 from mlflow_compress.records import SwapDistances
@@ -387,10 +388,12 @@ class SwapMeter:
         if not windows.ids:
             raise DataError("There is no text to measure on", got=task)
         whole = None
+        configs = [self.baseline.configuration()]
         if variant is not None:
             check_same_tokenizer(self.baseline, variant)
+            configs.append(variant.configuration())
             whole = ModelRunner(*split_body_and_head(variant.model)[:2])
-        plan, targets = windows.plan(self._batch_tokens)
+        plan, targets = windows.plan(self._batch_tokens, length_regimes(*configs))
         units = [unit for unit in plan.units if isinstance(unit, PaddedBatch)]
         longest = max(len(unit.sequences) * max(map(len, unit.sequences)) for unit in units)
         kept = KeptOutputs(self._body, longest, self._state_bytes)

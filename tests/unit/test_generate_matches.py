@@ -1,5 +1,6 @@
 """Our decoding against transformers' `generate`, token for token, on models of every kind of cache."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BloomConfig, DynamicCache, MambaConfig, MistralConfig, OPTConfig, Phi3Config
+from transformers import BloomConfig, DynamicCache, LlamaConfig, MambaConfig, MistralConfig, OPTConfig, Phi3Config
 from transformers import GenerationConfig as Settings
 
 from mlflow_compress.demo import MODEL_DIR
@@ -62,10 +63,21 @@ MODELS = {
     ),
     "bloom": lambda: BloomConfig(**SHAPE, n_head=4),
     "mamba": lambda: MambaConfig(**SHAPE, state_size=8),
-    "dynamic": lambda: _scaled(CONFIGS["llama"]()),
+    "llama longrope": lambda: _scaled(
+        CONFIGS["llama"](),
+        rope_type="longrope",
+        short_factor=[1.0] * 6,
+        long_factor=[4.0 + n for n in range(6)],
+        original_max_position_embeddings=80,
+    ),
+    # With `n_positions`, answers may be longer than what the embedding was made for.
+    "dynamic": lambda: _scaled(
+        LlamaConfig(**WIDE | {"max_position_embeddings": 80}, n_positions=160), rope_type="dynamic"
+    ),
 }
 CACHED = ["llama", "qwen2", "gpt_neox", "gpt2", "gemma2", "mistral", "opt", "phi3"]
-READ_AGAIN = {"bloom": "prepared", "mamba": "prepared", "dynamic": "scaled by", "phi3 longrope": "scaled by"}
+READ_AGAIN = {"bloom": "prepared", "mamba": "prepared"}
+LENGTH_SCALED = ["phi3 longrope", "llama longrope", "dynamic"]  # beyond 80 tokens
 
 
 def _sliding(config: Any) -> Any:
@@ -73,8 +85,8 @@ def _sliding(config: Any) -> Any:
     return config
 
 
-def _scaled(config: Any) -> Any:
-    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+def _scaled(config: Any, **rope: Any) -> Any:
+    config.rope_parameters = {"factor": 2.0, "rope_theta": 10000.0, **rope}
     return config
 
 
@@ -142,6 +154,34 @@ def test_other_models_are_decoded_by_generate(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(decoding, "_with_cache", None)
     decode_greedily(model, rows, 40, 3, ends)
     assert [row.tokens for row in rows] == transformers_own(model.model, every, 40, ends)
+
+
+@pytest.mark.parametrize("name", LENGTH_SCALED)
+def test_answers_that_outgrow_their_frequencies_are_those_of_one_prompt_alone(name: str) -> None:
+    """Prompts on both sides of 80 tokens, and answers across it, each against `generate` on a fresh copy."""
+    fresh = build_model(MODELS[name]())
+    every = prompts(3, [60, 80, 81, 60, 79, 100, 12])
+    expected = [transformers_own(copy.deepcopy(fresh), [prompt], 24, {1})[0] for prompt in every]
+    model = LoadedModel(fresh, build_tokenizer(), Path("nowhere"), torch.float32, torch.device("cpu"))
+    for batch_rows in (2, 64):
+        rows = rows_of(every)
+        decode_greedily(model, rows, 24, batch_rows, {1})
+        assert [row.tokens for row in rows] == expected
+
+
+def test_short_answers_of_such_models_are_decoded_with_our_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 41 tokens reads at most 41 + 40 - 1 = 80 tokens, one of 42 may read 81."""
+    model = loaded("phi3 longrope")
+    seen: list[list[int]] = []
+    grow = decoding._grow
+
+    def noting(loaded: LoadedModel, batch: Sequence[GenerationRow], *rest: Any) -> None:
+        seen.append([len(row.prompt) for row in batch])
+        grow(loaded, batch, *rest)
+
+    monkeypatch.setattr(decoding, "_grow", noting)
+    decode_greedily(model, rows_of(prompts(3, [41, 9, 42, 42, 43])), 40)
+    assert seen == [[42, 42], [43]]
 
 
 def test_greedy_tokens_of_the_demo_are_those_of_generate() -> None:

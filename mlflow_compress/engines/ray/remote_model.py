@@ -16,6 +16,7 @@ from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.ray import cluster_worker
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers, started_workers
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.length_regimes import LengthRegime, length_regimes
 from mlflow_compress.models.loading import LightModel, LoadedModel
 from mlflow_compress.scoring.baseline_store import SentHead, as_bytes
 from mlflow_compress.scoring.engine import Baseline, PassWork
@@ -99,6 +100,9 @@ class ShardedExecution:
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         reason: str | None = self._workers.call("reason_not_to_pack", self._model.ref, max_length)
         return reason
+
+    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+        return length_regimes(self._model.configuration())
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         baseline = work.baseline

@@ -20,6 +20,7 @@ from mlflow_compress.engines.vllm.vllm_process import VllmEngine, VllmProcess, s
 from mlflow_compress.errors import UnsupportedError, WorkerError
 from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.identity import stored_config
+from mlflow_compress.models.length_regimes import LengthRegime, one_regime
 from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.engine import Baseline, PassWork, run_pass
@@ -295,6 +296,10 @@ class VllmExecution:
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         """Return None: vLLM shares the prefixes of any sequences, in the order of a packed plan."""
         return None
+
+    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+        """Return a single one: vLLM chooses a model's frequencies once, when it loads it."""
+        return one_regime
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         if isinstance(work.baseline, LoadedModel):

@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.length_regimes import BASE, length_regimes
 from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead, replaced_modules
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
@@ -223,8 +224,8 @@ def reason_not_to_pack(body: Body, max_length: int) -> str | None:
     """Return why packed batches would give this model other states than padded ones; None if they agree.
 
     First the configuration is read for what a short probe cannot show: attention windows shorter than `max_length`, and
-    positions scaled by the sequence length. Then a probe of two branches after a cached prefix is compared with the two
-    plain sequences.
+    sequences so long that they have other rotary frequencies than short ones. Then a probe of two branches after a
+    cached prefix is compared with the two plain sequences.
     """
     config = body.model.config.get_text_config(decoder=True)
     implementation = getattr(config, "_attn_implementation", None)
@@ -234,16 +235,9 @@ def reason_not_to_pack(body: Body, max_length: int) -> str | None:
         window = getattr(config, name, None)
         if window is not None and getattr(config, "use_sliding_window", True) and max_length > window:
             return f"{name} {window} is shorter than the longest sequence ({max_length} tokens)"
-    if kinds := scaled_positions(config):
-        return f"positions are scaled by the sequence length ({kinds})"
+    if length_regimes(body.model.config)(max_length) != BASE:
+        return f"rotary frequencies change with the sequence length, and the longest has {max_length} tokens"
     return _probe(body, int(config.vocab_size))
-
-
-def scaled_positions(config: Any) -> str:
-    """Return the kinds of rotary embedding if one of them changes with the length of the batch, else ""."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {str(r.get("rope_type")) for r in [rope, *(v for v in rope.values() if isinstance(v, dict))]}
-    return ", ".join(sorted(kinds)) if kinds & {"dynamic", "longrope"} else ""
 
 
 def _probe(body: Body, vocab_size: int) -> str | None:

@@ -23,9 +23,9 @@ from transformers import GenerationConfig as Settings
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from mlflow_compress.models.identity import IdentifiedModel
+from mlflow_compress.models.length_regimes import BASE, length_regimes
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.scoring.child_process import in_forks, processes_per_pass
-from mlflow_compress.scoring.forward.body import scaled_positions
 from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generation_rows import (
     Ending,
@@ -196,8 +196,6 @@ def reason_not_to_cache(model: Any) -> str | None:
         return f"its cache has layers of another kind ({', '.join(sorted(kind.__name__ for kind in kinds))})"
     if getattr(config, "attention_chunk_size", None):
         return "its attention is cut at fixed positions"
-    if scaled := scaled_positions(config):
-        return f"positions are scaled by the sequence length ({scaled})"
     return None
 
 
@@ -237,7 +235,9 @@ class GenerationJob:
 def decode(loaded: LoadedModel, job: GenerationJob) -> None:
     """Generate tokens for every row until it is done, in place. A shard whose rows are all done stays as it is.
 
-    A row is done at an end token, when its text holds one of `job.until`, or at `max_new_tokens`.
+    A row is done at an end token, when its text holds one of `job.until`, or at `max_new_tokens`. A row that may become
+    so long that its rotary frequencies change is decoded by transformers, in one call and with rows of its length only:
+    what is cached stays as it was computed, unless the model's own code computes it again.
     """
     ends = end_tokens_of(loaded.model.generation_config, loaded.tokenizer) | set(job.end_tokens)
     reason = reason_not_to_cache(loaded.model)
@@ -245,6 +245,7 @@ def decode(loaded: LoadedModel, job: GenerationJob) -> None:
         logger.info("With this model, prompts are read again at every stage of decoding: %s", reason)
     work = _with_cache if reason is None else _with_transformers
     unfinished = job.unfinished()
+    regime = length_regimes(loaded.configuration())
     with torch.inference_mode(), job.bar(unfinished) as bar:
         ending = Ending(loaded.tokenizer, ends, job.until, job.config.max_new_tokens, finished=bar.update)
         begin = time.perf_counter()
@@ -252,7 +253,11 @@ def decode(loaded: LoadedModel, job: GenerationJob) -> None:
 
         def drafts_of(number: int) -> Iterator[tuple[int, list[GenerationRow]]]:
             drafts = [row.restarted() for row in unfinished[number]]
-            work(loaded, drafts, job.config, ending)
+            # A last token is not read.
+            changing = [row for row in drafts if regime(len(row.prompt) + job.config.max_new_tokens - 1) != BASE]
+            if len(changing) < len(drafts):
+                work(loaded, [row for row in drafts if row not in changing], job.config, ending)
+            _in_one_call(loaded, changing, job.config, ending)
             yield number, drafts
 
         numbers = list(range(len(unfinished)))
@@ -307,17 +312,23 @@ def _with_transformers(
     """
     stage, grown = _FIRST_STAGE, 0
     waiting = list(rows)
-    # In place of the checkpoint's own settings, which `generate` would merge into ours. Padding is where the mask is 0,
-    # or after an end token: any id will do.
-    ends = ending.end_tokens
-    settings = Settings(eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0))
-    with patch.object(loaded.model, "generation_config", settings):
-        while waiting:
-            step = min(stage, config.max_new_tokens - grown)
-            for start in range(0, len(waiting), config.batch_rows):
-                _grow(loaded, waiting[start : start + config.batch_rows], config, ending, step)
-            grown, stage = grown + step, 2 * stage
-            waiting = sorted((row for row in waiting if not row.done), key=lambda row: row.length)
+    while waiting:
+        step = min(stage, config.max_new_tokens - grown)
+        for start in range(0, len(waiting), config.batch_rows):
+            _grow(loaded, waiting[start : start + config.batch_rows], config, ending, step)
+        grown, stage = grown + step, 2 * stage
+        waiting = sorted((row for row in waiting if not row.done), key=lambda row: row.length)
+
+
+def _in_one_call(loaded: LoadedModel, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending) -> None:
+    """Generate every row of a shard with transformers' greedy search, as `_with_transformers`, but without stages.
+
+    A batch has rows of one length, so that each has the rotary frequencies that it would have alone.
+    """
+    for _, group in groupby(sorted(rows, key=lambda row: row.length), key=lambda row: row.length):
+        alike = list(group)
+        for start in range(0, len(alike), config.batch_rows):
+            _grow(loaded, alike[start : start + config.batch_rows], config, ending, config.max_new_tokens)
 
 
 def _grow(
@@ -338,13 +349,18 @@ def _grow(
                 ending.add(row, token)
         return torch.tensor([row.done for row in batch], device=input_ids.device)
 
-    loaded.model.generate(
-        input_ids=ids.to(loaded.device),
-        attention_mask=mask.long().to(loaded.device),
-        max_new_tokens=step,
-        stopping_criteria=[ended],
-        **extra,
-    )
+    # In place of the checkpoint's own settings, which `generate` would merge into ours. Padding is where the mask is 0,
+    # or after an end token: any id will do.
+    ends = ending.end_tokens
+    settings = Settings(eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0))
+    with patch.object(loaded.model, "generation_config", settings):
+        loaded.model.generate(
+            input_ids=ids.to(loaded.device),
+            attention_mask=mask.long().to(loaded.device),
+            max_new_tokens=step,
+            stopping_criteria=[ended],
+            **extra,
+        )
 
 
 class _RowSampler:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.models.length_regimes import LengthRegime, one_regime
 from mlflow_compress.records import TokenAnswers
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids, PaddedBatch, Plan, prefix_keys
@@ -41,15 +42,18 @@ class Windows:
             "position": np.concatenate(self.scored),
         }
 
-    def plan(self, batch_tokens: int) -> tuple[Plan, Targets]:
-        """Return a plan of padded batches of windows, in order, and its targets."""
+    def plan(self, batch_tokens: int, regime: LengthRegime = one_regime) -> tuple[Plan, Targets]:
+        """Return a plan of padded batches of windows in order, each of one `regime`, and its targets."""
         units: list[PaddedBatch] = []
         inputs, start = self.ids if self.last_is_read else [window[:-1] for window in self.ids], 0
+        regimes = [regime(len(window)) for window in inputs]
         while start < len(inputs):
-            stop = start + max(1, batch_tokens // len(inputs[start]))
+            most = start + max(1, batch_tokens // len(inputs[start]))
+            stop = next((n for n in range(start, most) if regimes[n : n + 1] != regimes[start : start + 1]), most)
             units.append(PaddedBatch(inputs[start:stop], [p - 1 for p in self.scored[start:stop]]))
             start = stop
-        digests = (k for ids, p in zip(inputs, self.scored, strict=True) for k in prefix_keys(ids, p - 1))
+        scored = zip(inputs, self.scored, regimes, strict=True)
+        digests = (key for ids, places, of_ids in scored for key in prefix_keys(ids, places - 1, of_ids))
         keys = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16)
         number = np.arange(len(keys))
         cuts = np.cumsum([len(p) for p in self.scored])[:-1]

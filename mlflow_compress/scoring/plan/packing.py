@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlflow_compress.models.length_regimes import BASE, LengthRegime, one_regime
+
 Rows = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 NO_PREFIX = 0
@@ -60,7 +62,8 @@ class Plan:
     """Units of work in order, and the result row of each scored position."""
 
     units: Sequence[PackedBatch | PaddedBatch]
-    # One per result row: digest of the tokens up to and including the scored position; shape (n_rows, 16)
+    # One per result row: digest of the tokens up to and including the scored position, and of the sequence's regime;
+    # shape (n_rows, 16)
     keys: npt.NDArray[np.uint8]
     sequence_rows: list[Rows]  # Per sequence given, the row of each of its scored positions
     # Only for a part of a larger plan: packs of earlier parts whose cached prefixes it reads. They yield no rows.
@@ -138,9 +141,12 @@ def last_uses(units: Sequence[PackedBatch | PaddedBatch]) -> dict[int, list[int]
     return done
 
 
-def prefix_keys(ids: Ids, rows: Rows) -> list[bytes]:
-    """Return a 16-byte digest of ``ids[: row + 1]`` for each of `rows`, which are in ascending order."""
-    h = hashlib.blake2b(digest_size=16)
+def prefix_keys(ids: Ids, rows: Rows, regime: int = BASE) -> list[bytes]:
+    """Return a 16-byte digest of ``ids[: row + 1]`` for each of `rows`, which are in ascending order.
+
+    In another `regime` the same tokens have other states, and so another digest.
+    """
+    h = hashlib.blake2b(digest_size=16, salt=regime.to_bytes(8, "little"))
     raw = ids.astype("<i4").tobytes()
     done, keys = 0, []
     for row in rows.tolist():
@@ -259,7 +265,8 @@ def _common_prefix(a: Ids, b: Ids) -> int:
 class _ScoredRows:
     """The scored positions of a trie, each as (node, depth), numbered in the order in which the units yield them."""
 
-    def __init__(self, sequences: Sequence[Ids], n_scored: Sequence[int]) -> None:
+    def __init__(self, sequences: Sequence[Ids], n_scored: Sequence[int], regime: int = BASE) -> None:
+        self._regime = regime  # of all sequences
         self.trie = build_trie(sequences)
         self._depths: dict[int, set[int]] = {}  # by node
         self._numbers: dict[tuple[int, int], int] = {}
@@ -286,7 +293,7 @@ class _ScoredRows:
         for depth in depths:
             self._numbers[node, depth] = len(self._numbers)
         sequence = self.trie.sequences[self.trie.nodes[node].seq]
-        self._keys += prefix_keys(sequence, np.asarray(depths, dtype=np.int64)) if depths else []
+        self._keys += prefix_keys(sequence, np.asarray(depths, dtype=np.int64), self._regime) if depths else []
         return depths
 
     def plan(self, units: Sequence[PackedBatch | PaddedBatch]) -> Plan:
@@ -295,13 +302,32 @@ class _ScoredRows:
         return Plan(units, keys, rows)
 
 
-def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int) -> Plan:
-    """Return a plan of padded batches, the longest sequences first. A prefix of another sequence is not run again.
+def plan_batches(
+    sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int, regime: LengthRegime = one_regime
+) -> Plan:
+    """Return a plan of padded batches, the longest sequences first. A batch has sequences of one `regime`.
 
-    `n_scored` counts the scored positions at the end of each sequence. `batch_tokens` is the most tokens per batch,
-    padding included; a single longer sequence is a batch of its own.
+    A prefix of another sequence of its regime is not run again. `n_scored` counts the scored positions at the end of
+    each sequence. `batch_tokens` is the most tokens per batch, padding included; a single longer sequence is a batch of
+    its own.
     """
-    scored = _ScoredRows(sequences, n_scored)
+    members: dict[int, list[int]] = {BASE: []}
+    for number, ids in enumerate(sequences):
+        members.setdefault(regime(len(ids)), []).append(number)
+    units: list[PackedBatch | PaddedBatch] = []
+    keys: list[npt.NDArray[np.uint8]] = []
+    rows: dict[int, Rows] = {}
+    for key in sorted(members, reverse=True):
+        scored = _ScoredRows([sequences[n] for n in members[key]], [n_scored[n] for n in members[key]], key)
+        plan = scored.plan(_padded_batches(scored, batch_tokens))
+        n_before = sum(map(len, keys))
+        rows |= {n: n_before + own for n, own in zip(members[key], plan.sequence_rows, strict=True)}
+        units += plan.units
+        keys.append(plan.keys)
+    return Plan(units, np.concatenate(keys), [rows[n] for n in range(len(sequences))])
+
+
+def _padded_batches(scored: "_ScoredRows", batch_tokens: int) -> list[PaddedBatch]:
     trie = scored.trie
     ends = [(s, node) for s, node in enumerate(trie.terminal) if not trie.nodes[node].children]
     ends.sort(key=lambda end: (-len(trie.sequences[end[0]]), end[0]))
@@ -317,7 +343,7 @@ def plan_batches(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tok
                 node = trie.nodes[node].parent
             rows.append(np.asarray([d for n in reversed(path) for d in scored.add(n)], dtype=np.int64))
         units.append(PaddedBatch([trie.sequences[s] for s, _ in taken], rows))
-    return scored.plan(units)
+    return units
 
 
 def plan_packs(sequences: Sequence[Ids], n_scored: Sequence[int], *, batch_tokens: int, min_shared: int = 16) -> Plan:
