@@ -61,6 +61,7 @@ def load_checkpoint(folder: Path, *, device: str, trust_remote_code: bool) -> An
     architectures.require_complete(info, folder)
     model.eval()
     packed_layers.decompress(model)
+    packed_layers.check_decompressed(model, folder)
     # transformers leaves a renamed parameter of a quantized checkpoint (GPT-NeoX's head) in its stored dtype, and the
     # model then fails with mixed dtypes. The conversion to float32 changes no number.
     for parameter in model.parameters():

@@ -168,6 +168,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
             else:
                 remove_dispatch(model, onload_tensors=True)
                 _remove_idle_forwards(model)
+        packed_layers.check_decompressed(model, folder)
         packed_layers.expand(model)
     if dtype is not None:
         # Quantizers leave some parameters in the checkpoint's dtype (GPT-NeoX's head), and a product of two dtypes

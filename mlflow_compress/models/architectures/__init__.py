@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError, require_extra
+from mlflow_compress.models import stored_weights
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.checkpoint_config import (
     COMPRESSED_TENSORS,
@@ -17,7 +18,9 @@ from mlflow_compress.models.checkpoint_config import (
     read_settings,
     weight_files,
 )
+from mlflow_compress.models.gguf_file import StoredTensor
 
+_COMPRESSED = "compressed"  # the ``quantization_status`` of quantized tensors
 _QUANTIZED_EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight_(packed|scale)$")
 
 
@@ -56,12 +59,20 @@ def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
 
     files = weight_files(folder)
     if not files or files[0].suffix != ".gguf":
-        changed = {}
-        if method == COMPRESSED_TENSORS and _has_quantized_experts(files):
-            from mlflow_compress.models.architectures import linear_experts  # imports torch
+        changed: dict[str, Any] = {}
+        if method == COMPRESSED_TENSORS and files:
+            tensors = stored_weights.read_headers(folder)
+            label = settings["quantization_config"]
+            status = _status_by_layout(tensors, label.get("quantization_status"))
+            if status == _COMPRESSED:
+                _require_format(label, tensors, folder)
+            if status != label.get("quantization_status"):
+                changed["quantization_status"] = status
+            if any(map(_QUANTIZED_EXPERT.search, tensors)):
+                from mlflow_compress.models.architectures import linear_experts  # imports torch
 
-            _register_formats()
-            changed = {"quant_method": linear_experts.QUANT_METHOD}
+                _register_formats()
+                changed["quant_method"] = linear_experts.QUANT_METHOD
         elif method in packed_layers.KERNELS:
             require_extra(packed_layers.EXTRA, *packed_layers.PACKAGES, by=f"The GPTQ or AWQ checkpoint {folder}")
             changed = {"backend": packed_layers.KERNELS[method]}
@@ -131,12 +142,45 @@ def _register_formats() -> None:
             auto.register_quantizer(name)(quantizer)
 
 
-def _has_quantized_experts(files: list[Path]) -> bool:
-    """Return whether weight files hold quantized matrices of single experts, which their headers say."""
-    from safetensors import safe_open
+def _status_by_layout(tensors: Mapping[str, StoredTensor], labelled: str | None) -> str | None:
+    """Return the ``quantization_status`` with which transformers reads the quantized layers of these files right.
 
-    for file in files:
-        with safe_open(file, framework="np") as source:
-            if any(map(_QUANTIZED_EXPERT.search, source.keys())):
-                return True
-    return False
+    transformers (5.17) reads quantized values as weights unless the label is "compressed", and multiplies weights by
+    their scales if it is. The label that the files have is kept where it fits the tensors.
+    """
+    weights = [name.removesuffix("_scale") for name in tensors if name.endswith(".weight_scale")]
+    if not weights:
+        return labelled
+    if any(name not in tensors or tensors[name].dtype not in stored_weights.DTYPES for name in weights):
+        return _COMPRESSED
+    return "frozen" if labelled == _COMPRESSED else labelled
+
+
+def _require_format(label: Mapping[str, Any], tensors: Mapping[str, StoredTensor], folder: Path) -> None:
+    """Refuse a format that packs weights where they are not packed, and the other way around.
+
+    transformers would look for tensors of other names, and make the missing ones random or fail in doing so. It goes by
+    the format of each group, or what the group's scheme suggests, and not by that of the complete checkpoint.
+    """
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.config import CompressionFormat
+    from compressed_tensors.quantization import QuantizationConfig
+    from torch import nn
+
+    names: dict[str, str] = {}  # by format, the name of the tensor that holds the weight
+    for scheme in QuantizationConfig.model_validate(label).config_groups.values():
+        if scheme.weights is not None:
+            kind = str(CompressionFormat(scheme.format or infer_module_format(nn.Linear, scheme)).value)
+            params = BaseCompressor.get_value_from_registry(kind).compression_param_names(scheme)
+            names[kind] = "weight_packed" if "weight_packed" in params else "weight"
+    layers = [name.removesuffix("weight_scale") for name in tensors if name.endswith(".weight_scale")]
+    for layer in layers:
+        stored = "weight_packed" if f"{layer}weight_packed" in tensors else "weight"
+        if names and stored not in names.values():
+            raise CheckpointError(
+                f"The quantized layers are not stored as the checkpoint's format says: the first has a {stored!r}",
+                allowed=", ".join(f"{name!r} for {kind}" for kind, name in names.items()),
+                got=f"{layer}{stored} in {folder}",
+                fix="Correct `format` in the config_groups of config.json's quantization_config",
+            )

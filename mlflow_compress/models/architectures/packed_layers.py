@@ -14,8 +14,13 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
+
+from mlflow_compress.errors import CheckpointError
+from mlflow_compress.models.checkpoint_config import read_settings
+from mlflow_compress.models.stored_weights import read_headers, read_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -39,31 +44,118 @@ def cast_floats(model: Any, dtype: "torch.dtype") -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def decompress(model: Any) -> bool:
-    """Replace the packed weights of compressed-tensors by plain ones in the model's dtype; return if it has any.
+_LARGEST_DIFFERENCE = 0.01
+"""Of a layer's weights from those that its files stand for, as a share of their size (root mean square).
 
-    4-bit floats times their scales are computed in float32. The library rounds them to bfloat16, also in a model of
-    another dtype, which then cannot multiply them.
-    """
+Rounding to bfloat16 changes them by 0.2 %, a zero point of 1 at 8 bits by about 3 %."""
+
+
+def decompress(model: Any) -> bool:
+    """Replace the packed weights of compressed-tensors by plain ones in the model's dtype; return if it has any."""
     compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
     if compressor is None:
         return False
-    import torch
-
-    # The package has other modules under the name `base`.
-    base, fp4 = (importlib.import_module(f"compressed_tensors.compressors.{name}") for name in ("base", "nvfp4.base"))
+    base = importlib.import_module("compressed_tensors.compressors.base")  # other modules of it have this name too
     store, dtype = base.replace_direct_state_dict, model.dtype
 
     def store_in_dtype(module: Any, tensors: dict[str, Any]) -> None:
         store(module, {**tensors, "weight": tensors["weight"].to(dtype)})
 
-    unpack = partial(fp4.unpack_fp4_from_uint8, dtype=torch.float32)
-    with (
-        patch.object(fp4, "unpack_fp4_from_uint8", unpack),
-        patch.object(base, "replace_direct_state_dict", store_in_dtype),
-    ):
+    with _fp4_in_float32(), patch.object(base, "replace_direct_state_dict", store_in_dtype):
         compressor.decompress_model(model=model)
     return True
+
+
+def _fp4_in_float32() -> contextlib.AbstractContextManager[object]:
+    """Within this block, compressed-tensors computes 4-bit floats times their scales in float32.
+
+    It would round them to bfloat16, also in a model of another dtype, which then cannot multiply them.
+    """
+    import torch
+
+    fp4 = importlib.import_module("compressed_tensors.compressors.nvfp4.base")
+    return patch.object(fp4, "unpack_fp4_from_uint8", partial(fp4.unpack_fp4_from_uint8, dtype=torch.float32))
+
+
+def check_decompressed(model: Any, folder: Path) -> None:
+    """Compare weights of a compressed-tensors checkpoint with what its files stand for; raise an error if they differ.
+
+    A model's loader goes by the label in ``config.json``, this check by the tensors in the files. Compared are the
+    first and the last layer of every scheme and stored dtype, so that its time does not grow with the model.
+    """
+    schemes = {name: getattr(module, "quantization_scheme", None) for name, module in model.named_modules()}
+    schemes = {name: scheme for name, scheme in schemes.items() if scheme is not None and scheme.weights is not None}
+    if not schemes:
+        return
+    stored = read_headers(folder)
+    alike: dict[tuple[int, str], list[str]] = {}
+    for name, scheme in schemes.items():
+        tensor = stored.get(f"{name}.weight_packed") or stored.get(f"{name}.weight")
+        if tensor is not None:  # transformers gives the layers of some architectures other names than the files do
+            alike.setdefault((id(scheme), tensor.dtype), []).append(name)
+    sample = {name for names in alike.values() for name in (names[0], names[-1])}
+    tensors = read_tensors(folder, sample.__contains__)
+    for name in sorted(sample):
+        own = {key.rpartition(".")[2]: tensor for key, tensor in tensors.items() if key.rpartition(".")[0] == name}
+        layer = model.get_submodule(name)
+        expected, used = _stored_weight(own, layer, name, folder), _used_weight(layer)
+        differ = (used != expected) & ~(used.isnan() & expected.isnan())  # a code may stand for no number
+        share = float((used - expected)[differ].norm() / expected.nan_to_num().norm()) if differ.any() else 0.0
+        if not share <= _LARGEST_DIFFERENCE:
+            status = (read_settings(folder).get("quantization_config") or {}).get("quantization_status")
+            raise CheckpointError(
+                f"Layer {name} was loaded with other weights than its tensors stand for: they differ by "
+                f"{100 * share:.3g} % of their size",
+                allowed=f"at most {100 * _LARGEST_DIFFERENCE:.0f} %",
+                got=f"quantization_status {status!r}, and "
+                f"{', '.join(f'{key} ({tensor.dtype})' for key, tensor in sorted(own.items()))} in {folder}",
+                fix="Correct quantization_config in config.json: status, format, symmetric and type have to fit the "
+                "tensors",
+            )
+
+
+def _stored_weight(tensors: dict[str, Any], layer: Any, name: str, folder: Path) -> "torch.Tensor":
+    """Return the weight for which a layer's stored tensors stand, by compressed-tensors' own functions, in float64.
+
+    They compute in the dtypes of the layer: in half precision, floats may be rounded to other levels than in float32.
+    """
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.config import CompressionFormat
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from torch import nn
+
+    floats = {key for key, tensor in tensors.items() if tensor.is_floating_point() and tensor.element_size() > 1}
+    tensors |= {key: tensors[key].to(getattr(layer, key, layer.weight).dtype) for key in floats}
+    scheme = layer.quantization_scheme
+    kind = CompressionFormat(scheme.format or infer_module_format(nn.Linear, scheme)).value
+    try:
+        if "weight" in floats:
+            zero_point, global_scale = (tensors.get(f"weight_{part}") for part in ("zero_point", "global_scale"))
+            weight = fake_quantize(
+                tensors["weight"], tensors["weight_scale"], zero_point, scheme.weights, global_scale=global_scale
+            )
+        else:
+            with _fp4_in_float32():
+                weight = BaseCompressor.get_value_from_registry(kind).decompress(tensors, scheme)["weight"]
+    except (KeyError, RuntimeError, ValueError, AssertionError) as error:
+        raise CheckpointError(
+            f"Layer {name} is not stored as its format says: {type(error).__name__}: {error}",
+            allowed=f"tensors of {kind}",
+            got=f"{', '.join(sorted(tensors))} in {folder}",
+            fix="Correct `format` in the quantization_config of config.json",
+        ) from error
+    return cast("torch.Tensor", weight.double())
+
+
+def _used_weight(layer: Any) -> "torch.Tensor":
+    """Return the weight with which a loaded layer computes, in float64: it may round it at each call."""
+    from accelerate.utils import align_module_device
+    from compressed_tensors.quantization.lifecycle.forward import forward_quantize
+
+    with align_module_device(layer):  # it may be offloaded
+        weight = forward_quantize(layer, layer.weight.detach(), "weight", layer.quantization_scheme.weights)
+        return cast("torch.Tensor", weight.double().cpu())
 
 
 def expand(model: Any) -> None:
