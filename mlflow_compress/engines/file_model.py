@@ -8,9 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from mlflow_compress.engines.interface import Abilities, ModelRequest
-from mlflow_compress.errors import CheckpointError
-from mlflow_compress.files import read_json_object
-from mlflow_compress.models.identity import tokenizer_hash
+from mlflow_compress.models.identity import end_tokens, rendering_hash, tokenizer_hash
 from mlflow_compress.models.loading import LightModel, LoadConfig, open_light
 from mlflow_compress.records import ItemKey
 from mlflow_compress.scoring.baseline_store import MANIFEST, StateStore, StateWriter
@@ -33,12 +31,12 @@ class FileModel(LightModel):
 
     @property
     def identity(self) -> dict[str, object]:
-        generation = self.path / "generation_config.json"
-        known = read_json_object(generation, error=CheckpointError) if generation.is_file() else {}
         return {
             "weights": self.weights,
             "tokenizer": tokenizer_hash(self.tokenizer),
-            "eos_token_id": known.get("eos_token_id"),
+            "chat_template": rendering_hash(self.tokenizer),
+            "eos_token_id": end_tokens(self.path),
+            "max_length": self.max_length,
             "dtype": str(self.dtype),
             "device": self.device.type,
             **engine_identity(self.path),

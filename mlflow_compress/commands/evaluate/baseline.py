@@ -251,7 +251,6 @@ def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateC
     )
     fingerprint = {
         **base.identity,
-        "chat_template": base.tokenizer.chat_template,
         "system_prompt": config.inference.system_prompt,
         "sampling": asdict(drawn),
         "prompts": fingerprint_of(prompts, config.traces.trace_instructions),

@@ -16,6 +16,7 @@ from mlflow_compress.items.sources.instructions import Instruction, fingerprint_
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
 from mlflow_compress.kept import kept
+from mlflow_compress.models.identity import rendering_hash
 from mlflow_compress.records import Generations, GreedyAnswers, GreedyDistances, GreedyScores, RunRecords
 from mlflow_compress.scoring.generation.generate import generate_answers, generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, Speed
@@ -99,7 +100,7 @@ class AnswerRuns:
         """Return what a model's answers depend on."""
         return {
             **model.identity,
-            "chat_template": self.base.tokenizer.chat_template,
+            "chat_template": rendering_hash(self.base.tokenizer),
             "judge_max_tokens": self.config.answers.judge_max_tokens,
             "system_prompt": self.config.inference.system_prompt,
             "instructions": fingerprint_of(self.instructions, self.config.answers.instructions),

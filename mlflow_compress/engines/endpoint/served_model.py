@@ -15,7 +15,7 @@ import numpy as np
 from mlflow_compress.engines.endpoint import endpoint_scorer, routes
 from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
-from mlflow_compress.models.identity import tokenizer_hash
+from mlflow_compress.models.identity import rendering_hash, tokenizer_hash
 from mlflow_compress.records import ItemKey
 from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine_identity import code_identity
@@ -147,6 +147,8 @@ class ServedModel:
         return {
             "weights": self.weights,
             "tokenizer": tokenizer_hash(self.tokenizer),
+            "chat_template": rendering_hash(self.tokenizer),
+            "max_length": self.max_length,
             "dtype": SERVED,
             "device": self.device.type,
             "served_model": self.name,
