@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from mlflow_compress.engines.interface import Abilities, ModelRequest
+from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.identity import end_tokens, rendering_hash, tokenizer_hash
 from mlflow_compress.models.loading import LightModel, LoadConfig, open_light
 from mlflow_compress.records import ItemKey
@@ -82,8 +83,9 @@ class FileModel(LightModel):
         """Do nothing: its weights are in memory."""
 
     def about(self) -> str:
-        """Return nothing."""
-        return ""
+        """Return which files of the folder are no part of the model."""
+        unused = checkpoint_config.unused_weights(self.path)
+        return f"Not loaded, and not counted: {', '.join(unused)} in {self.path}" if unused else ""
 
 
 def open_request(request: ModelRequest, *, device: str | None = None, computes_on: str | None = None) -> LightModel:

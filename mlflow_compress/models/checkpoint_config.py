@@ -1,12 +1,16 @@
 """What a checkpoint's ``config.json`` says of how it is stored and computed, and where its weights are."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.files import read_json_object
 
-SAFETENSORS, GGUF = "*.safetensors", "*.gguf"
+GGUF = "*.gguf"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FIRST_PART = re.compile(r"(.+-)00001(-of-\d{5}\.gguf)")
+_WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth"}  # suffixes of files that hold tensors
 
 GGUF_NATIVE = "native_gguf"
 """Flag in the ``config.json`` of a GGUF checkpoint; true where llama.cpp computes the logits."""
@@ -31,13 +35,57 @@ COMPRESSED_TENSORS = "compressed-tensors"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files at the top of a checkpoint, sorted: safetensors, or GGUF where there are none.
+    """Return the files from which transformers loads a checkpoint's weights, sorted; none where there are none.
 
-    A single GGUF file is a checkpoint too.
+    These are ``model.safetensors``, or the files that ``model.safetensors.index.json`` names, or else the first GGUF
+    file, with its parts. `transformers_weights` in ``config.json`` may name another file or index. A single GGUF file
+    is a checkpoint too. What else lies in the folder is no part of the model (`unused_weights`).
+
+    Raises `CheckpointError` where one of these files is missing.
     """
     if folder.suffix == ".gguf" and folder.is_file():
         return [folder]
-    return sorted(folder.glob(SAFETENSORS)) or sorted(folder.glob(GGUF))
+    named = read_settings(folder).get("transformers_weights")
+    for name in [str(named)] if named else [_SINGLE, _INDEX]:
+        if (folder / name).is_file():
+            return _indexed(folder / name) if name.endswith(".json") else [folder / name]
+    if named:
+        raise _missing(folder, [str(named)])
+    if ggufs := sorted(folder.glob(GGUF)):
+        parts = _FIRST_PART.fullmatch(ggufs[0].name)
+        return sorted(folder.glob(f"{parts[1]}*{parts[2]}")) if parts else ggufs[:1]
+    if others := sorted(folder.glob("*.safetensors")):
+        raise _missing(folder, [_INDEX if "-of-" in others[0].name else _SINGLE])
+    return []
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Return the files that an index of shards names."""
+    shards = read_json_object(index, error=CheckpointError).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError("The index of the weight files is broken: it has no weight_map", got=str(index))
+    files = [index.parent / str(name) for name in sorted(set(shards.values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise _missing(index.parent, missing)
+    return files
+
+
+def _missing(folder: Path, names: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"The model is incomplete: {', '.join(names)} {'is' if len(names) == 1 else 'are'} missing",
+        allowed=f"{_SINGLE}, or {_INDEX} with the files that it names",
+        got=str(folder),
+        fix="Copy or download the folder again",
+    )
+
+
+def unused_weights(folder: Path) -> list[str]:
+    """Return the names of files that hold tensors, and that are no part of the model: transformers does not load them.
+
+    Examples are a second form of the same weights (``consolidated.safetensors``), an optimizer's state, an adapter.
+    """
+    used = weight_files(folder)
+    return sorted(file.name for file in folder.glob("*") if file.suffix in _WEIGHTS and file not in used)
 
 
 def attention(folder: Path) -> str | None:

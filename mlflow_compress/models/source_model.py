@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "README.md", "LICEN[CS]E*", "NOTICE*"]
 """Files that are downloaded from a hub to be compressed, with their licence; pickles are not."""
-_NOT_WEIGHTS = ["*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*"]
+_NOT_WEIGHTS = [
+    "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*", "consolidated*.safetensors"
+]  # fmt: skip
+_ADAPTER = "adapter_config.json"
 
 MOST_ELSEWHERE = 0.1
 """Largest share of the layers' weights that may be outside of linear layers (routers, short convolutions)."""
@@ -177,6 +180,18 @@ def local_model_folder(model: str) -> Path:
 
 def resolve_folder(path: str, *, allow: list[str] | None = None) -> Path:
     """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache."""
+    folder = _downloaded(path, allow)
+    if (folder / _ADAPTER).is_file():
+        raise CheckpointError(
+            "The folder has an adapter, which transformers applies where peft is installed and ignores elsewhere",
+            allowed="a model alone",
+            got=str(folder / _ADAPTER),
+            fix=f"Merge it into the weights (peft's merge_and_unload) and save the model, or move {_ADAPTER} elsewhere",
+        )
+    return folder
+
+
+def _downloaded(path: str, allow: list[str] | None) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder

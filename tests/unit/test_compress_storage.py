@@ -45,11 +45,12 @@ def test_bytes_and_plain_layers_are_those_of_the_stored_tensors(checkpoint: Path
 
 def test_states_below_the_weight_belong_to_the_layer_and_sparsity_counts_dense_zeros_only(tmp_path: Path) -> None:
     save_file(
-        {"a.weight": torch.zeros(3, dtype=torch.uint8), "a.weight.absmax": torch.zeros(2)}, tmp_path / "m.safetensors"
+        {"a.weight": torch.zeros(3, dtype=torch.uint8), "a.weight.absmax": torch.zeros(2)},
+        tmp_path / "model.safetensors",
     )
     assert stored_weights.bytes_of_layers(stored_weights.read_headers(tmp_path), ["a"]) == 3 + 8
     save_file(
-        {"a.weight": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b.weight": torch.zeros(4)}, tmp_path / "m.safetensors"
+        {"a.weight": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b.weight": torch.zeros(4)}, tmp_path / "model.safetensors"
     )
     assert stored_weights.sparsity_of_layers(tmp_path, ["a"]) == 0.75
     assert stored_weights.sparsity_of_layers(tmp_path, ["c"]) is None
@@ -187,7 +188,15 @@ def test_a_broken_manifest_is_refused(checkpoint: Path, manifest: CheckpointMani
 
 def test_a_missing_or_additional_weight_file_is_found(checkpoint: Path, manifest: CheckpointManifest) -> None:
     save_file({"x": torch.zeros(1)}, checkpoint / "extra.safetensors")
-    with pytest.raises(CheckpointError, match=r"not those of its manifest.*extra\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"not in its manifest.*could change the model.*extra\.safetensors"):
+        CheckpointManifest.read(checkpoint)
+    (checkpoint / "extra.safetensors").rename(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match="weight file has changed"):
+        CheckpointManifest.read(checkpoint)
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": {"x": "model-00001-of-00001.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"not those of its manifest.*model-00001-of-00001\.safetensors"):
         CheckpointManifest.read(checkpoint)
 
 

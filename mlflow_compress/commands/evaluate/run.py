@@ -34,6 +34,7 @@ from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import compute_all, unmet
 from mlflow_compress.metrics.perplexity import PERPLEXITY_EXISTS
+from mlflow_compress.models.checkpoint_config import unused_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table
 from mlflow_compress.reporting.verdict import verdict, worst_slice
@@ -140,7 +141,7 @@ def evaluate_variant(
         settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
     )
     if not earlier:
-        setting = conditions(config, variant)
+        setting = conditions(config, base, variant)
         if again is not None and again.items is not None:
             setting["asked twice"] = f"{len(again.items):,} items (noise floor)"
         if (bounds := outputs.records.option_bounds) is not None:
@@ -169,9 +170,10 @@ def _scored_before(store: Store, run: OpenRun, fingerprint: str) -> RunRecords |
     return None
 
 
-def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
+def conditions(config: EvaluateConfig, base: EngineModel, variant: EngineModel) -> dict[str, str]:
     """Return under what conditions a variant is compared."""
     rounding = variant.rounding
+    unused = [] if base.abilities.served else unused_weights(base.path)
     known = {
         "baseline": baseline_label(config),
         "engine": "endpoint" if variant.abilities.served else config.running.engine,
@@ -179,6 +181,7 @@ def conditions(config: EvaluateConfig, variant: EngineModel) -> dict[str, str]:
         "threads": rounding.get("threads", ""),
         "processor": " ".join(rounding[name] for name in ("processor", "instructions") if name in rounding),
         "seed": "" if config.source.seed == SEED else f"{config.source.seed} (given)",
+        "not loaded from the baseline's folder:": ", ".join(unused),
     }
     return {name: value for name, value in known.items() if value}
 

@@ -518,7 +518,7 @@ def run_gate(
             order=order,
             groups=groups,
             n_unanswered=n_unanswered,
-            conditions=conditions(evaluation, variant),
+            conditions=conditions(evaluation, base, variant),
         )
         states = states_for(baseline, base, variant)
         # Other sizes of blocks are other work; another policy may be about other items.

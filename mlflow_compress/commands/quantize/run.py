@@ -23,7 +23,7 @@ from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept
 from mlflow_compress.lifetime import keep_freed_memory
-from mlflow_compress.models.checkpoint_config import CACHE_IGNORED, QUANTIZED_CACHE
+from mlflow_compress.models.checkpoint_config import CACHE_IGNORED, QUANTIZED_CACHE, unused_weights
 from mlflow_compress.models.gguf_file import text_warning
 from mlflow_compress.models.placement import Offload
 from mlflow_compress.models.source_model import SourceModel, local_model_folder
@@ -43,7 +43,7 @@ class CompressedModel(Tabular):
     folder: Path  # The checkpoint: transformers, and engines that know its format, load it
     manifest: CheckpointManifest  # How it was made, and what it weighs
     run: RunLink  # The run that holds it
-    warning: str | None = None  # What the checkpoint must not be used for
+    warning: str | None = None  # What the checkpoint must not be used for, or which files of the model are not in it
 
     def __fspath__(self) -> str:
         """Return the folder: a result is given where a checkpoint is asked for."""
@@ -194,7 +194,10 @@ def run_quantize(config: QuantizeConfig, store: Store | None = None) -> Compress
     ):
         config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, store.uri)))
         manifest, folder = quantize(config, settings, calibration, run)
-        warning = text_warning(_source(config).tokenizer()) if manifest.format == "gguf" else None
+        warnings = [text_warning(_source(config).tokenizer())] if manifest.format == "gguf" else []
+        if unused := unused_weights(local_model_folder(model_path(config.source.model))):
+            warnings.append(f"Not loaded from the model's folder, and not counted: {', '.join(unused)}")
+        warning = ". ".join(filter(None, warnings)) or None
         compressed = CompressedModel(folder=folder, manifest=manifest, run=store.link(run.run_id), warning=warning)
         run.set_note(f"**{compressed.summary}**; reload check passed.")
     return compressed

@@ -64,10 +64,10 @@ def is_small(source: SourceConfig) -> bool:
     if is_endpoint(source.model) or not certainly_on_cpu(source.device):
         return False
     try:
-        folder = local_model_folder(model_path(source.model))
+        files = checkpoint_config.weight_files(local_model_folder(model_path(source.model)))
     except MlflowCompressError:  # whatever opens it says so
         return False
-    return sum(file.stat().st_size for file in checkpoint_config.weight_files(folder)) <= _SMALL
+    return sum(file.stat().st_size for file in files) <= _SMALL
 
 
 def model_label(model: str) -> str:
@@ -117,8 +117,8 @@ def described(config: EvaluateConfig | JudgeConfig) -> Made:
     if config.source.other_baseline or is_endpoint(model):
         return manifest
     with folder_or_hub("model", model_path(model)):
-        files = stored_weights.weight_files(local_model_folder(model_path(model)))
-    if (weights := stored_weights.hash_weights(files[0].parent)[1]) != manifest.base_weights_hash:
+        folder = local_model_folder(model_path(model))
+    if (weights := stored_weights.hash_weights(folder)[1]) != manifest.base_weights_hash:
         raise ConfigError(
             "The checkpoint was not made from this baseline: their distance would not be that of the compression",
             allowed=f"{manifest.base_model}, weights {manifest.base_weights_hash}",

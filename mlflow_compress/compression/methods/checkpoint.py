@@ -106,8 +106,9 @@ class Checkpoint(Method[CheckpointConfig]):
         if folder.suffix == GGUF:
             return gguf_model.adopt(job, folder)
         patterns = [*source_module.FILES, checkpoint_config.GGUF]
+        left = {"compression.json", *checkpoint_config.unused_weights(folder)}
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
-            if path.name != "compression.json" and (job.source.trust_remote_code or not path.match(CODE)):
+            if path.name not in left and (job.source.trust_remote_code or not path.match(CODE)):
                 shutil.copyfile(path, job.folder / path.name)
         if not (job.folder / "tokenizer_config.json").exists():
             job.source.tokenizer().save_pretrained(job.folder)
