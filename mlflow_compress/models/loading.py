@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models import architectures, checkpoint_config, offloading
 from mlflow_compress.models.architectures import packed_layers
+from mlflow_compress.models.causality import require_causal
 from mlflow_compress.models.identity import max_length, stored_config, weights_hash
 from mlflow_compress.models.length_regimes import forget_longer_sequences
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
@@ -180,6 +181,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
         offloading.finish(model, dtype, kept_on_disk)
     model.eval()
     _log_once("bitsandbytes.autograd._functions")  # it warns at every int8 product of a float32 model
+    require_causal(model, folder)
     return LoadedModel(model, tokenizer, folder, model.dtype, model.get_input_embeddings().weight.device, config)
 
 

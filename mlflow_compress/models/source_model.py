@@ -81,6 +81,8 @@ class SourceModel:
         import torch
         from transformers import AutoModelForCausalLM
 
+        from mlflow_compress.models.causality import require_causal  # imports torch
+
         placed = {} if device == "cpu" or "device_map" in options else {"device_map": {"": device}}
         model, info = AutoModelForCausalLM.from_pretrained(
             self.folder,
@@ -93,7 +95,8 @@ class SourceModel:
             **options,
         )
         architectures.require_complete(info, self.folder)
-        return model.eval()
+        require_causal(model.eval(), self.folder)
+        return model
 
     def configuration(self) -> Any:
         return _config(self.folder, self.name, self.trust_remote_code)
