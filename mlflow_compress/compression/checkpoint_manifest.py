@@ -135,3 +135,9 @@ def other_files(folder: Path) -> set[str]:
 def hash_others(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file besides weights and manifest, by its name within the folder."""
     return {name: sha256_file(folder / name) for name in sorted(other_files(folder))}
+
+
+def hash_read(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files besides weights that loaders read: settings, tokenizer, templates, code."""
+    names = sorted(name for name in other_files(folder) if Path(name).suffix in _READ - {".safetensors"})
+    return {name: sha256_file(folder / name) for name in names}

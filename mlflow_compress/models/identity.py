@@ -34,7 +34,7 @@ from typing import Any, Protocol
 
 from mlflow_compress.errors import AlignmentError, CheckpointError
 from mlflow_compress.files import read_json_object
-from mlflow_compress.hashes import sha256_files
+from mlflow_compress.hashes import sha256_file, sha256_files
 from mlflow_compress.models import checkpoint_config
 
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
@@ -174,8 +174,7 @@ def weights_hash(path: Path | str) -> str:
         raise CheckpointError("No safetensors weights", got=str(folder))
     total = hashlib.sha256()
     for file, digest in sha256_files(files).items():
-        total.update(f"{file.name} {digest}
-".encode())
+        total.update(f"{file.name} {digest}\n".encode())
     total.update(json.dumps(_config_fields(folder), sort_keys=True, default=str).encode())
     return total.hexdigest()
 

@@ -1,6 +1,7 @@
 """Checkpoints made elsewhere: copied whole, hashed, compared with the right base, or refused."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ def test_the_folder_in_which_it_is_kept_changes_with_its_weights(base: Path, tmp
     first = folder()
     assert folder() == first
     make_llama(theirs, seed=2)
+    assert folder() != first
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "generation_config.json", "chat_template.jinja"])
+def test_the_folder_in_which_it_is_kept_changes_with_what_is_copied_into_it(
+    base: Path, tmp_path: Path, name: str
+) -> None:
+    model = Path(shutil.copytree(base, tmp_path / "base"))
+    config = QuantizeConfig(model=str(model), method="none", output_dir=str(tmp_path))
+
+    def folder() -> Path:
+        return new_checkpoint_folder(config, method_settings(config), model, [])
+
+    first = folder()
+    (model / "README.md").write_text("No loader reads this.")
+    assert folder() == first
+    (model / name).write_text((model / name).read_text() + " " if (model / name).is_file() else "{}")
     assert folder() != first
 
 

@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.engines.interface import ModelRequest
 from mlflow_compress.engines.local import LocalEngine
@@ -337,3 +338,24 @@ def test_a_tool_may_drop_the_template_and_set_a_padding_token(tmp_path: Path) ->
     check_same_tokenizer(base, variant)
     assert tokenizer_hash(base.tokenizer) == tokenizer_hash(variant.tokenizer)
     assert identity(folder)["chat_template"] != identity(copied)["chat_template"]
+
+
+@pytest.mark.ci
+def test_after_an_edit_in_place_numbers_are_those_of_a_fresh_store(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", byte_level(), LLAMA)
+    item = {"category": "c", "choices": ["flour", "salt", "iron", "wool"], "answer": 0}
+    items = [{**item, "id": str(n), "question": f"What does the baker buy on day {n}?"} for n in range(6)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+
+    def evaluated(store: str) -> mc.Evaluation:
+        made = mc.compress(str(folder), "fp16", store=str(tmp_path / store))
+        return mc.evaluate(made, tasks=str(tmp_path / "q.jsonl"), num_fewshot=0, store=str(tmp_path / store))
+
+    assert not evaluated("used").baseline_found
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["merges"] = content["model"]["merges"][::-1]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    again, fresh = evaluated("used"), evaluated("fresh")
+    assert not again.baseline_found
+    in_used, in_fresh = ([(r.name, r.task, r.category, r.value) for r in one.results] for one in (again, fresh))
+    assert in_used == in_fresh

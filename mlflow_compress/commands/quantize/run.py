@@ -11,7 +11,7 @@ from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.get_or_create import store_of_command
 from mlflow_compress.commands.shared.inputs import calibration_set, is_small, method_settings, model_label, model_path
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
-from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, hash_read
 from mlflow_compress.compression.method import METHODS, MethodConfig, variant_label
 from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
 from mlflow_compress.compression.servers import check_target
@@ -109,6 +109,7 @@ def new_checkpoint_folder(config: QuantizeConfig, settings: MethodConfig, source
         settings.settings(),
         texts,
         kept(("weights", source), lambda: hash_weights(source)[1]),
+        hash_read(source),
         METHODS.get(config.compression.method).fingerprint(settings),
         __version__,
     ]
