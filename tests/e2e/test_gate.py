@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mlflow
@@ -167,9 +166,8 @@ def test_a_killed_process_leaves_its_blocks(near: Path, store: Path, tmp_path: P
     process.kill()
     process.wait()
     lines: list[str] = []
-    began = time.monotonic()
     mc.gate(near, policy=rules, store=store, block=2, seed=11, progress=lines.append, **FEW)  # type: ignore[arg-type]
-    assert time.monotonic() - began < 600 and lines[0].startswith("2 of")
+    assert lines[0].startswith("2 of")
     [folder] = [p for p in (store / ".mlflow_compress").glob("unfinished/*") if p.is_dir()] or [None]
     assert folder is None  # what was finished is tidied up
 
@@ -192,18 +190,6 @@ def test_the_command_s_exit_codes(near: Path, workdir: Path, capsys: pytest.Capt
     assert cli.main([*command, "--policy", never]) == 3
     assert cli.main([*command, "--policy", "nowhere.yaml"]) == 2
     assert cli.main(["gate"]) == 2
-
-
-def test_what_is_wrong_is_refused_before_a_run_is_made(near: Path, tmp_path: Path) -> None:
-    mean = policy(tmp_path, "gates: [{metric: distance/kl_mean, at_most: 1}]\n")
-    for settings, message in (
-        ({}, "'checkpoint' must be given"),
-        ({"error": 0}, "'error' is too small"),
-        ({"checkpoint": near, "policy": mean}, "KL has no upper bound"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            mc.gate(store=tmp_path / "none", **settings)  # type: ignore[arg-type]
-    assert not (tmp_path / "none").exists() or not list((tmp_path / "none").iterdir())
 
 
 @pytest.mark.slow

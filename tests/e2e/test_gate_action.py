@@ -1,6 +1,5 @@
 """The GitHub workflow and action in `examples/`: they parse, and every command of theirs is executed on the demo."""
 
-import copy
 import json
 import os
 import re
@@ -168,25 +167,3 @@ def test_it_is_a_rayjob_with_our_command_and_our_version_of_ray() -> None:
     assert (config.running.engine, config.running.ray_address) == ("ray", "auto")  # type: ignore[attr-defined]
     lock = (FILE.parents[2] / "requirements-extras.txt").read_text()
     assert f"\nray=={spec['rayClusterSpec']['rayVersion']}\n" in lock
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "value"),
-    [
-        (("spec",), "entryPoint", "x"),
-        (
-            ("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams"),
-            "num-cpus",
-            0,
-        ),  # a number is refused by KubeRay
-        (("spec", "rayClusterSpec", "workerGroupSpecs", 0), "replicas", "4"),
-    ],
-)
-def test_the_schema_refuses_what_is_none(place: tuple[str | int, ...], name: str, value: object) -> None:
-    job = copy.deepcopy(yaml.safe_load(FILE.read_text()))
-    part = job
-    for step in place:
-        part = part[step]
-    part[name] = value
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft7Validator(RAYJOB).validate(job)

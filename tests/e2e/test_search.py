@@ -196,7 +196,6 @@ def test_a_budget_that_only_scales_break_is_refused_and_no_run_is_left_open(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({}, "A search needs one kind of limit"),
         ({"bits_per_weight": "2.5"}, "bits_per_weight is out of range"),
         ({"bits_per_weight": "4", "formats": "rtn:3,gguf:8"}, "'gguf' cannot share a checkpoint"),
         ({"bits_per_weight": "4", "search_windows": "4000"}, "too short"),

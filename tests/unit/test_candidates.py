@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from mlflow.entities import LoggedModelOutput
 
-from mlflow_compress import cli
 from mlflow_compress.commands.main import summary
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
@@ -146,30 +145,6 @@ def test_one_name_for_two_checkpoints_is_two_candidates(tracker: Tracker) -> Non
     assert (
         "'awq-4bit' is the name of several checkpoints" in run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--alias", "latest"], "This alias is reserved"),
-        (["--alias", "v3"], "This alias is reserved"),
-        (["--alias", "best one"], "is not a name that MLflow takes"),
-        (["--evaluation", "abc"], "of an evaluation id"),
-        (["--evaluation", "zzzzzz"], "of an evaluation id"),
-        (["--evaluation", "123456"], "has no such evaluation"),
-        (["--model", "unheard-of"], "has no such baseline. Allowed: llama. Got: 'unheard-of'"),
-        (["--max_kl_outliers_pct", "-1"], "is too small"),
-    ],
-)
-def test_rejected_parameters_leave_no_run(
-    tracker: Tracker, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    finished(tracker, "rtn-4bit")
-    assert cli.main(["promote", "--model", "llama", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    stages = [r.data.tags[run_names.STAGE] for r in tracker.client.search_runs([tracker.experiment_id])]
-    assert stages == ["main"]
-    assert tracker.client.search_registered_models() == []
 
 
 def test_an_id_that_begins_two_evaluations_is_refused(tracker: Tracker) -> None:

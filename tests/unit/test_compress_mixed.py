@@ -247,9 +247,3 @@ def test_a_recipe_is_asked_for_and_settings_of_the_whole_recipe_cannot_differ(ba
     recipe.write(tmp_path / "recipe.json")
     with pytest.raises(ConfigError, match=r"Formats of 'gptq' differ in more than bits.*0\.1"):
         mixed(base, tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", ":4", "gptq:"])
-def test_a_format_has_a_method(text: str) -> None:
-    with pytest.raises(ConfigError, match="no METHOD:BITS"):
-        format_parts(text)

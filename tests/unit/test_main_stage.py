@@ -36,31 +36,6 @@ def run_ids(tracker: Tracker) -> list[str]:
     return [run.info.run_id for run in tracker.client.search_runs([tracker.experiment_id])]
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "words"),
-    [
-        ("main", "--bits=3.5", "bits"),
-        ("main", "--method=awk", "awk"),
-        ("main", "--tasks=no_such_task_at_all.jsonl", "'tasks' names no file"),
-        ("main", "--instructions=nobody", "'instructions' names no set and no file"),
-        ("main", "--calibration=nothing", "'calibration' names no set and no file"),
-        ("main", "--judge_max_tokens=many", "judge_max_tokens"),
-        ("main", "--resume=0123", "no id of a run"),
-        ("quantize", "--method=awk", "awk"),
-        ("quantize", "--calibration=nothing", "'calibration' names no set and no file"),
-        ("evaluate", "--checkpoint=./nowhere", "'checkpoint' names no folder"),
-        ("evaluate", "--limit=-1", "'limit' is too small"),
-        ("judge", "--judge_max_tokens=0", "judge_max_tokens"),
-    ],
-)
-def test_what_is_refused_leaves_no_run(
-    command: str, option: str, words: str, tracker: Tracker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([command, option]) == 2
-    assert words in capsys.readouterr().err
-    assert run_ids(tracker) == []
-
-
 def test_what_is_refused_fails_the_run_that_mlflow_has_made(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tracker.client.create_run(tracker.experiment_id).info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", given)

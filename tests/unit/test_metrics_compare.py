@@ -274,4 +274,5 @@ def test_published_predictions():
 
     found = compare_answers(answers("fp16"), answers("int4"))
     assert (found["n"], found["c2w"], found["w2c"], found["w2w"]) == (975, 46, 46, 42)
+    assert round(found["flips_pct"], 2) == 9.44 and round(found["all_flips_pct"], 2) == 13.74
     assert found["mcnemar_p"] == pytest.approx(1 - math.comb(92, 46) / 2**93)

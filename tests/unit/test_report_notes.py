@@ -174,21 +174,6 @@ def test_an_evaluation_shows_the_headline_table_and_its_frame_has_labels_and_uni
     assert list(frame.columns) == found.to_arrow().column_names
 
 
-def test_a_check_reads_the_mean_too_where_it_has_no_interval() -> None:
-    """Three items of 300 with 7.9 nats: the clipped mean keeps to the limit, the mean of 0.079 does not."""
-    results = (
-        MetricResult("distance/kl_mean", 0.079, n=300),
-        MetricResult("distance/kl_clipped_mean", 0.01, 0.005, 0.04, n=300),
-        MetricResult("distance/kl_above_clip_pct", 1.0, 0.3, 2.9, n=300),
-        MetricResult("distance/kl_items", 300.0, n=300),
-    )
-    found = Evaluation(name="v", results=results, records_folder=Path("records")).check(max_kl_outliers_pct=5)
-    assert found.reasons[:2] == (
-        "KL (mean): 0.079 > 0.05",
-        "KL clipped per item (upper end; the interval of the mean cannot be trusted): 0.04 <= 0.05",
-    )
-
-
 def test_a_report_shows_the_scoreboard_and_every_list_is_short() -> None:
     content = page_content()
     found = VariantsReport(board=content.board, decision=content.decision, choice="Ship near.", path=Path("page.html"))

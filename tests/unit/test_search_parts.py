@@ -74,10 +74,7 @@ def test_k_quants_of_a_search_are_pure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("formats", "error", "message"),
     [
-        ("gptq:4", ConfigError, "two different formats"),
         ("gptq:4,gptq:4", ConfigError, "two different formats"),
-        ("gptq:4,nothing:3", ConfigError, "Unknown compression method"),
-        ("gptq:4,gptq:5", UnsupportedError, "does not support these bits"),
         ("gptq:4,gptq:", ConfigError, "no METHOD:BITS"),
     ],
 )

@@ -100,30 +100,6 @@ def test_axes_stand_in_the_grid_or_beside_it_not_both(tmp_path: Path) -> None:
         names(grid=str(tmp_path / "grid.yaml"), bits="4")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--methods=rtm"], "Did you mean 'rtn'"),
-        (["--bits=many"], "'bits' must be a whole number"),
-        (["--bits=5", "--methods=rtn"], "No combination of this sweep is supported"),
-        (["--grid=nowhere.yaml"], "'grid' names no file"),
-        (["--tasks=no_such_task_at_all.jsonl"], "'tasks' names no file"),
-        (["--calibration=nothing", "--methods=awq"], "'calibration' names no set and no file"),
-        (["--instructions=nobody"], "'instructions' names no set and no file"),
-        (["--judges=nobody"], "nobody"),
-        (["--limit=-1"], "'limit' is too small"),
-        (["--resume=abc"], "Unknown parameter"),
-        (["--policy=nowhere.yaml"], "nowhere.yaml"),
-    ],
-)
-def test_what_is_refused_leaves_no_run(
-    options: list[str], message: str, tracker: Tracker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["sweep", *options]) == 2
-    assert message in capsys.readouterr().err
-    assert tracker.client.search_runs([tracker.experiment_id]) == []
-
-
 def test_a_dry_run_shows_the_plan_and_makes_no_run(tracker: Tracker, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sweep", "--methods=rtn,none", "--bits=4,5", "--limit=2", "--dry_run=true"]) == 0
     out = capsys.readouterr().out

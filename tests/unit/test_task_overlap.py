@@ -13,7 +13,7 @@ from transformers.models.auto import AutoTokenizer
 from mlflow_compress import demo
 from mlflow_compress.commands.main import run as main
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.errors import CheckpointError, ConfigError, DataError
+from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.items.contamination import check_contamination
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet, load_calibration
 from mlflow_compress.items.sources.question_files import load_file
@@ -164,11 +164,3 @@ def test_files_of_texts_and_conversations_are_shown_as_the_model_reads_them(tmp_
     path.write_text('{"text": "x"}\n{"messages": [{"role": "user"}]}\n')
     with pytest.raises(DataError, match=r"c\.jsonl, line 2: neither a text nor a conversation"):
         load_calibration(str(path), model="m", data_dir="")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"), [("auto", "default for the embedded models only"), ("c5", "names no set and no file")]
-)
-def test_other_names_are_refused(given: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load_calibration(given, model="m", data_dir="")

@@ -248,22 +248,6 @@ def test_answers_may_be_letters_texts_hold_any_separator_and_unreadable_files_ar
             load_suite(str(tmp_path / f"{name}.jsonl"), model="other", settings=SETTINGS)
 
 
-def test_broken_input_stops_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow_compress.commands.evaluate import run as evaluate
-    from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-
-    def never(*_: Any) -> None:
-        pytest.fail("a model was loaded, or a run made")
-
-    monkeypatch.setattr(evaluate, "described", lambda config: None)
-    for name in ("engine_started", "open_baseline", "open_variant"):
-        monkeypatch.setattr(evaluate.models, name, never)
-    monkeypatch.setattr(evaluate, "store_of_command", never)
-    (tmp_path / "mine.jsonl").write_text("{\n")
-    with pytest.raises(DataError, match=r"mine\.jsonl, line 1: not JSON"):
-        evaluate.run_evaluate(EvaluateConfig(tasks=str(tmp_path / "mine.jsonl"), checkpoint="x"))
-
-
 def test_unknown_fields_too_few_shots_and_files_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"fields do not identify.*lettered: question\+choices\+answer"):
         suite(tmp_path / "x.jsonl", [{"id": "1", "category": "c", "words": "?"}])
@@ -272,12 +256,6 @@ def test_unknown_fields_too_few_shots_and_files_of_one_name_are_refused(tmp_path
     path = write(tmp_path / "a.jsonl", lettered(1))
     with pytest.raises(ConfigError, match="same name"):
         load_suite(f"{path},{path}", model="other", settings=SETTINGS)
-
-
-@pytest.mark.parametrize("spec", ["nonsense", "auto"])
-def test_unknown_names_and_defaults_without_a_demo_are_refused(spec: str) -> None:
-    with pytest.raises(ConfigError):
-        load_suite(spec, model="other", settings=SETTINGS)
 
 
 def test_instructions_follow_mt_bench(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import mlflow
 import pytest
 
 import mlflow_compress as mc
-from mlflow_compress import demo
 from mlflow_compress.commands.command import all_commands
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.promote.parameters import PromoteConfig
@@ -21,7 +20,6 @@ from mlflow_compress.errors import (
     ConfigError,
     JudgeError,
     MachineError,
-    MlflowCompressError,
     StageError,
     StoreAwayError,
     TrackingError,
@@ -348,27 +346,6 @@ def test_a_home_that_cannot_be_written_is_one_clear_error(workdir: Path, monkeyp
     monkeypatch.setenv(VARIABLE, str(workdir / "file"))
     with pytest.raises(TrackingError, match=rf"cannot be written.*Set {VARIABLE}"):
         mc.promote()
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        lambda: mc.compress("demo", "rtn", bits=5),
-        lambda: mc.evaluate(demo.MODEL_DIR, tasks="none.jsonl"),
-        lambda: mc.evaluate("no/such/folder"),
-        lambda: mc.judge(demo.MODEL_DIR, instructions="none.jsonl"),
-        lambda: mc.run(method="rtn", bits=5),
-        lambda: mc.run(method="rtn", tasks="none.jsonl"),
-        lambda: mc.sweep(methods="rtn", bits="5"),
-        lambda: mc.promote(evaluation="no id"),
-        lambda: mc.promote(policy="none.yaml"),
-    ],
-)
-def test_a_refused_command_leaves_nothing(refused: Callable[[], object], workdir: Path) -> None:
-    (workdir / "mlflow.db").unlink()
-    with pytest.raises(MlflowCompressError):
-        refused()
-    assert list(workdir.iterdir()) == []
 
 
 @pytest.mark.parametrize(
