@@ -253,6 +253,7 @@ def test_declaration_is_complete(name):
             and rest
         )
         assert declared.low < declared.high and declared.unit and declared.meaning.endswith(".")
+        assert declared.high == {"share": 1.0, "percent": 100.0}.get(declared.unit, declared.high)
         assert declared.name.endswith("_pct") == (declared.unit == "percent") or declared.name.endswith("_pct_baseline")
         assert key(declared.name) == declared
 

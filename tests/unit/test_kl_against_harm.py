@@ -152,7 +152,8 @@ def test_ends_of_a_kl_of_a_difference_and_of_equal_models_by_hand() -> None:
     assert kl.for_all(10) == pytest.approx(0.01 * 2 ** (norm.isf(0.0025) / norm.isf(0.025)))
     drop = OneEnd(value=0.4, end=1.4, low=-math.inf, high=math.inf, upper=True)
     assert drop.p_value(2.4) == pytest.approx(float(norm.sf(2 * norm.isf(0.025))))
-    assert drop.p_value(0.4) == 1.0
+    below = OneEnd(value=0.4, end=-0.6, low=-math.inf, high=math.inf, upper=False)
+    assert drop.p_value(0.4) == below.p_value(0.4) == 1.0
     nothing = OneEnd(value=0.0, end=0.0, low=0.0, high=math.inf, upper=True)
     assert nothing.p_value(0.05) == nothing.p_value(0.0) == 0.0 and nothing.for_all(20) == 0.0
     # A lower end that is equal to its value, as of an agreement of 1 [1, 1], is no upper one.

@@ -52,7 +52,7 @@ def test_too_many_items_without_a_score_or_with_a_cut_prompt_are_refused(metric:
     one = candidate(**{metric: 1.5})
     passed, said = reasons(Policy(), one)
     assert not passed and f"required: 1.5 % {what} > 1 %" in said
-    assert reasons(Policy(require=Requirements(**{name: 2.0})), one)[0]  # type: ignore[arg-type]
+    assert reasons(Policy(require=Requirements(**{name: 1.5})), one)[0]  # type: ignore[arg-type]
     unknown = Candidate(**{**vars(one), "metrics": {k: v for k, v in one.metrics.items() if k != metric}})
     assert f"required: {metric} is missing" in reasons(Policy(), unknown)[1]
     text_alone = Candidate(**{**vars(unknown), "items": 0})
