@@ -87,6 +87,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
         recording.switch_context(item.nodeid)
 
 
+def name_of(node: ast.AST) -> str | None:
+    """Return the name, or the attribute, that stands here."""
+    return getattr(node, "id", getattr(node, "attr", None))
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One change: the file with it, and the lines whose tests may notice it, the best first."""
@@ -108,9 +113,12 @@ class Mutant:
         old = " ".join(source[begin:end].decode().split())
         statement = next(scope for scope in reversed(scopes) if isinstance(scope, ast.stmt))
         function = next((scope for scope in reversed(scopes) if isinstance(scope, FUNCTIONS)), None)
-        inside = set(range(function.body[0].lineno, (function.end_lineno or 0) + 1)) if function else set()
-        # A decorator, a default and what stands outside of functions are executed by an import, and by no test.
-        own = set(range(statement.lineno, last + 1)) if function and function is not statement else set()
+        if function is None:  # executed by an import, not by a test: what counts is who reads the names
+            names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            own = inside = {n.lineno for n in ast.walk(scopes[0]) if isinstance(n, ast.expr) and name_of(n) in names}
+        else:  # a decorator, or a default, is executed by an import too
+            inside = set(range(function.body[0].lineno, (function.end_lineno or 0) + 1))
+            own = inside if function is statement else set(range(statement.lineno, last + 1))
         changed_source = source[:begin] + text.encode() + source[end:]
         return cls(file, node.lineno, f"{old} -> {text}", changed_source, (own, inside))
 
