@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-_LONGEST_START_S = 120.0
-
 
 def free_port() -> int:
     """Return a port of 127.0.0.1 that nobody listens on."""
@@ -47,16 +45,15 @@ class TrackingServer:
         self._process = subprocess.Popen(
             command, cwd=self._folder, stdout=self._log, stderr=self._log, env=environment, start_new_session=True
         )
-        until = time.monotonic() + _LONGEST_START_S
         while not self.answers():
-            if self._process.poll() is not None or time.monotonic() > until:
+            if self._process.poll() is not None:
                 raise RuntimeError(f"mlflow server does not start: see {self._folder / 'server.log'}")
             time.sleep(0.1)
 
     def answers(self) -> bool:
         """Return whether it can be reached now."""
         try:
-            urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+            urllib.request.urlopen(f"{self.uri}/health").close()
         except OSError:
             return False
         return True
@@ -108,9 +105,8 @@ def postgres() -> Iterator[str]:
         with subprocess.Popen([programs / "postgres", "-D", data, *options], **quiet, **user) as process:
             try:
                 ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
-                until = time.monotonic() + _LONGEST_START_S
                 while subprocess.run(ready, check=False, **quiet).returncode:
-                    if process.poll() is not None or time.monotonic() > until:
+                    if process.poll() is not None:
                         raise RuntimeError("PostgreSQL does not start")
                     time.sleep(0.1)
                 yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/postgres"

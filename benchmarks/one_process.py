@@ -17,10 +17,10 @@ class JobError(Exception):
 class OneProcess:
     """Runs jobs in one process; after a failure in a new one, because an error of CUDA spoils all later calls.
 
-    `timeout` is in seconds a job; `environment` is set before anything is imported in the process.
+    `timeout` is in seconds a job, None is no limit; `environment` is set before anything is imported in the process.
     """
 
-    def __init__(self, timeout: float, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, timeout: float | None, *, environment: Mapping[str, str] | None = None) -> None:
         self.timeout, self.environment = timeout, dict(environment or {})
         self._process: Any = None
         self._line: Any = None

@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import until
 
 AXE = Path(__file__).parents[1] / "tools" / "page_libraries" / "node_modules" / "axe-core" / "axe.min.js"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -102,14 +103,9 @@ class Browser:
             raise RuntimeError(found["exceptionDetails"]["exception"].get("description", "exception"))
         return found["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 30.0) -> Any:
+    def until(self, expression: str) -> Any:
         """Return the first value of an expression that is true."""
-        deadline = time.monotonic() + seconds
-        while not (found := self.run(expression)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"never true: {expression}; the console says {self.errors}")
-            time.sleep(0.05)
-        return found
+        return until(lambda: self.run(expression))
 
     def ready(self) -> int:
         """Wait until the page over variants is usable, and return after how many milliseconds it was."""
@@ -145,4 +141,4 @@ def browser() -> Iterator[Browser]:
             page.close()
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait()

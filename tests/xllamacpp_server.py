@@ -1,7 +1,7 @@
 """llama.cpp's own HTTP server by the package xllamacpp, for tests: ``PYTHON xllamacpp_server.py FILE ALIAS PORT``."""
 
+import signal
 import sys
-import time
 
 import xllamacpp
 
@@ -14,5 +14,4 @@ params.port = int(port)
 params.n_ctx, params.n_parallel = 512, 1
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(params)
-while True:  # it serves in a thread of its own
-    time.sleep(60)
+signal.pause()  # it serves in a thread of its own

@@ -66,7 +66,7 @@ def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProc
     }
     (folder / "step.sh").write_text(script)
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "step.sh"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.ci

@@ -3,6 +3,7 @@
 import logging
 import re
 import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -151,27 +152,30 @@ def test_two_processes_with_the_same_work_do_it_once(
     tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    begun, go_on = threading.Event(), threading.Event()
+    begun, waits = threading.Event(), threading.Event()
     done: list[str] = []
 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         done.append(run.run_id)
         begun.set()
-        assert go_on.wait(30)
+        waits.wait()
 
-    results: list[tuple[str, bool]] = []
+    def one() -> tuple[str, bool]:
+        return get_or_create_run(tracker, "baseline", "demo", {"a": 1}, work)
 
-    def one() -> None:
-        results.append(get_or_create_run(tracker, "baseline", "demo", {"a": 1}, work))
-
-    first, second = threading.Thread(target=one), threading.Thread(target=one)
-    first.start()
-    assert begun.wait(30)
-    second.start()
-    go_on.set()
-    first.join(60)
-    second.join(60)
-    assert len(done) == 1
+    monkeypatch.setattr(workdir_module.logger, "warning", lambda *_: waits.set())
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(one)
+        first.add_done_callback(lambda _: begun.set())  # if it fails before its work
+        begun.wait()
+        second = threads.submit(one)
+        try:
+            wait([first, second], return_when=FIRST_COMPLETED)
+        finally:
+            waited = waits.is_set()
+            waits.set()
+    results = [first.result(), second.result()]
+    assert waited and len(done) == 1
     assert sorted(fresh for _, fresh in results) == [False, True]
     assert {run_id for run_id, _ in results} == set(done)
 

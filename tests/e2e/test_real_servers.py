@@ -10,7 +10,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests.shared_data import SHARED, needs_shared
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,6 @@ LLAMA_SERVER = os.environ.get("MLFLOW_COMPRESS_LLAMA_SERVER", "")
 XLLAMACPP = os.environ.get("MLFLOW_COMPRESS_XLLAMACPP_PYTHON", "")
 XLLAMACPP_SERVER = Path(__file__).parents[1] / "xllamacpp_server.py"
 NAT_PER_TOKEN = 1e-3
-UP_SECONDS = 240
 # Seen on two processors: where the server still holds the beginning of a prompt, it reads the rest alone. In Q4_K_M that
 # changes last bits, some activations are then rounded to another of their 8-bit steps, and one option in thirty differs
 # by 1.1e-3 nat a token. Seen by hand, no test shows it: two of four such options had the same number when the native
@@ -60,20 +59,19 @@ def running(command: list[str], port: int, folder: Path, **environment: str) -> 
     known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     server = subprocess.Popen(command, env={**known, **environment}, cwd=folder, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}/v1"
+
+    def lists_models() -> bool:
+        try:
+            return requests.get(f"{url}/models").ok
+        except requests.RequestException:
+            return False
+
     try:
-        deadline = time.monotonic() + UP_SECONDS
-        while True:
-            assert server.poll() is None and time.monotonic() < deadline, (folder / "server.log").read_text()[-3000:]
-            try:
-                if requests.get(f"{url}/models", timeout=2).ok:
-                    break
-            except requests.RequestException:
-                pass
-            time.sleep(0.5)
+        until(lists_models, server, folder / "server.log")
         yield url
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait()
         log.close()
 
 

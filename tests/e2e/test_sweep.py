@@ -5,8 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,26 +126,43 @@ def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) ->
     assert ours.tags.keys() - without == run.data.tags.keys() - without
 
 
-def killed(folder: Path, options: list[str], after: int, delay: float) -> bool:
-    """Kill the command and all its children `delay` seconds after a message; return whether it was still running."""
-    with subprocess.Popen(
-        command(*options),
+# The command, which kills itself and its children so many calls and returns of functions after one of its messages.
+KILLED = """
+import os, signal, sys
+from mlflow_compress import cli
+
+class Messages:
+    n = 0
+    def write(self, text):
+        self.n += text.count("\\n")
+        if self.n >= int(sys.argv[1]):
+            sys.setprofile(step)
+        return stderr.write(text)
+    def __getattr__(self, name):
+        return getattr(stderr, name)
+
+def step(*_, left=iter(range(int(sys.argv[2])))):
+    if next(left, None) is None:
+        os.killpg(0, signal.SIGKILL)
+
+stderr, sys.stderr = sys.stderr, Messages()
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+def killed(folder: Path, options: list[str], message: int, steps: int) -> bool:
+    """Run a sweep that is killed so many steps after a message; return whether it was, or had ended before."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(message), str(steps), *command(*options)[3:]],
         cwd=folder,
         env=environment(folder),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        capture_output=True,
         text=True,
         start_new_session=True,
-    ) as process:
-        for number, _ in enumerate(process.stderr):
-            if number == after:
-                break
-        time.sleep(delay)
-        running = process.poll() is None
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stderr.read()
-    return running
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
+    return done.returncode != 0
 
 
 def test_killed_at_five_random_points_the_scoreboard_is_the_same(tmp_path: Path) -> None:
@@ -158,7 +173,7 @@ def test_killed_at_five_random_points_the_scoreboard_is_the_same(tmp_path: Path)
         folder = tmp_path / name
         folder.mkdir()
         # The plan has nine lines; then the baseline is evaluated, and every variant has five lines.
-        hits = [killed(folder, options, 8 + rng.randrange(9), delay=4 * rng.random()) for _ in range(kills)]
+        hits = [killed(folder, options, 9 + rng.randrange(9), rng.randrange(1_000_000)) for _ in range(kills)]
         assert sum(hits) >= 3 or not kills
         done = subprocess.run(
             command(*options), cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
@@ -190,7 +205,7 @@ def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
         for bits in ("4,8", "4,3")
     ]
     for process in started:
-        _, complaint = process.communicate(timeout=900)
+        _, complaint = process.communicate()
         assert process.returncode == 0, complaint[-3000:]
     tracker = tracker_of(tmp_path)
     mains = tracker.find_finished("main")

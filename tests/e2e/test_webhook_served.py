@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,15 +22,9 @@ from mlflow_compress.tracking.tracker import Tracker
 from tests.unit.test_candidates import finished
 from tests.unit.test_promote_policy import aliases
 from tests.unit.test_webhook import NAME, SECRET, Sent, delivery, ids, registered, shuffled_with_forgeries, verdicts
+from tests.waiting import until
 
 pytestmark = pytest.mark.ci
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    until = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -41,7 +34,7 @@ def receiver(port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("ab") as sink, subprocess.Popen(command, stdout=sink, stderr=sink) as process:
         try:
             began = log.read_bytes().count(b"Listening on http://127.0.0.1:")
-            wait_for(lambda: log.read_bytes().count(b"Listening on http://127.0.0.1:") > began)
+            until(lambda: log.read_bytes().count(b"Listening on http://127.0.0.1:") > began, process, log)
             yield process
         finally:
             process.terminate()
@@ -50,7 +43,7 @@ def receiver(port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 def post(port: int, sent: Sent) -> int:
     request = urllib.request.Request(f"http://127.0.0.1:{port}", data=sent[1], headers=sent[0])
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -66,14 +59,14 @@ def test_killed_midway_and_started_again_gives_one_verdict_each(
     hundred, port = shuffled_with_forgeries(genuine), free_port()
     with receiver(port, workdir / "log") as process:
         answers = [post(port, sent) for sent in hundred[:60]]
-        wait_for(lambda: len(verdicts(tracker)) >= 2)
+        until(lambda: len(verdicts(tracker)) >= 2, process, workdir / "log")
         os.kill(process.pid, signal.SIGKILL)
     assert 2 <= len(verdicts(tracker)) < answers.count(202) <= len(genuine)
     with receiver(port, workdir / "log") as process:
         answers += [post(port, sent) for sent in hundred[60:]]
-        wait_for(lambda: set(verdicts(tracker)) == ids(genuine))
+        until(lambda: set(verdicts(tracker)) == ids(genuine), process, workdir / "log")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait() == 143
     assert answers.count(202) == len(genuine) and set(answers) == {202, 401, 409}
     assert verdicts(tracker) == dict.fromkeys(ids(genuine), 1)
     tags = [tracker.client.get_model_version(NAME, version).tags for version in versions]
@@ -93,11 +86,11 @@ def test_a_real_server_delivers_and_the_alias_moves(workdir: Path, monkeypatch: 
         events = [WebhookEvent.from_str("model_version.created"), WebhookEvent.from_str("model_version_tag.set")]
         MlflowClient().create_webhook("decide", f"http://127.0.0.1:{port}", events, secret=SECRET)
         tracker = Tracker()
-        with receiver(port, workdir / "log"):
+        with receiver(port, workdir / "log") as process:
             version = registered(tracker, finished(tracker, "a"))
-            wait_for(lambda: "verdict" in tracker.client.get_model_version(NAME, version).tags)
+            until(lambda: "verdict" in tracker.client.get_model_version(NAME, version).tags, process, workdir / "log")
             assert aliases(tracker) == {"champion": version}
             tracker.client.set_model_version_tag(NAME, version, "decide", "again")
-            wait_for(lambda: len(verdicts(tracker)) == 2)
+            until(lambda: len(verdicts(tracker)) == 2, process, workdir / "log")
         assert set(verdicts(tracker).values()) == {1}
     assert b"Passes: KL (upper end)" in (workdir / "log").read_bytes()

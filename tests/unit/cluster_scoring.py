@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
 from tests.unit.test_generate_matches import INSTRUCTIONS
+from tests.waiting import until
 
 CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8, shard_seconds=0.0)
 ANSWERS = GenerationConfig(max_new_tokens=12, samples=3, batch_rows=4)
@@ -71,11 +71,17 @@ def evaluate(opened: Opened, folder: Path, out: Path, *, resume: Path | None = N
     answers.write(out / "answers")
 
 
-class SlowWorker(ClusterWorker):
-    """Takes a moment for every shard, so that it can be killed meanwhile."""
+class HeldWorker(ClusterWorker):
+    """Scores three shards, and holds the next one until a file is there: so it can be lost in the middle."""
+
+    def __init__(self, device: str, n_threads: int, go_on: Path) -> None:
+        super().__init__(device, n_threads)
+        self._go_on, self._n_scored = go_on, 0
 
     def score(self, ref: ModelRef, task: ShardTask, head: Any, rows: Any) -> Any:
-        time.sleep(0.2)
+        self._n_scored += 1
+        if self._n_scored > 3:
+            until(self._go_on.exists)
         return super().score(ref, task, head, rows)
 
 
@@ -99,11 +105,11 @@ class DyingWorker(ClusterWorker):
 
 
 @contextmanager
-def workers_of(kind: type[ClusterWorker], address: str | None = None) -> Iterator[Workers]:
+def workers_of(kind: type[ClusterWorker], *more: Any, address: str | None = None) -> Iterator[Workers]:
     """Yield two workers of a kind, each with one core."""
     with connected(EngineConfig(ray_address=address)) as ray:
         actor = ray.remote(kind).options(num_cpus=1, max_restarts=0)
-        yield Workers(ray, 2, lambda: actor.remote("cpu", 1), check=HeadWatch(ray).check)
+        yield Workers(ray, 2, lambda: actor.remote("cpu", 1, *more), check=HeadWatch(ray).check)
 
 
 def errors(folder: Path, workers: Workers) -> dict[str, str]:
@@ -132,16 +138,19 @@ def lose_a_node(folder: Path) -> None:
     with_one_core = {"num_cpus": 1, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=with_one_core)
     lost = cluster.add_node(num_cpus=1)
-    resume = folder / "unfinished-node"
-    with workers_of(SlowWorker, cluster.address) as workers:
+    resume, go_on, n_done = folder / "unfinished-node", folder / "go-on-node", 0
+    with workers_of(HeldWorker, go_on, address=cluster.address) as workers:
         whole = workers.run
 
         def run(n_tasks: int, make: Any, done: Any) -> None:
             def and_lose(number: int, result: Any) -> None:
+                nonlocal n_done
                 done(number, result)
-                if number >= 4 and lost in cluster.list_all_nodes():
+                n_done += 1
+                if n_done == 5:
                     cluster.remove_node(lost, allow_graceful=False)
                     cluster.add_node(num_cpus=1)
+                    go_on.touch()
 
             whole(n_tasks, make, and_lose)
 
@@ -166,7 +175,7 @@ def main(mode: str, folder: Path) -> int:
         with workers_of(DyingWorker) as workers:
             evaluate(on(workers), folder, out)
     elif mode in ("killed", "head"):
-        with workers_of(SlowWorker, os.environ.get(ADDRESS)) as workers:
+        with workers_of(HeldWorker, folder / f"go-on-{mode}", address=os.environ.get(ADDRESS)) as workers:
             evaluate(on(workers), folder, out, resume=folder / f"unfinished-{mode}")
     elif mode == "one_goes_on":
         evaluate(here, folder, out, resume=folder / "unfinished-goes-on")

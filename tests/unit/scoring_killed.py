@@ -9,8 +9,8 @@ import random
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import torch
@@ -24,8 +24,18 @@ CONFIG = ScoringConfig(progress=False, shard_seconds=0.0, batch_tokens=48, head_
 WANTED_KILLS = 25
 
 
-def run(folder: Path, out: Path, resume: Path | None) -> None:
+def run(folder: Path, out: Path, resume: Path | None, last: float = inf) -> None:
+    """Score, and write down in how many steps; step number `last` of it kills the process: no clock decides where."""
     loaded = load_model(LoadConfig(path=str(folder / "model")))
+    steps = 0
+
+    def step(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(step)  # called with every call, and every return, of a function
     baseline = StateStore.open(folder / "baseline")
     scorer = Scorer(loaded, CONFIG)
     store = out / "store"
@@ -40,6 +50,8 @@ def run(folder: Path, out: Path, resume: Path | None) -> None:
         ]
     for records in results:
         records.write(out)
+    sys.setprofile(None)
+    (folder / "steps").write_text(str(steps))
 
 
 def prepare(folder: Path) -> None:
@@ -51,7 +63,7 @@ def prepare(folder: Path) -> None:
         scorer.score_corpus("corpus", TEXT * 4, window=32, capture=writer)
 
 
-def in_child(work: Callable[..., None], *arguments: object, kill_after: float | None = None) -> bool:
+def in_child(work: Callable[..., None], *arguments: object) -> bool:
     """Run in a forked child; return whether it got through.
 
     This process only ever imports: a fork of a process whose libraries have threads may hang.
@@ -61,9 +73,6 @@ def in_child(work: Callable[..., None], *arguments: object, kill_after: float | 
         torch.set_num_threads(1)
         work(*arguments)
         os._exit(0)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status):
         raise SystemExit(os.WEXITSTATUS(status))
@@ -73,15 +82,11 @@ def in_child(work: Callable[..., None], *arguments: object, kill_after: float | 
 def main(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     in_child(prepare, folder)
-    began = time.monotonic()
     in_child(run, folder, folder / "whole", None)
-    longest = time.monotonic() - began
+    steps = int((folder / "steps").read_text())
     kills = 0
     for _ in range(WANTED_KILLS):
-        # A kill within the first half: loading takes part of it, so that runs get through slowly, if at all.
-        kills += not in_child(
-            run, folder, folder / "killed", folder / "resume", kill_after=rng.uniform(0.1, 0.6) * longest
-        )
+        kills += not in_child(run, folder, folder / "killed", folder / "resume", round(rng.uniform(0.2, 0.7) * steps))
     in_child(run, folder, folder / "killed", folder / "resume")
     sys.stdout.write(f"{kills}\n")
 

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mlflow
@@ -32,6 +31,7 @@ from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 from tests.conftest import Fork
 from tests.unit.scoring_models import rounding
+from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns while loading
 
@@ -385,21 +385,23 @@ def test_the_served_model_answers_its_own_example(tracker: Tracker, checkpoint: 
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", f"models:/{model_id}", "--env-manager", "local"]
+
+    def answers() -> bool:
+        try:
+            return requests.get(f"http://127.0.0.1:{port}/ping").ok
+        except requests.ConnectionError:
+            return False
+
     environment = {**os.environ, "MLFLOW_TRACKING_URI": tracker.uri}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     with subprocess.Popen([*command, "-h", "127.0.0.1", "-p", str(port)], cwd=tmp_path, env=environment) as server:
         try:
-            for _ in range(240):
-                try:
-                    if requests.get(f"http://127.0.0.1:{port}/ping", timeout=5).ok:
-                        break
-                except requests.ConnectionError:
-                    time.sleep(0.5)
+            until(answers, server)
             headers = {"Content-Type": "application/json"}
-            answer = requests.post(f"http://127.0.0.1:{port}/invocations", data=example, headers=headers, timeout=60)
+            answer = requests.post(f"http://127.0.0.1:{port}/invocations", data=example, headers=headers)
             assert answer.json()["predictions"] == expected.to_dict("records")
             chat = {"messages": [{"role": "user", "content": "Who sang?"}], "max_new_tokens": 4}
-            answer = requests.post(f"http://127.0.0.1:{port}/invocations", json=chat, headers=headers, timeout=60)
+            answer = requests.post(f"http://127.0.0.1:{port}/invocations", json=chat, headers=headers)
             assert ChatCompletionResponse.from_dict(answer.json()).choices[0].message.role == "assistant"
         finally:
             server.terminate()

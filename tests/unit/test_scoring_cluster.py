@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.baseline_store import StateStore
 from tests.unit.cluster_scoring import ADDRESS
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("option_scores", "option_distances", "token_scores", "token_distances")
@@ -49,7 +49,7 @@ def start(mode: str, folder: Path, **more: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> str:
     """Wait for a process that must succeed, and return its output."""
-    output, _ = process.communicate(timeout=600)
+    output, _ = process.communicate()
     assert process.returncode == 0, output[-5000:]
     return output
 
@@ -120,23 +120,16 @@ def parts(unfinished: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in unfinished.rglob("part-*.json")}
 
 
-def wait_for_parts(unfinished: Path, n: int) -> None:
-    for _ in range(60_000):
-        if len(parts(unfinished)) >= n:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no shards were written down")
-
-
 @pytest.mark.ci
 def test_a_command_that_is_killed_goes_on_with_what_it_kept(folder: Path) -> None:
     unfinished = folder / "unfinished-killed"
     process = start("killed", folder)
-    wait_for_parts(unfinished, 4)
+    until(lambda: len(parts(unfinished)) >= 4, process)
     process.kill()
-    process.wait(60)
+    process.wait()
     kept = parts(unfinished)
     assert not (folder / "killed" / "variant").exists()
+    (folder / "go-on-killed").touch()
     finish(start("killed", folder))
     assert all(path.read_bytes() == data for path, data in kept.items())
     assert_same(folder / "one", folder / "killed")
@@ -191,16 +184,17 @@ def test_a_head_that_is_restarted_at_once_is_one_error_and_the_same_command_goes
     try:
         start_head(port, scratch)
         process = start("head", folder, **{ADDRESS: f"127.0.0.1:{port}"})
-        wait_for_parts(unfinished, 4)
+        until(lambda: len(parts(unfinished)) >= 4, process)
         kill_cluster(port, scratch)
         start_head(port, scratch)  # a new cluster takes the port: Ray itself would wait for its old workers there
-        said, _ = process.communicate(timeout=300)
+        said, _ = process.communicate()
         assert process.returncode == 1
         assert said.splitlines()[-1].startswith(
             "mlflow_compress.errors.WorkerError: Ray's process on this machine does"
         )
         kept = parts(unfinished)
         assert not (folder / "head" / "variant").exists()
+        (folder / "go-on-head").touch()
         finish(start("head", folder, **{ADDRESS: f"127.0.0.1:{port}"}))
         assert all(path.read_bytes() == data for path, data in kept.items())
         assert_same(folder / "one", folder / "head")

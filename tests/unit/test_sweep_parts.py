@@ -4,7 +4,6 @@ import io
 import os
 import shutil
 import sys
-import time
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -99,20 +98,25 @@ def test_an_interrupted_stage_is_killed(tracker: Tracker) -> None:
     assert (status(tracker, parent.run_id), child.info.status) == ("KILLED", "KILLED")
 
 
-def test_the_cost_of_a_variant_is_its_processor_time_without_the_baseline(tracker: Tracker) -> None:
+def test_the_cost_of_a_variant_is_its_processor_time_without_the_baseline(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stage that waits costs nothing. Where a part was not noted, nothing is said."""
+    processor = [100.0]  # a clock that this test moves
+    monkeypatch.setattr("mlflow_compress.tracking.tracker.processor_time", lambda: processor[0])
     with tracker.run("evaluate", "evaluate", {}) as run:
+        processor[0] += 1
         with tracker.run("baseline", "baseline", {}, own=False) as baseline:
-            until = time.process_time() + 0.3
-            while time.process_time() < until:
-                pass
-        time.sleep(0.5)
+            processor[0] += 30
+        processor[0] += 2
         run.set_tags({run_names.BASELINE_RUN: baseline.run_id})
+    for one, seconds in ((run, 300), (baseline, 40)):
+        start = tracker.client.get_run(one.run_id).info.start_time
+        tracker.client.set_terminated(one.run_id, end_time=start + 1000 * seconds)
     children = {"evaluate": tracker.client.get_run(run.run_id)}
-    # Clocks tick in hundredths, and the store keeps milliseconds.
-    assert tracker.client.get_run(baseline.run_id).data.metrics[run_names.PROCESSOR] >= 0.25
-    waited, worked = (stage_seconds(tracker, children, of)["evaluate"] for of in (wall_seconds, processor_seconds))
-    assert waited - worked > 0.25
+    assert tracker.client.get_run(baseline.run_id).data.metrics[run_names.PROCESSOR] == 30
+    assert stage_seconds(tracker, children, processor_seconds)["evaluate"] == 3
+    assert stage_seconds(tracker, children, wall_seconds)["evaluate"] == 260
     with tracker.run("main", "main", {}) as main:  # it notes none
         pass
     children["quantize"] = tracker.client.get_run(main.run_id)

@@ -6,9 +6,8 @@ Units as requests to another engine: every scored position once, before it can b
 import json
 import signal
 import sys
-import threading
-import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +36,12 @@ from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targe
 from tests.conftest import Fork
 from tests.unit.scoring_models import load_random, mixed_requests, rounding
 from tests.unit.test_scoring_plan import spelled, tries
+from tests.waiting import until
 
 # What a worker does, without vLLM: the state of a token is its id, and a model named "refused" cannot be loaded.
 WORKER = """
-import json, struct, sys, time
+import json, signal, struct, sys
+from pathlib import Path
 out = sys.stdout.buffer
 def answer(said, raw=b""):
     out.write(json.dumps({**said, "n_bytes": len(raw)}).encode() + b"\\n" + raw)
@@ -66,7 +67,8 @@ for line in sys.stdin:
     elif asked["do"] == "logprobs":
         answer({"error": "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'"})
     elif asked["do"] == "forget":
-        time.sleep(60)
+        Path(__file__).with_name("busy").touch()
+        signal.pause()
 """
 
 
@@ -119,21 +121,15 @@ def test_a_process_that_dies_in_the_middle_of_an_answer_is_an_error_with_its_las
         process.states([np.asarray([13])], [[0]])
 
 
-def test_a_busy_process_can_be_ended_and_leaves_nothing(process: VllmProcess) -> None:
-    errors: list[WorkerError] = []
-
-    def wait() -> None:
+def test_a_busy_process_can_be_ended_and_leaves_nothing(process: VllmProcess, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(process.forget)
         try:
-            process.forget()
-        except WorkerError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.2)
-    process.kill()
-    waiting.join(10)
-    assert len(errors) == 1 and not waiting.is_alive()
+            until((tmp_path / "busy").exists, process.process)
+        finally:
+            process.kill()
+        with pytest.raises(WorkerError):
+            waiting.result()
     assert not [
         child for child in psutil.Process().children(recursive=True) if "worker.py" in " ".join(child.cmdline())
     ]
@@ -214,11 +210,7 @@ def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path, python: Fork
     )
     assert done.returncode == -signal.SIGKILL
     worker = int(done.stdout)
-    for _ in range(100):
-        if not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.1)
-    pytest.fail("the worker lives on")
+    until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
 
 
 def asked(plan: Plan) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
