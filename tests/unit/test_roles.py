@@ -207,16 +207,17 @@ def test_each_requirement_can_be_waived_alone() -> None:
 
 
 HOUR = 3_600_000
+NOW = 2e9  # seconds since 1970
 
 
 def made(tracker: Tracker, stage: str, name: str, *, days: float = 100, ended: bool = True, **tags: str) -> str:
     """Make a run that ended some days ago, with an artifact of 1,000 bytes."""
-    now = int(time.time() * 1000 - 24 * HOUR * days)
+    then = int(1000 * NOW - 24 * HOUR * days)
     every = {names.STAGE: stage, names.BASE_MODEL: "demo", **tags}
-    run = tracker.client.create_run(tracker.experiment_id, start_time=now, tags=every, run_name=name)
+    run = tracker.client.create_run(tracker.experiment_id, start_time=then, tags=every, run_name=name)
     tracker.client.log_text(run.info.run_id, "x" * 1000, "folder/file.txt")
     if ended:
-        tracker.client.set_terminated(run.info.run_id, end_time=now)
+        tracker.client.set_terminated(run.info.run_id, end_time=then)
     return str(run.info.run_id)
 
 
@@ -226,7 +227,8 @@ def variant(tracker: Tracker, name: str, baseline: str, evaluate: dict[str, str]
     return main, made(tracker, "evaluate", name, **child)
 
 
-def test_what_nothing_needs_is_deleted_and_nothing_else(tracker: Tracker) -> None:
+def test_what_nothing_needs_is_deleted_and_nothing_else(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
     client = tracker.client
     base, lone = made(tracker, "baseline", "base"), made(tracker, "baseline", "lone")
     plain = variant(tracker, "plain", lone)
