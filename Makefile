@@ -1,6 +1,6 @@
 # CI runs the static checks after the README's commands. Activate the environment first: . .venv/bin/activate
 
-.PHONY: help check static test slow processors docs generated format range-low range-high
+.PHONY: help check static test slow processors slow-machine docs generated format range-low range-high
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -21,6 +21,9 @@ slow:  ## the slow tests: real compressions, and extras where they are installed
 
 processors:  ## the numerical tests with the vector instructions of this processor, of AVX2, and of SSE (x86-64)
 	tools/test_processors.sh
+
+slow-machine:  ## the fast tests on a busy machine, on one core, with slow imports and sleeps, and in another order (hours)
+	tools/test_slow_machine.sh
 
 docs:  ## build the documentation into site/, a warning is an error (pip install -c requirements-extras.txt -e '.[docs]')
 	mkdocs build --strict
