@@ -7,11 +7,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from mlflow.exceptions import MlflowException
 
 from mlflow_compress.errors import StoreAwayError, TrackingError
 from mlflow_compress.tracking.experiment import every_page
+from mlflow_compress.tracking.live_processes import alive_here
 from mlflow_compress.tracking.waiting import PatientClient
 
 logger = logging.getLogger(__name__)
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "mlflow.compress-lease."  # MLflow's UI does not show experiment tags that begin with "mlflow."
 _BEAT_S = 10.0
 _LOOK_S = 3.0  # between two looks of a process that waits
-_DEAD_AFTER_S = 60.0  # without a beat
+_SILENT_LOOKS = 20  # without a beat, about a minute
 
 
 class Lease:
@@ -27,8 +29,16 @@ class Lease:
 
     A lease is a tag of an experiment: its value names the holder, and changes every ten seconds. A process that sees no
     lease on the work writes one, and then looks again: where several have written at once, all of them withdraw, and
-    try again after a random pause. A process that waits, and sees no change for 60 seconds of its own clock, takes the
-    next number. So clocks are never compared, and a dead holder needs no hand.
+    try again after a random pause. A process that waits takes the next number when every holder is gone:
+
+    - A holder on this machine is gone when its process is, which `alive_here` sees at the next look. A process that is
+      starved, or stopped, keeps its lease, however long it is silent.
+    - Any other holder is gone when 20 looks have seen no new beat. Only looks on time count: those at most ten seconds,
+      which is a beat, after the look before. A later one shows that this machine is starved, or that the server was
+      away. So the holder gets as many chances to beat as this process has had to look. A process that is never on
+      time waits until the holder's machine, which sees its dead processes, gives the lease back.
+
+    So clocks are never compared, the clock of the day is never read, and a dead holder needs no hand.
     """
 
     def __init__(self, client: PatientClient, experiment_id: str, key: str, holder: str) -> None:
@@ -40,20 +50,29 @@ class Lease:
         self._beats: threading.Thread | None = None
 
     def acquire(self) -> None:
-        seen: dict[str, tuple[str, float, float]] = {}  # by tag: its value, when first and last seen with it
+        seen: dict[str, tuple[str, int]] = {}  # by tag: its value, and how many looks on time have seen it unchanged
         told = False
+        last_look = time.monotonic()
         while True:
-            leases = self._all()
-            seen = {tag: _seen(seen.get(tag), value) for tag, (_, value) in leases.items()}
-            live = [(first, last) for _, first, last in seen.values() if last - first < _DEAD_AFTER_S]
-            if not live and self._take(leases):
+            leases, before, seen = self._all(), seen, {}
+            now = time.monotonic()
+            on_time, last_look = now - last_look <= _BEAT_S, now
+            for tag, (_, value) in leases.items():
+                value_before, looks = before.get(tag, ("", 0))
+                seen[tag] = value, looks + on_time if value == value_before else 0
+            held = {tag for tag, (value, looks) in seen.items() if not self._is_gone(value, looks)}
+            if not held and self._take(leases):
                 self._beats = threading.Thread(target=self._beat, name="lease", daemon=True)
                 self._beats.start()
                 return
-            if not told and any(last > first for first, last in live):  # seen once may be one that is withdrawn
+            if not told and held & before.keys():  # seen once may be one that is withdrawn
                 logger.warning("Another process evaluates the same baseline; waiting for it")
                 told = True
             time.sleep(_LOOK_S * random.uniform(0.5, 1.5))
+
+    def _is_gone(self, value: str, silent_looks: int) -> bool:
+        alive = alive_here(self._client.uri, value.partition(" ")[0])
+        return silent_looks >= _SILENT_LOOKS if alive is None else not alive
 
     def _all(self) -> dict[str, tuple[str, str]]:
         """Return the experiment and the value of every lease on this work, by its tag."""
@@ -69,6 +88,7 @@ class Lease:
         try:
             self._client.set_experiment_tag(self._experiment_id, self._tag, f"{self._holder} 0")
         except MlflowException as error:
+            self._tag = ""
             raise TrackingError(f"The tracking server refuses a lease: {str(error).splitlines()[0]}") from error
         # Whoever writes later sees this tag. So of several processes at most one sees no other.
         if self._all().keys() - dead.keys() - {self._tag}:
@@ -101,21 +121,35 @@ class Lease:
             )
 
     def release(self) -> None:
+        """Give the lease back. Where that is not possible now, a thread does it later, if this process lives on."""
         self._stop.set()
         if self._beats is not None:
             self._beats.join(timeout=_BEAT_S)
-        _delete(self._client, self._experiment_id, self._tag)
+        if not self._tag:  # interrupted before it wrote one
+            return
+        try:
+            _delete(self._client, self._experiment_id, self._tag)
+        except BaseException:
+            threading.Thread(target=self._release_later, name="lease", daemon=True).start()
+            raise
+
+    def _release_later(self) -> None:
+        while True:
+            with suppress(MlflowException):
+                _delete(self._client.impatient, self._experiment_id, self._tag)
+                return
+            time.sleep(_BEAT_S)
 
 
 @contextmanager
 def leased(client: PatientClient, experiment_id: str, key: str, holder: str) -> Iterator[Callable[[], None]]:
     """Hold the lease on a piece of work within the block, which gets `Lease.confirm`."""
     lease = Lease(client, experiment_id, key, holder)
-    lease.acquire()
     try:
+        lease.acquire()
         yield lease.confirm
     finally:
-        with suppress(StoreAwayError):  # it ends by itself
+        with suppress(StoreAwayError):
             lease.release()
 
 
@@ -135,20 +169,9 @@ def _leases(client: PatientClient) -> dict[str, tuple[str, str]]:
     return leases
 
 
-def _delete(client: PatientClient, experiment_id: str, tag: str) -> None:
+def _delete(client: Any, experiment_id: str, tag: str) -> None:
     try:
         client.delete_experiment_tag(experiment_id, tag)
     except MlflowException as error:  # another process has taken the lease over and deleted it
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-
-
-def _seen(before: tuple[str, float, float] | None, value: str) -> tuple[str, float, float]:
-    """Return a lease's value with the first and the last moment at which this process saw it.
-
-    Where the last look is long ago, the server was away. Then the holder could not beat either, and gets its full time.
-    """
-    now = time.monotonic()
-    if before is None or before[0] != value or now - before[2] > _DEAD_AFTER_S / 2:
-        return value, now, now
-    return value, before[1], now

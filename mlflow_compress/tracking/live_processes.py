@@ -161,3 +161,9 @@ def is_alive(uri: str, name: str) -> bool:
             return False
     except Timeout:
         return True
+
+
+def alive_here(uri: str, name: str) -> bool | None:
+    """Return whether a process is alive, by its name; None where this machine has no lock of it, and cannot know."""
+    on_this_machine = name.rsplit("-", 2)[0] == own_host()
+    return is_alive(uri, name) if on_this_machine and (_place(uri) / f"{name}{_SUFFIX}").exists() else None

@@ -1,32 +1,47 @@
 """The lease on a piece of work: one holder at a time, and a dead holder does not block for ever."""
 
-import itertools
+import os
+import signal
+import subprocess
+import sys
 import threading
-import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from mlflow_compress.errors import TrackingError
+from mlflow_compress.errors import StoreAwayError, TrackingError
 from mlflow_compress.tracking import lease as lease_module
-from mlflow_compress.tracking.lease import PREFIX, Lease, give_back_leases, leased
+from mlflow_compress.tracking import live_processes
+from mlflow_compress.tracking.lease import _BEAT_S, _SILENT_LOOKS, PREFIX, Lease, give_back_leases, leased
 from mlflow_compress.tracking.waiting import PatientClient
+from tests.clock import Clock, wait_until
+
+ELSEWHERE = "other-machine-7-0123456789ab"
 
 
 @pytest.fixture
-def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> PatientClient:
+def client(workdir: Path) -> PatientClient:
     """Return a client of a SQLite store; a server's experiments behave the same."""
-    monkeypatch.setattr(lease_module, "_BEAT_S", 0.1)
-    monkeypatch.setattr(lease_module, "_LOOK_S", 0.1)
-    monkeypatch.setattr(lease_module, "_DEAD_AFTER_S", 1.5)
     uri = f"sqlite:///{workdir / 'mlflow.db'}"
     return PatientClient(MlflowClient(uri), uri)
 
 
-def hold(client: PatientClient, lease: str, holder: str, experiment: str = "0") -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock by which a process waits for the lease of another one."""
+    clock = Clock()
+    clock.drive(monkeypatch, lease_module)
+    return clock
+
+
+def hold(client: PatientClient, lease: str, holder: str, experiment: str = "0", beat: int = 3) -> None:
     """Write a lease as another process would."""
-    client.set_experiment_tag(experiment, f"{PREFIX}{lease}", f"{holder} 3")
+    client.set_experiment_tag(experiment, f"{PREFIX}{lease}", f"{holder} {beat}")
 
 
 def leases(client: PatientClient) -> list[str]:
@@ -35,28 +50,70 @@ def leases(client: PatientClient) -> list[str]:
     return sorted(tag.removeprefix(PREFIX).rpartition(".")[0] for tag in tags)
 
 
-def test_one_at_a_time(client: PatientClient) -> None:
-    inside, most = 0, 0
+HOLD = """
+import sys
+from mlflow.tracking import MlflowClient
+from mlflow_compress.lifetime import end_with_parent
+from mlflow_compress.tracking.lease import leased
+from mlflow_compress.tracking.live_processes import own_name
+from mlflow_compress.tracking.waiting import PatientClient
+end_with_parent()
+uri = sys.argv[1]
+with leased(PatientClient(MlflowClient(uri), uri), "0", "abc", own_name(uri)):
+    print(own_name(uri), flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holding(client: PatientClient) -> Iterator[subprocess.Popen[str]]:
+    """Run another process that holds the lease until its input ends."""
+    command, pipe = [sys.executable, "-c", HOLD, client.uri], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline(), "it has ended"
+            yield process
+        finally:
+            process.kill()
+
+
+def acquire_while(clock: Clock, client: PatientClient, *happens: Callable[[], object]) -> int:
+    """Wait for the lease, while one thing happens during each pause; return after how many looks it was there."""
+    clock.happens = iter(happens)
+    with leased(client, "0", "abc", "next"):
+        pass
+    return len(clock.pauses) + 1
+
+
+def nothing() -> None:
+    """Happens during a pause."""
+
+
+def test_one_at_a_time(client: PatientClient, clock: Clock) -> None:
+    inside, most, n_done = 0, 0, 0
     guard = threading.Lock()
     other = client.create_experiment("other")
+    name = live_processes.own_name(client.uri)
 
     def work(number: int) -> None:
-        nonlocal inside, most
-        with leased(client, "0" if number % 2 else other, "abc", f"holder-{number}") as confirm:
-            with guard:
-                inside += 1
-                most = max(most, inside)
-            time.sleep(0.2)
-            confirm()
-            with guard:
-                inside -= 1
+        nonlocal inside, most, n_done
+        for _ in range(3):
+            with leased(client, "0" if number % 2 else other, "abc", name) as confirm:
+                with guard:
+                    inside += 1
+                    most = max(most, inside)
+                client.search_experiments()  # the others look meanwhile
+                confirm()
+                with guard:
+                    inside -= 1
+                    n_done += 1
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
-    assert most == 1 and not any(thread.is_alive() for thread in threads)
+        thread.join()
+    assert (most, n_done) == (1, 12)
     assert leases(client) == []
 
 
@@ -78,36 +135,117 @@ def test_two_that_ask_at_once_both_withdraw(client: PatientClient) -> None:
     assert leases(client) == ["abc.0"]  # the other one's
 
 
-def test_a_dead_holder_is_replaced(client: PatientClient) -> None:
-    hold(client, "abc.7.x", "dead")
-    began = time.monotonic()
+def test_a_silent_holder_of_another_machine_is_replaced_after_twenty_looks_on_time(
+    client: PatientClient, clock: Clock
+) -> None:
+    hold(client, "abc.7.x", ELSEWHERE)
     with leased(client, "0", "abc", "next"):
         assert leases(client) == ["abc.8"]
-    assert 1.5 <= time.monotonic() - began < 30
+    assert len(clock.pauses) == _SILENT_LOOKS == 20  # the first look saw it, and each of twenty saw it unchanged
     assert leases(client) == []
 
 
-def test_a_living_holder_is_not_replaced(client: PatientClient) -> None:
-    got = threading.Event()
+def test_a_holder_of_another_machine_that_beats_is_not_replaced(client: PatientClient, clock: Clock) -> None:
+    """It is slow: a beat is written just before it would count as gone. Then it gives the lease back."""
+    beats = [lambda n=n: hold(client, "abc.0.x", ELSEWHERE, beat=n) for n in range(5)]
+    slow = [one for beat in beats for one in (*[nothing] * (_SILENT_LOOKS - 1), beat)]
+    hold(client, "abc.0.x", ELSEWHERE)
+    gives_back = lambda: client.delete_experiment_tag("0", f"{PREFIX}abc.0.x")  # noqa: E731
+    assert acquire_while(clock, client, *slow, gives_back) == len(slow) + 2
+
+
+def test_late_looks_of_a_starved_waiter_do_not_count(client: PatientClient, clock: Clock) -> None:
+    def recover() -> None:
+        clock.late = 0.0
+
+    hold(client, "abc.0.x", ELSEWHERE)
+    clock.late = _BEAT_S
+    late = [nothing] * 100
+    assert acquire_while(clock, client, *late, recover) == 1 + len(late) + 1 + _SILENT_LOOKS
+
+
+@pytest.mark.ci
+def test_a_starved_or_stopped_holder_of_this_machine_is_not_replaced_as_long_as_its_process_lives(
+    client: PatientClient, clock: Clock
+) -> None:
+    """Its process is stopped for ten minutes of the waiter's clock, and then killed: the next look replaces it."""
+    with holding(client) as holder:
+        os.kill(holder.pid, signal.SIGSTOP)
+        os.waitpid(holder.pid, os.WUNTRACED)
+
+        def kill() -> None:
+            assert leases(client) == ["abc.0"]
+            holder.kill()
+            holder.wait()
+
+        looks = [nothing] * 400  # of 1.5 s and more
+        begin = clock.now
+        assert acquire_while(clock, client, *looks, kill) == 1 + len(looks) + 1
+        assert clock.now - begin >= 600
+    assert leases(client) == []
+
+
+@pytest.mark.ci
+def test_beside_busy_processes_nothing_but_its_end_replaces_a_holder(client: PatientClient, clock: Clock) -> None:
+    with ExitStack() as busy, holding(client) as holder:
+        for _ in range(4):
+            spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            busy.callback(spinning.wait)
+            busy.callback(spinning.kill)
+        looks: list[Callable[[], object]] = [nothing] * (2 * _SILENT_LOOKS)  # it is slow
+        os.kill(holder.pid, signal.SIGSTOP)
+        looks += [lambda: os.kill(holder.pid, signal.SIGCONT), *looks]  # and was stopped
+        looks[-1] = lambda: (holder.kill(), holder.wait())
+        assert acquire_while(clock, client, *looks) == 1 + len(looks)
+
+
+def test_a_dead_holder_of_this_machine_is_replaced_at_the_next_look(client: PatientClient, clock: Clock) -> None:
+    theirs = f"{live_processes.own_host()}-7-0123456789ab"
+    lock = live_processes._place(client.uri) / f"{theirs}.lock"
+    lock.parent.mkdir(parents=True)
+    hold(client, "abc.0.x", theirs)
+    with FileLock(lock) as alive:
+        looks = [nothing] * (3 * _SILENT_LOOKS)
+        assert acquire_while(clock, client, *looks, alive.release) == 1 + len(looks) + 1
+    assert leases(client) == []
+
+
+def test_a_holder_of_another_machine_with_a_similar_name_is_not_looked_up_here(
+    client: PatientClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = live_processes.own_name(client.uri)
+    assert live_processes.alive_here(client.uri, name)
+    for other in (f"{live_processes.own_host()}-b-7-0123456789ab", "dead"):
+        path = live_processes._place(client.uri) / f"{other}.lock"
+        path.touch()  # homes may be shared by machines whose locks are not
+        assert live_processes.alive_here(client.uri, other) is None
+    assert live_processes.alive_here(client.uri, f"{live_processes.own_host()}-7-0123456789ab") is None
+
+
+def test_a_living_holder_is_not_replaced(client: PatientClient, clock: Clock) -> None:
+    looked, got = threading.Event(), threading.Event()
 
     def second() -> None:
-        with leased(client, "0", "abc", "second"):
-            got.set()
+        acquire_while(clock, client, *[nothing] * (3 * _SILENT_LOOKS), looked.set)
+        got.set()
+        looked.set()
 
     thread = threading.Thread(target=second)
-    with leased(client, "0", "abc", "first") as confirm:
+    with leased(client, "0", "abc", live_processes.own_name(client.uri)) as confirm:
         thread.start()
-        assert not got.wait(4)  # longer than a dead holder has
+        looked.wait()
+        assert not got.is_set()
         confirm()
-    assert got.wait(30)
-    thread.join(30)
+    thread.join()
+    assert got.is_set()
 
 
-def test_a_clock_that_is_set_back_changes_no_lease(client: PatientClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count(time.time(), -3600)  # an hour back at every look
-    monkeypatch.setattr(time, "time", lambda: next(now))
-    test_a_living_holder_is_not_replaced(client)
-    test_a_dead_holder_is_replaced(client)
+def test_a_clock_that_is_set_back_changes_no_lease(client: PatientClient, clock: Clock) -> None:
+    def set_back() -> None:
+        clock.set_back += 3600
+
+    hold(client, "abc.0.x", ELSEWHERE)
+    assert acquire_while(clock, client, *[set_back] * 100) == 1 + _SILENT_LOOKS
 
 
 @pytest.mark.parametrize("others_deleted_it", [True, False])
@@ -123,12 +261,36 @@ def test_a_holder_that_was_cut_off_does_not_go_on(client: PatientClient, others_
     assert leases(client) == ["abc.1"]
 
 
-def test_a_lost_lease_is_not_written_again(client: PatientClient) -> None:
+def test_a_lost_lease_is_not_written_again(client: PatientClient, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Lease(client, "0", "abc", "mine")
-    mine.acquire()
-    client.delete_experiment_tag("0", mine._tag)
-    assert mine._lost.wait(10)
-    assert leases(client) == []
+    assert mine._take({})
+    waits = iter([lambda: None, lambda: client.delete_experiment_tag("0", mine._tag)])
+    monkeypatch.setattr(mine._stop, "wait", lambda seconds: next(waits)())
+    mine._beat()  # once, and then it sees the loss
+    assert mine._lost.is_set() and leases(client) == []
+
+
+def test_a_lease_that_cannot_be_given_back_now_is_given_back_later(
+    client: PatientClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would be that of a living process for ever."""
+    away, delete = threading.Event(), client.impatient.delete_experiment_tag
+
+    def impatient(*arguments: str) -> None:
+        if away.is_set():
+            raise MlflowException("no connection")
+        delete(*arguments)
+
+    def patient(*arguments: str) -> None:
+        raise StoreAwayError("It does not answer")
+
+    with leased(client, "0", "abc", live_processes.own_name(client.uri)):
+        monkeypatch.setattr(client.impatient, "delete_experiment_tag", impatient)
+        client.delete_experiment_tag = patient
+        away.set()
+        clock.happens = iter([*[nothing] * 5, away.clear])
+    wait_until(lambda: leases(client) == [])
+    assert clock.pauses == [_BEAT_S] * 6
 
 
 def test_the_leases_of_dead_processes_are_given_back(client: PatientClient) -> None:
