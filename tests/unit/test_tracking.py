@@ -329,15 +329,16 @@ def test_what_this_process_uses_stays_even_above_the_limit(tmp_path: Path) -> No
 def test_what_another_process_uses_stays_until_it_ends_even_killed(tmp_path: Path) -> None:
     code = textwrap.dedent(
         """
-        import sys, time
+        import sys
         from pathlib import Path
         from mlflow_compress.tracking.artifacts import Downloads
         Downloads(Path(sys.argv[1]), 150).get("theirs", lambda folder: (folder / "data").write_bytes(b"x" * 100))
         print("ready", flush=True)
-        time.sleep(60)
+        sys.stdin.read()
         """
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    command, pipe = [sys.executable, "-c", code, str(tmp_path)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         try:
             assert other.stdout is not None and other.stdout.readline() == "ready\n"
             os.utime(tmp_path / "theirs.json", (0, 0))

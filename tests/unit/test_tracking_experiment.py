@@ -8,8 +8,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from mlflow_compress.tracking import experiment
 from mlflow_compress.tracking.experiment import create_database
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import how_to_open
+from tests.clock import Clock
 
 
 @pytest.fixture
@@ -215,26 +214,40 @@ def test_what_a_killed_process_has_left_is_made_again(tmp_path: Path, empty_stor
         assert made.execute(version).fetchall() == whole.execute(version).fetchall()
 
 
-def test_a_database_that_another_program_makes_is_waited_for(tmp_path: Path) -> None:
+def test_a_database_that_another_program_makes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mlflow.db"
     path.touch()
-    waited = threading.Thread(target=create_database, args=(f"sqlite:///{path}",))
-    waited.start()
-    waited.join(0.5)
-    assert waited.is_alive()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE experiments (experiment_id INTEGER)")
-    waited.join(0.5)
-    assert waited.is_alive()  # the default experiment is the last thing that MLflow makes
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("INSERT INTO experiments VALUES (0)")
-    waited.join(10)
-    assert not waited.is_alive()
+
+    def write(statement: str) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement)
+
+    clock = Clock(
+        lambda: None,
+        lambda: write("CREATE TABLE experiments (experiment_id INTEGER)"),
+        lambda: None,
+        lambda: write(
+            "INSERT INTO experiments VALUES (0)"
+        ),  # the default experiment is the last thing that MLflow makes
+    )
+    clock.drive(monkeypatch, experiment)
+    create_database(f"sqlite:///{path}")
+    assert len(clock.pauses) == 4
+
+
+def test_a_database_that_nobody_completes_is_left_to_mlflow_after_two_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlflow.db").touch()
+    clock = Clock()
+    clock.drive(monkeypatch, experiment)
+    create_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert sum(clock.pauses) == pytest.approx(120, abs=0.2)  # a pause
 
 
 def test_a_file_that_is_no_database_is_left_to_mlflow_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "_LONGEST_MIGRATION_S", 60.0)
     (tmp_path / "mlflow.db").write_text("this is a text file, and a long one at that" * 100)
-    began = time.monotonic()
+    clock = Clock()
+    clock.drive(monkeypatch, experiment)
     create_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    assert time.monotonic() - began < 5
+    assert clock.pauses == []

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ from mlflow_compress.tracking import projects, run_names
 from mlflow_compress.tracking.quiet_project_runs import runs_our_project
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.warm_python import WarmPython
+from tests.clock import wait_until
 from tests.conftest import Fork
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ with WarmPython([]) as python, tracker.run("main", "main", {}) as run:
     projects.run_stage(tracker, "evaluate", {}, parent=run, python=python)
 """
 STAGE = """
-import os, sys, time
+import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from mlflow_compress import lifetime
@@ -48,7 +48,7 @@ lifetime.raise_on_signals()
 lifetime.end_with_parent()
 with Tracker().run("stage", "evaluate", {{}}):
     Path("started").write_text(str(os.getpid()))
-    time.sleep(120)
+    signal.pause()
 """
 
 
@@ -116,29 +116,22 @@ def test_python_is_this_interpreter_and_the_environment_is_as_before(
 
 
 def started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a main process with a stage that sleeps; return it and the stage's process id."""
+    """Start a main process with a stage that waits for a signal; return it and the stage's process id."""
     folder = project(tmp_path / "p", STAGE.format(root=str(ROOT)))
     (tmp_path / "parent.py").write_text(PARENT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     main = subprocess.Popen([sys.executable, "parent.py", str(folder)], cwd=tmp_path, env=environment)
-    for _ in range(1200):
-        if (folder / "started").exists() and (pid := (folder / "started").read_text()):
-            return main, int(pid)
-        assert main.poll() is None, "the main process ended"
-        time.sleep(0.1)
-    raise AssertionError("the stage did not start")
+    noted = folder / "started"
+    wait_until(lambda: noted.exists() and noted.read_text(), ended=lambda: main.poll() is not None)
+    return main, int(noted.read_text())
 
 
-def ends(pid: int, seconds: float = 60) -> bool:
-    """Return whether a process ends within `seconds`; one that nobody has waited for yet has ended too."""
-    for _ in range(int(seconds * 10)):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.1)
-    return False
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; one that nobody has waited for yet has ended too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=[pytest.mark.slow]), signal.SIGINT])
@@ -147,8 +140,8 @@ def test_a_signal_to_the_main_process_ends_the_stage_and_both_runs_are_killed(
 ) -> None:
     main, stage = started(tmp_path)
     main.send_signal(number)
-    main.wait(60)
-    assert ends(stage, seconds=0.1), "the stage outlived the main process"
+    main.wait()
+    assert has_ended(stage), "the stage outlived the main process"
     assert {name: run.info.status for name, run in runs(tracker).items()} == {"main": "KILLED", "evaluate": "KILLED"}
 
 
@@ -156,8 +149,8 @@ def test_a_signal_to_the_main_process_ends_the_stage_and_both_runs_are_killed(
 def test_a_stage_ends_when_the_main_process_was_killed_at_once(tracker: Tracker, tmp_path: Path) -> None:
     main, stage = started(tmp_path)
     main.kill()
-    main.wait(60)
-    assert ends(stage), "the stage goes on without the main process"
+    main.wait()
+    wait_until(lambda: has_ended(stage))
     assert runs(tracker)["evaluate"].info.status == "KILLED"
 
 
@@ -169,17 +162,16 @@ def test_signals_are_read_from_return_codes(returncode: int, name: str | None) -
 
 
 INTERRUPTED = """
-import os, signal, sys, time
+import signal, sys
 from mlflow_compress import cli
 from mlflow_compress.commands.evaluate import run
 
 def slow(*_, **__):
-    os.kill(os.getpid(), signal.SIGINT)
     try:
-        time.sleep(60)
+        signal.raise_signal(signal.SIGINT)
+        signal.pause()
     except KeyboardInterrupt:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)  # runs are closed
+        signal.raise_signal(signal.SIGTERM)  # while runs are closed
         raise
 
 run.run_evaluate = slow

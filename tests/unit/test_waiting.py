@@ -1,7 +1,6 @@
 """A tracking store that is away: waited for, with one clear error at the end, and no second wait after it."""
 
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST, T
 from mlflow_compress.errors import ConfigError, StoreAwayError
 from mlflow_compress.tracking import waiting
 from mlflow_compress.tracking.waiting import PatientClient, longest_wait, outage, shown_store
+from tests.clock import Clock
 
 SERVER = "http://someone:secret@127.0.0.1:1"
 
@@ -28,8 +28,11 @@ def unreachable() -> MlflowException:
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_FIRST_PAUSE_S", 0.01)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock by which a store is waited for."""
+    clock = Clock()
+    clock.drive(monkeypatch, waiting)
+    return clock
 
 
 @pytest.fixture
@@ -50,31 +53,35 @@ class Away:
         return "answer"
 
 
-def test_a_server_that_comes_back_costs_a_wait(client: PatientClient, caplog: pytest.LogCaptureFixture) -> None:
-    call = Away(4)
+def test_a_server_that_comes_back_costs_a_wait(
+    client: PatientClient, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = Away(7)
     with caplog.at_level(logging.WARNING):
         assert client.wait_for(call) == "answer"
-    assert call.calls == 5
+    assert call.calls == 8 and clock.pauses == [0.5, 1, 2, 4, 8, 10, 10]
     first, last = caplog.messages  # said once, not at every try; and without the password
     assert "Waiting for the tracking server http://127.0.0.1:1 (no connection)" in first
-    assert "answers again" in last and "secret" not in caplog.text
+    assert "answers again, after 36 s" in last and "secret" not in caplog.text
 
 
 def test_the_wait_ends_with_one_error_and_nobody_waits_again(
-    client: PatientClient, monkeypatch: pytest.MonkeyPatch
+    client: PatientClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(waiting.WAIT_VARIABLE, "0.1")
+    monkeypatch.setenv(waiting.WAIT_VARIABLE, "20")
     with pytest.raises(StoreAwayError, match="does not answer") as raised:
         client.wait_for(Away(10**6))
     message = str(raised.value)
     assert "kept on this machine" in message and "mlflow-compress resume" in message and "secret" not in message
     assert raised.value.__cause__ is None and raised.value.__suppress_context__  # one error, no chain of tracebacks
 
+    assert clock.pauses == [0.5, 1, 2, 4, 8, 4.5]  # 20 seconds together
+
     monkeypatch.setenv(waiting.WAIT_VARIABLE, "600")
-    began, again = time.monotonic(), Away(10**6)
+    again, n_pauses = Away(10**6), len(clock.pauses)
     with pytest.raises(StoreAwayError):
         client.wait_for(again)
-    assert again.calls == 1 and time.monotonic() - began < 5
+    assert again.calls == 1 and len(clock.pauses) == n_pauses
     assert client.wait_for(Away(0)) == "answer"
     assert client.wait_for(Away(2)) == "answer"  # it is back, and is waited for again
 

@@ -2,19 +2,20 @@
 
 import io
 import json
+import logging
 import random
 import sqlite3
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 from mlflow.webhooks.delivery import _generate_hmac_signature
 
 import mlflow_compress as mc
+from mlflow_compress.commands.webhook import run
 from mlflow_compress.commands.webhook.command import SECRET_VARIABLE
 from mlflow_compress.commands.webhook.parameters import WebhookConfig
 from mlflow_compress.commands.webhook.run import Receiver
@@ -22,10 +23,12 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.model_registry import create_model
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.webhook import HEADERS, TOLERANCE_S
+from tests.clock import Clock, wait_until
 from tests.unit.test_candidates import finished
 from tests.unit.test_promote_policy import aliases
 
 NAME, SECRET = "compressed-llama", "a secret"
+CLOCK = Clock()  # of the sender and the receiver
 Sent = tuple[dict[str, str], bytes]
 
 
@@ -34,7 +37,7 @@ def delivery(version: str, *, tag: str | None = None, secret: str = SECRET, at: 
     what = ("model_version_tag", "set") if tag else ("model_version", "created")
     data: dict[str, object] = {"name": NAME, "version": version, **({"key": tag, "value": "now"} if tag else {})}
     body = json.dumps({"entity": what[0], "action": what[1], "timestamp": "2026-11-25T00:00:00", "data": data})
-    id_, sent = str(uuid.uuid4()), str(int(time.time() if at is None else at))
+    id_, sent = str(uuid.uuid4()), str(int(CLOCK.time() if at is None else at))
     signature = _generate_hmac_signature(secret, id_, sent, body)
     return dict(zip(HEADERS, (id_, sent, signature), strict=True)), body.encode()
 
@@ -60,8 +63,8 @@ def shuffled_with_forgeries(genuine: list[Sent], total: int = 100) -> list[Sent]
             ({**headers, **later}, body),
             ({**headers, HEADERS[2]: ""}, body),
             delivery("1", secret="another"),
-            delivery("1", at=time.time() - TOLERANCE_S - 5),
-            delivery("1", at=time.time() + TOLERANCE_S + 3600),  # still in the future when it is sent
+            delivery("1", at=CLOCK.time() - TOLERANCE_S - 5),
+            delivery("1", at=CLOCK.time() + TOLERANCE_S + 5),
         ]
         everything.append(mixer.choice(forgeries) if mixer.random() < 0.5 else (headers, body))
     mixer.shuffle(everything)
@@ -79,8 +82,18 @@ def ids(sent: list[Sent]) -> set[str]:
 
 
 @pytest.fixture
-def receiver(tracker: Tracker) -> Iterator[Receiver]:
+def receiver(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Receiver:
+    CLOCK.drive(monkeypatch, run)
     return Receiver(WebhookConfig(), SECRET)
+
+
+@contextmanager
+def deciding(receiver: Receiver, finished: Callable[[], bool], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Let a thread decide on what is pending until it has finished. What it could not decide is in the log."""
+    with receiver.deciding():
+        yield
+        failed = lambda: any(record.levelno >= logging.ERROR for record in caplog.records)  # noqa: E731
+        wait_until(finished, ended=failed, said=lambda: caplog.text)
 
 
 def post(receiver: Receiver, sent: Sent, method: str = "POST", length: str | None = None) -> int:
@@ -94,15 +107,16 @@ def post(receiver: Receiver, sent: Sent, method: str = "POST", length: str | Non
     return int(status[0])
 
 
-def test_one_verdict_for_each_genuine_delivery_of_a_hundred(tracker: Tracker, receiver: Receiver) -> None:
+def test_one_verdict_for_each_genuine_delivery_of_a_hundred(
+    tracker: Tracker, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
     small, large = (registered(tracker, finished(tracker, name, size=size)) for name, size in (("s", 100), ("l", 300)))
     genuine = [delivery(v, tag=tag) for v in (small, large) for tag in (None, "decide", "decide")]
     hundred = shuffled_with_forgeries(genuine)
     assert len(hundred) == 100
-    with receiver.deciding(), ThreadPoolExecutor(4) as pool:
+    all_decided = lambda: set(verdicts(tracker)) == ids(genuine)  # noqa: E731
+    with deciding(receiver, all_decided, caplog), ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda sent: post(receiver, sent), hundred))
-        while set(verdicts(tracker)) != ids(genuine):
-            time.sleep(0.05)
     assert verdicts(tracker) == dict.fromkeys(ids(genuine), 1)
     assert answers.count(202) == 6 and set(answers) == {202, 409, 401}
     assert {a for a, (h, b) in zip(answers, hundred, strict=True) if (h, b) not in genuine} == {401}
@@ -123,7 +137,7 @@ def test_what_asks_nothing_leaves_nothing(tracker: Tracker, receiver: Receiver) 
     assert post(receiver, delivery(version), length=str(1 << 21)) == 413
     assert post(receiver, delivery(version), length="-1") == 413
     body = b"[1]"
-    signature = _generate_hmac_signature(SECRET, "id", now := str(int(time.time())), body.decode())
+    signature = _generate_hmac_signature(SECRET, "id", now := str(int(CLOCK.time())), body.decode())
     assert post(receiver, (dict(zip(HEADERS, ("id", now, signature), strict=True)), body)) == 400
     assert tracker.client.get_model_version(NAME, version).tags == before
 
@@ -131,10 +145,10 @@ def test_what_asks_nothing_leaves_nothing(tracker: Tracker, receiver: Receiver) 
 def test_a_version_of_no_variant_and_a_decision_that_cannot_be_made_are_said(
     tracker: Tracker, receiver: Receiver
 ) -> None:
-    with tracker.run("other", "evaluate", {}) as run:
+    with tracker.run("other", "evaluate", {}) as other:
         pass
     create_model(tracker, NAME, "1" * 64)
-    tracker.client.create_model_version(NAME, "somewhere", run_id=run.run_id)
+    tracker.client.create_model_version(NAME, "somewhere", run_id=other.run_id)
     assert post(receiver, delivery("1")) == 202
     [pending] = receiver._deliveries.pending()
     receiver.decide(pending)
@@ -142,16 +156,17 @@ def test_a_version_of_no_variant_and_a_decision_that_cannot_be_made_are_said(
     assert receiver._deliveries.pending() == [] and verdicts(tracker) == {}
 
 
-def test_a_decision_before_a_kill_is_taken_and_not_made_again(tracker: Tracker, receiver: Receiver) -> None:
+def test_a_decision_before_a_kill_is_taken_and_not_made_again(
+    tracker: Tracker, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
     version = registered(tracker, finished(tracker, "s"))
     assert post(receiver, sent := delivery(version)) == 202
     [pending] = receiver._deliveries.pending()
     receiver._promote(pending, tracker.find("main")[0].tags)  # and then the process was killed
     again = Receiver(WebhookConfig(), SECRET)
     assert post(again, sent) == 409
-    with again.deciding():
-        while again._deliveries.pending():
-            time.sleep(0.05)
+    with deciding(again, lambda: not again._deliveries.pending(), caplog):
+        pass
     assert verdicts(tracker) == dict.fromkeys(ids([sent]), 1)
     assert tracker.client.get_model_version(NAME, version).tags["verdict"].startswith("Passes")
 
