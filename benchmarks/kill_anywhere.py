@@ -34,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.forked_commands import Forks
 from benchmarks.killed_store import LOOK_S, Process, Store, differences, ended, left_processes
-from tests.judge_server import FaultyJudge, judge_server
+from tests.judge_server import Answer, FaultyJudge, judge_server
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 TASKS = ("--tasks", "choice.jsonl,text.txt")
@@ -204,12 +205,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+class SlowJudge(FaultyJudge):
+    """A judge that takes a while, so that kills fall into its calls."""
+
+    def __call__(self, number: int, body: Mapping[str, Any]) -> Answer:
+        """Answer one call."""
+        answer = super().__call__(number, body)
+        time.sleep(0.2)
+        return answer
+
+
 def kill_all(
     count: int, seed: int, cases: list[Case], work: Path, *, until: float, rows: Path, forks: Forks | None
 ) -> None:
     """Kill `count` commands, in equal shares, and append a line per kill."""
     draw = random.Random(seed)
-    judge = FaultyJudge(share=0.0, latency=0.2)
+    judge = SlowJudge(share=0.0)
     with judge_server(judge) as server:
         for index, case in enumerate(cases):
             wanted = count // len(cases) + (index < count % len(cases))

@@ -2,26 +2,37 @@
 
 import hashlib
 import json
+import math
+import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
+
+import pytest
+
+from mlflow_compress.transport import client
+from mlflow_compress.transport.client import Transport
+from tests.clock import wait_until
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A response byte for byte. `cut` ends the connection that many bytes before the end; `wait` comes before it."""
+    """A response byte for byte. `cut` ends the connection that many bytes before the end.
+
+    Of a `silent` one the body is announced and never sent, until the client gives up; with status 0 nothing is sent.
+    """
 
     body: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     kind: str = "application/json"
     cut: int = 0
-    wait: float = 0.0
+    silent: bool = False
 
 
 Answer = str | tuple[int, dict[str, Any]] | Raw
@@ -40,31 +51,77 @@ class JudgeServer:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads = False  # whoever closes it waits for the requests that it has begun
     request_queue_size = 128  # a burst of connections is not turned away
 
     def handle_error(self, *_: Any) -> None:
         """Keep the output clean when a client has gone."""
 
 
+_SILENT = "X-Silent"  # a header that announces that nothing follows
+
+
 class RawHandler(BaseHTTPRequestHandler):
     """Sends raw answers, faults included."""
 
     def send_raw(self, raw: Raw) -> None:
-        time.sleep(raw.wait)
-        if raw.status == 0:  # the connection breaks before an answer
-            self.close_connection = True
-            return
-        self.send_response(raw.status)
-        self.send_header("Content-Type", raw.kind)
-        self.send_header("Content-Length", str(len(raw.body)))
-        for name, value in raw.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(raw.body[: len(raw.body) - raw.cut])
+        self.close_connection = True
+        if raw.status:  # otherwise the connection breaks before an answer
+            self.send_response(raw.status)
+            self.send_header("Content-Type", raw.kind)
+            self.send_header("Content-Length", str(len(raw.body) + raw.silent))  # more than nothing
+            for name, value in {**raw.headers, **({_SILENT: "1"} if raw.silent else {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+        if raw.silent:
+            with suppress(ConnectionError):
+                while self.connection.recv(1):  # until the client closes the connection, or dies
+                    pass
+        elif raw.status:
+            self.wfile.write(raw.body[: len(raw.body) - raw.cut])
 
     def log_message(self, *_: Any) -> None:
         """Keep the test's output clean."""
+
+
+@contextmanager
+def giving_up_on_silence() -> Iterator[None]:
+    """Let this process's clients wait for a millisecond where a server announces its silence.
+
+    So a call times out because the server wants it, and no other one does, however slow the machine is: the client's
+    own time-out may be long.
+    """
+    from openai import DefaultAsyncHttpxClient
+
+    init = DefaultAsyncHttpxClient.__init__
+
+    async def after_the_head(response: Any) -> None:
+        if _SILENT in response.headers:
+            response.request.extensions["timeout"]["read"] = 0.001
+
+    def impatient(self: Any, **settings: Any) -> None:
+        init(self, **{"event_hooks": {"response": [after_the_head]}, **settings})
+
+    with mock.patch.object(DefaultAsyncHttpxClient, "__init__", impatient):
+        yield
+
+
+class CtrlC:
+    """Ctrl-C while a server works on calls of this process, which get all the time that they need to end."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        enter, opened = Transport.__enter__, list[Transport]()
+        patch.setattr(Transport, "__enter__", lambda one: opened.append(one) or enter(one))
+        patch.setattr(client, "ENDING_SECONDS", math.inf)
+        self._opened, self._lock, self._pressed = opened, threading.Lock(), False
+
+    def press(self) -> None:
+        """Press it, once, and return when no further call begins. A server calls this before it answers."""
+        with self._lock:
+            if not self._pressed:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            self._pressed = True
+        wait_until(lambda: any(one._ending.is_set() for one in self._opened))
 
 
 @contextmanager
@@ -74,7 +131,8 @@ def listening(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        with giving_up_on_silence():
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
     finally:
         server.shutdown()
         thread.join()
@@ -99,10 +157,11 @@ def judge_server(script: Script, *, model: str = "gpt-4-0613", port: int = 0) ->
                 running += 1
                 state.most_at_once = max(state.most_at_once, running)
             try:
-                self.send_raw(self._raw(script(number, body)))
+                raw = self._raw(script(number, body))
             finally:
                 with lock:
-                    running -= 1
+                    running -= 1  # before it is sent, after which the client may ask the next one
+            self.send_raw(raw)
 
         def _raw(self, answer: Answer) -> Raw:
             if isinstance(answer, Raw):
@@ -143,13 +202,13 @@ PAID = ("refusal", "empty", "off_format")
 """Replies that cost money, and in which nothing can be read."""
 
 
-def fault(kind: str, text: str, *, wait: float = 1.0) -> Raw:
-    """Return a response with a fault; `wait` is how long one that times out keeps the client waiting."""
+def fault(kind: str, text: str) -> Raw:
+    """Return a response with a fault."""
     whole = json.dumps(completion(text)).encode()
     return {
         "rate_limit": Raw(b'{"error": {"message": "slow down"}}', 429, {"Retry-After": "0.01"}),
         "server_error": Raw(b'{"error": {"message": "broken"}}', 500, {"retry-after-ms": "1"}),
-        "timeout": Raw(whole, wait=wait),
+        "timeout": Raw(whole, silent=True),
         "dropped": Raw(status=0),
         "truncated": Raw(whole[:-20]),
         "html": Raw(b"<html><body>Bad gateway</body></html>", kind="text/html"),
@@ -164,10 +223,10 @@ class FaultyJudge:
     """A script that injects every kind of fault in turn, at a share of the calls, and rates by the question."""
 
     share: float = 0.3  # of the calls that fail
-    wait: float = 1.0
-    latency: float = 0.0
     paid: Counter[str] = field(default_factory=Counter)  # replies that cost money, by question
     injected: Counter[str] = field(default_factory=Counter)
+    most_paid: float = math.inf  # after so many replies, none is sent before `goes_on`
+    goes_on: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def rating(self, question: str) -> int:
@@ -187,5 +246,7 @@ class FaultyJudge:
                 self.injected[kind] += 1
             if kind not in PASSING:
                 self.paid[question] += 1
-        time.sleep(self.latency)
-        return fault(kind, text, wait=self.wait) if kind else text
+            held = self.paid.total() > self.most_paid
+        if held:
+            self.goes_on.wait()
+        return fault(kind, text) if kind else text

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,11 +42,10 @@ class ServedDemo:
     by_position: bool = True  # knows prompt_logprobs, as a vLLM does
     max_length: int = 1024  # tokens that it says it reads
     chat: str | None = None  # written before every conversation: "" for the model's own template; None: it has no chat
-    pause: float = 0.002  # seconds before each token of a stream
+    before_token: Callable[[], object] = lambda: None  # called before each token of a stream
     fault: Fault = lambda number, body: None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     answered: Counter[str] = field(default_factory=Counter)
-    most_at_once: int = 0
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
         """Return the log-probabilities of the next token after each of `ids`."""
@@ -206,7 +204,6 @@ def served_demo(loaded: LoadedModel, *, kind: str = "vllm", **behaviour: Any) ->
     """Serve a loaded model on 127.0.0.1 until the block ends."""
     state = ServedDemo("", loaded, kind, **behaviour)
     lock, computing = threading.Lock(), threading.Lock()
-    running = 0
 
     class Handler(RawHandler):
         def do_GET(self) -> None:
@@ -214,44 +211,37 @@ def served_demo(loaded: LoadedModel, *, kind: str = "vllm", **behaviour: Any) ->
             self.send_raw(Raw(json.dumps(found or {}).encode(), 200 if found is not None else 404))
 
         def send_stream(self, found: dict[str, Any]) -> None:
-            """Send a completion as a stream, a token an event and a few milliseconds between them."""
+            """Send a completion as a stream, a token an event."""
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
             for token in found["choices"][0]["logprobs"]["tokens"]:
-                time.sleep(state.pause)
+                state.before_token()
                 event = {"choices": [{"text": "", "logprobs": {"tokens": [token]}}]}
                 self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
                 self.wfile.flush()
             self.wfile.write(b"data: [DONE]\n\n")
 
         def do_POST(self) -> None:
-            nonlocal running
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
                 number = len(state.bodies)
                 state.bodies.append({"path": self.path, **body})
-                running += 1
-                state.most_at_once = max(state.most_at_once, running)
-            try:
-                faulty = state.fault(number, body)
-                if faulty is not None:
-                    self.send_raw(faulty)
-                    return
-                with computing:
-                    found = state.answer(self.path, body)
-                if body.get("stream") and not isinstance(found, tuple):
-                    self.send_stream(found)
-                    return
-                if isinstance(found, tuple):
-                    self.send_raw(Raw(json.dumps({"error": {"message": found[1]}}).encode(), found[0]))
-                    return
-                self.send_raw(Raw(json.dumps(found).encode()))
-                with lock:
-                    state.answered[json.dumps(body, sort_keys=True)] += 1
-            finally:
-                with lock:
-                    running -= 1
+            faulty = state.fault(number, body)
+            if faulty is not None:
+                self.send_raw(faulty)
+                return
+            with computing:
+                found = state.answer(self.path, body)
+            if body.get("stream") and not isinstance(found, tuple):
+                self.send_stream(found)
+                return
+            if isinstance(found, tuple):
+                self.send_raw(Raw(json.dumps({"error": {"message": found[1]}}).encode(), found[0]))
+                return
+            with lock:
+                state.answered[json.dumps(body, sort_keys=True)] += 1
+            self.send_raw(Raw(json.dumps(found).encode()))
 
     with listening(Handler) as state.base_url:
         yield state

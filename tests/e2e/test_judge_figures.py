@@ -18,7 +18,7 @@ from tests.judging import KEY
 
 MODEL = "judge-1"
 FEW = {"num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": "8", "judge_model": MODEL}
-ONCE = {"judge_attempts": 1, "judge_max_unscored": 1.0, "judge_max_retries": 1, "judge_timeout": 0.3}
+ONCE = {"judge_attempts": 1, "judge_max_unscored": 1.0, "judge_max_retries": 1}
 Reply = Callable[[str], Answer]
 """From the healthy text to what the endpoint answers instead."""
 
@@ -172,9 +172,9 @@ def test_what_passes_changes_no_figure(
     judged: Callable[..., mc.AnswerEvaluation], right: mc.AnswerEvaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
-    faults = {day: partial(fault, kind, wait=0.6) for day, kind in enumerate((*PASSING, *PAID))}
+    faults = {day: partial(fault, kind) for day, kind in enumerate((*PASSING, *PAID))}
     script = Script(faults, passing=True)
-    found = judged(script, judge_timeout=0.3)
+    found = judged(script)
     assert len(script.seen) == 4 * len(faults)
     assert scores(found) == scores(right)
     assert found.as_text().splitlines()[0] == right.as_text().splitlines()[0]

@@ -5,23 +5,31 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from mlflow_compress.records import Judgments
 from mlflow_compress.reporting.answers_page import from_jsonl
 from mlflow_compress.tracking.tracker import Tracker
+from tests.clock import wait_until
 from tests.judge_server import PAID, PASSING, Answer, FaultyJudge, judge_server, question_of
 from tests.judging import KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-ATTEMPTS, CONCURRENCY = 3, 16
+CONCURRENCY = 16
+COMMAND = """
+import sys
+from mlflow_compress.cli import main
+from tests.judge_server import giving_up_on_silence
+with giving_up_on_silence():
+    sys.exit(main(sys.argv[1:]))
+"""
 
 
 @dataclass
@@ -44,14 +52,14 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     log = (folder / "log.txt").open("ab")
-    command = [sys.executable, "-m", "mlflow_compress", *arguments]
+    command = [sys.executable, "-c", COMMAND, *arguments]
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
 
 def judge(folder: Path, base_url: str) -> subprocess.Popen[bytes]:
     [checkpoint] = [path.parent for path in folder.glob("out/*/config.json")]
     few = ["--num_samples", "2", "--max_new_tokens", "2", "--judge_max_tokens", "4"]
-    asked = ["--judges", "mt_bench,pairwise", "--judge_max_unscored", "1", "--judge_timeout", "0.5"]
+    asked = ["--judges", "mt_bench,pairwise", "--judge_max_unscored", "1"]
     places = ["--checkpoint", str(checkpoint), "--instructions", "say.jsonl"]
     return start(folder, "judge", *places, *few, *asked, "--judge_base_url", base_url)
 
@@ -69,22 +77,27 @@ def test_killed_half_way_and_run_again_nothing_is_lost_paid_twice_or_told(
     ]
     (tmp_path / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in says))
     assert start(tmp_path, "quantize", "--method", "rtn", "--bits", "3", "--output_dir", "out").wait() == 0
-    script = FaultyPanel(wait=1.0, latency=0.05)
+    script = FaultyPanel(most_paid=220)
     with judge_server(script) as server:
         process = judge(tmp_path, server.base_url)
-        deadline = time.monotonic() + 300
-        while sum(map(lines, tmp_path.rglob("judgments.jsonl"))) < 200:
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log.txt").read_text()[-3000:]
-            time.sleep(0.02)
+        wait_until(
+            lambda: sum(map(lines, tmp_path.rglob("judgments.jsonl"))) >= 200,
+            ended=lambda: process.poll() is not None,
+            said=lambda: (tmp_path / "log.txt").read_text()[-3000:],
+        )
         process.send_signal(signal.SIGKILL)
         process.wait()
-        time.sleep(1.5)  # the server ends the calls that were under way
-        [cache] = tmp_path.rglob("judgments.jsonl")
-        kept, paid = lines(cache), script.paid.total()
-        assert kept >= 200 and 0 <= paid - kept <= CONCURRENCY
+        script.goes_on.set()
+    # The server has ended the calls that were under way.
+    n_calls = len(server.bodies)
+    [cache] = tmp_path.rglob("judgments.jsonl")
+    kept, paid = lines(cache), script.paid.total()
+    assert 200 <= kept <= 220 and 0 <= paid - kept <= CONCURRENCY
+    with judge_server(script, port=urlsplit(server.base_url).port) as server:
         assert judge(tmp_path, server.base_url).wait() == 0, (tmp_path / "log.txt").read_text()[-3000:]
+        n_calls += len(server.bodies)
     assert set(script.injected) == {*PASSING, *PAID}
-    assert 0.25 < script.injected.total() / len(server.bodies) < 0.35
+    assert 0.25 < script.injected.total() / n_calls < 0.35
 
     # No paid call was repeated: every reply is in the cache, but those that were under way at the kill.
     assert lines(cache) == script.paid.total() - (paid - kept)

@@ -1,7 +1,8 @@
 """The speed of served models: tokens as they arrive, in turn with a served baseline, alone beside one in this process."""
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
+from mlflow_compress.engines.endpoint import served_timing
 from mlflow_compress.errors import ConfigError, EndpointError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import RunRecords
@@ -19,9 +21,42 @@ from tests.served_demo import NAME, ServedDemo, served_demo
 FEW = {"speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4}
 
 
+class TokenClock:
+    """The clock of the client: every token takes a server some seconds, and is noted before the next one is written."""
+
+    def __init__(self) -> None:
+        self._now, self._is_noted = 0.0, threading.Event()
+        self._is_noted.set()
+        self._one = threading.Lock()
+
+    def perf_counter(self) -> float:
+        now = self._now
+        if threading.current_thread() is not threading.main_thread():  # which notes when a request begins
+            self._is_noted.set()
+        return now
+
+    def each(self, seconds: float) -> Callable[[], None]:
+        """Return what a server does before it writes a token."""
+
+        def wait() -> None:
+            with self._one:
+                self._is_noted.wait()
+                self._is_noted.clear()
+                self._now += seconds
+
+        return wait
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> TokenClock:
+    clock = TokenClock()
+    monkeypatch.setattr(served_timing, "time", clock)
+    return clock
+
+
 @pytest.fixture
 def server(loaded: LoadedModel) -> Iterator[ServedDemo]:
-    with served_demo(loaded, pause=0.01) as found:
+    with served_demo(loaded) as found:
         yield found
 
 
@@ -36,14 +71,16 @@ def seconds_of(records: Path, batch: int) -> np.ndarray:
     return table.column("seconds").to_numpy().reshape(-1, 4)
 
 
-def test_a_served_variant_alone_has_no_ratio(server: ServedDemo, tmp_path: Path) -> None:
+def test_a_served_variant_alone_has_no_ratio(server: ServedDemo, clock: TokenClock, tmp_path: Path) -> None:
+    server.before_token = clock.each(0.01)
     found = timed(server, tmp_path)
-    assert found["speed/decode_tokens_per_second_batch_1"].value > 0 and found["speed/first_token_ms"].value >= 10
-    # The server waits 10 ms before each token. A busy machine may read one late and the next one soon after, but reads
-    # none before it is written.
+    assert found["speed/decode_tokens_per_second_batch_1"].value == pytest.approx(100)
+    assert found["speed/first_token_ms"].value == pytest.approx(10)
+    assert found["speed/token_gap_ms_p50"].value == pytest.approx(10)
     one, eight = (seconds_of(found.records_folder, batch) for batch in (1, 8))
-    assert len(one) == len(eight) == 2 and (np.stack([one, eight]) >= 0.01 * np.arange(1, 5)).all()
-    assert found["speed/token_gap_ms_p50"].value == pytest.approx(1000 * np.median(np.diff(one, axis=1)))
+    assert len(one) == len(eight) == 2 and one == pytest.approx(np.tile(0.01 * np.arange(1, 5), (2, 1)))
+    # Eight at once: each of the 32 tokens takes 10 ms, and the slowest of eight streams counts.
+    assert (eight >= 0.08 * np.arange(1, 5) - 1e-9).all() and eight[:, -1] == pytest.approx(0.32)
     assert "speed/decode_ratio_batch_1" not in found.metrics and not found.values
     assert found.described["runtime"] == "vLLM 0.0.1"
     assert "without its baseline" in found.summary
@@ -53,8 +90,11 @@ def test_a_served_variant_alone_has_no_ratio(server: ServedDemo, tmp_path: Path)
     assert len({json.dumps(body["prompt"]) for body in asked}) > 20  # no cache has read them before
 
 
-def test_a_served_baseline_is_timed_in_turn(loaded: LoadedModel, server: ServedDemo, tmp_path: Path) -> None:
-    with served_demo(loaded, pause=0.05) as slow:
+def test_a_served_baseline_is_timed_in_turn(
+    loaded: LoadedModel, server: ServedDemo, clock: TokenClock, tmp_path: Path
+) -> None:
+    server.before_token = clock.each(0.01)
+    with served_demo(loaded, before_token=clock.each(0.05)) as slow:
         found = timed(
             server,
             tmp_path,
@@ -62,10 +102,11 @@ def test_a_served_baseline_is_timed_in_turn(loaded: LoadedModel, server: ServedD
             baseline_served_model=NAME,
             tokenizer=str(demo.MODEL_DIR),
         )
-    assert found["speed/decode_ratio_batch_1"].value > 1.5  # 10 ms before each token against 50
-    gaps = np.diff(written := seconds_of(found.records_folder.parent / "baseline", 1), axis=1)
-    assert (written >= 0.05 * np.arange(1, 5)).all() and found["speed/first_token_ms_baseline"].value >= 50
-    assert found["speed/token_gap_ms_p50_baseline"].value == pytest.approx(1000 * np.median(gaps))
+    assert found["speed/decode_ratio_batch_1"].value == pytest.approx(5)  # 10 ms before each token against 50
+    written = seconds_of(found.records_folder.parent / "baseline", 1)
+    assert written == pytest.approx(np.tile(0.05 * np.arange(1, 5), (2, 1)))
+    assert found["speed/first_token_ms_baseline"].value == pytest.approx(50)
+    assert found["speed/token_gap_ms_p50_baseline"].value == pytest.approx(50)
     assert found.baseline == NAME and "decode (batch 1)" in found.summary
 
 

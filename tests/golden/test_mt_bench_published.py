@@ -54,7 +54,7 @@ def test_scores_by_category_are_those_of_show_result(tmp_path: Path) -> None:
     items, answers = questions(), {who: published(model) for who, model in MODELS.items()}
     assert len(items) == 80 and [len(part) for part in answers.values()] == [160, 160]
     # Faults that cost nothing pass; what stays unscored is left out by both.
-    script = FaultyJudge(share=0.2, wait=0.0)
+    script = FaultyJudge(share=0.2)
     judged, _ = graded(script, tmp_path, *items, given=answers, judge_attempts=1, judge_max_unscored=1)
     assert 0 < judged.values["judge/unscored"] < 320
     found = compute_all(

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -36,12 +36,13 @@ from mlflow_compress.kept import keeping
 from mlflow_compress.reporting.answers_page import account_rows, account_text
 from mlflow_compress.reporting.html import render_report
 from mlflow_compress.tracking.tracker import Tracker
-from mlflow_compress.transport import client as retries
+from mlflow_compress.transport import client
 from mlflow_compress.transport import spending as budgets
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, Usage, read_completion
-from tests.judge_server import PAID, PASSING, FaultyJudge, Raw, completion, judge_server, question_of
+from tests.clock import Clock, wait_until
+from tests.judge_server import PAID, PASSING, CtrlC, FaultyJudge, Raw, completion, judge_server, question_of
 from tests.judging import KEY, WRITING, answers, grade, graded, instructions
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20}
@@ -97,12 +98,19 @@ def test_where_more_room_is_refused_the_cut_reply_stands(tmp_path: Path) -> None
     assert judged.judgments["variant"].column("judgment").tolist() == ["on and on", "on and on"]
 
 
-def test_retry_after_is_read_as_seconds_milliseconds_or_a_date() -> None:
-    assert retries.retry_after({"retry-after": "2.5"}) == 2.5
-    assert retries.retry_after({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
-    in_a_minute = retries.retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)})
-    assert in_a_minute is not None and 55 < in_a_minute <= 60
-    assert retries.retry_after({"retry-after": formatdate(time.time() - 60, usegmt=True)}) == 0
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock of all pauses between calls: none of them takes any time."""
+    clock = Clock()
+    clock.drive(monkeypatch, client)
+    return clock
+
+
+def test_retry_after_is_read_as_seconds_milliseconds_or_a_date(clock: Clock) -> None:
+    assert client.retry_after({"retry-after": "2.5"}) == 2.5
+    assert client.retry_after({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    assert client.retry_after({"retry-after": formatdate(clock.time() + 60, usegmt=True)}) == 60
+    assert client.retry_after({"retry-after": formatdate(clock.time() - 60, usegmt=True)}) == 0
     for nonsense in (
         {},
         {"retry-after": "soon"},
@@ -110,58 +118,62 @@ def test_retry_after_is_read_as_seconds_milliseconds_or_a_date() -> None:
         {"retry-after": "inf"},
         {"retry-after": "nan"},
     ):
-        assert retries.retry_after(nonsense) is None
+        assert client.retry_after(nonsense) is None
 
 
 @given(st.integers(0, 2000))
 def test_back_off_grows_to_a_limit_and_is_drawn_at_random(retry: int) -> None:
     longest = min(0.5 * 2 ** min(retry, 10), 30.0)
-    drawn = {retries.back_off(retry) for _ in range(20)}
+    drawn = {client.back_off(retry) for _ in range(20)}
     assert all(longest / 2 <= wait <= longest for wait in drawn) and len(drawn) > 1
 
 
-def test_retry_after_is_waited_for(tmp_path: Path) -> None:
-    begin, later = time.monotonic(), Raw(b"{}", 429, {"Retry-After": "0.3"})
-    graded(lambda number, _: later if number == 0 else "[[3]]", tmp_path, WRITING)
-    assert 0.3 <= time.monotonic() - begin < 5
+def test_retry_after_is_waited_for_and_grows_where_nothing_is_asked(tmp_path: Path, clock: Clock) -> None:
+    later = [Raw(b"{}", 429, {"Retry-After": "300"}), Raw(b"{}", 503), Raw(b"{}", 503)]
+    _, server = graded(lambda number, _: later[number] if number < len(later) else "[[3]]", tmp_path, WRITING)
+    assert len(server.bodies) == 2 + len(later) == 2 + len(clock.pauses)
+    asked, second, third = clock.pauses
+    assert asked == 300 and 0.5 <= second <= 1 <= third <= 2
 
 
-def test_a_server_that_asks_for_an_hour_has_said_no(tmp_path: Path) -> None:
+def test_a_server_that_asks_for_an_hour_has_said_no(tmp_path: Path, clock: Clock) -> None:
     judged, server = graded(lambda *_: Raw(b"{}", 429, {"Retry-After": "3600"}), tmp_path, WRITING)
-    assert judged.values["judge/unscored/http_429"] == 2 and len(server.bodies) == 2
+    assert judged.values["judge/unscored/http_429"] == 2 and len(server.bodies) == 2 and clock.pauses == []
 
 
-def test_no_minute_holds_more_than_the_limit() -> None:
+def test_no_minute_holds_more_than_the_limit(clock: Clock) -> None:
     times: list[tuple[float, int]] = []
-    minute = 0.2
+    begin = clock.now
 
     async def work() -> None:
-        limit = PerMinute(10, minute=minute)
+        limit = PerMinute(10)
 
         async def call(units: int) -> None:
             await limit.take(units)
-            times.append((time.monotonic(), units))
+            times.append((clock.now - begin, units))
 
         await asyncio.gather(*(call(units) for units in (4, 4, 4, 1, 1, 1, 9, 30, 2)))
 
     asyncio.run(work())
-    assert [units for _, units in times] == [4, 4, 4, 1, 1, 1, 9, 30, 2]  # first come, first served
-    for begin, _ in times:
-        inside = [units for when, units in times if begin <= when < begin + minute * 0.95]
-        assert sum(inside) <= 10 or inside == [30]
+    # First come, first served. 4 + 4 + 4 and 4 + 1 + 1 + 1 + 9 are above 10; what is larger alone has its own minute.
+    assert times == [(0, 4), (0, 4), (60, 4), (60, 1), (60, 1), (60, 1), (120, 9), (180, 30), (240, 2)]
 
 
-def test_requests_per_minute_reach_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_compress.transport.client.PerMinute", lambda n: PerMinute(n, minute=0.5))
-    begin = time.monotonic()
-    graded(lambda *_: "[[3]]", tmp_path, *instructions(4), judge_requests_per_minute=4)
-    assert time.monotonic() - begin >= 0.5  # eight calls, four in half a second
+def test_requests_per_minute_reach_the_endpoint(tmp_path: Path, clock: Clock) -> None:
+    _, server = graded(lambda *_: "[[3]]", tmp_path, *instructions(4), judge_requests_per_minute=4)
+    assert len(server.bodies) == 8 and clock.pauses == [60]  # four in each minute
 
 
 def test_concurrency_is_a_limit(tmp_path: Path) -> None:
-    slow = Raw(json.dumps(completion("[[3]]")).encode(), wait=0.02)
-    _, server = graded(lambda *_: slow, tmp_path, *instructions(12), judge_concurrency=3)
-    assert server.most_at_once == 3
+    three = threading.Barrier(3)  # each waits for two others
+
+    def script(number: int, body: dict[str, Any]) -> str:
+        if 1 <= number <= 21:  # the first call is made alone, and of 23 more the last two have no third
+            three.wait()
+        return "[[3]]"
+
+    _, server = graded(script, tmp_path, *instructions(12), judge_concurrency=3)
+    assert len(server.bodies) == 24 and server.most_at_once == 3
 
 
 PRICES = "gpt-4: {prompt: 30, completion: 60}\n"
@@ -203,16 +215,11 @@ def test_the_budget_stops_before_the_next_call_and_the_next_run_goes_on(tmp_path
         assert len(server.bodies) == 40 and second.failed is None and second.values["judge/unscored"] == 0
 
 
-def test_calls_that_were_never_answered_are_booked_at_the_most_that_they_can_cost(tmp_path: Path) -> None:
+def test_calls_that_were_never_answered_are_booked_at_the_most_that_they_can_cost(tmp_path: Path, clock: Clock) -> None:
     """The server works on what it is sent, whether or not anybody waits for it."""
     (tmp_path / "prices.yaml").write_text(PRICES)
-    prices = {"judge_prices": str(tmp_path / "prices.yaml"), "judge_timeout": 0.2, "judge_max_retries": 5}
-
-    def late(*_: object) -> tuple[int, object]:
-        time.sleep(1.0)
-        return 200, completion("[[5]]", usage=USAGE)
-
-    with judge_server(late) as server:
+    prices = {"judge_prices": str(tmp_path / "prices.yaml"), "judge_max_retries": 5}
+    with judge_server(lambda *_: Raw(silent=True)) as server:
         graded = grade(server.base_url, tmp_path, *instructions(20), judge_max_cost=0.45, judge_concurrency=1, **prices)
         # A call can cost 0.123 for the longest reply and up to 0.06 for its prompt: two or three fit.
         assert 2 <= len(server.bodies) <= 3
@@ -282,25 +289,18 @@ def test_any_json_is_a_reply_or_a_reason(value: Any) -> None:
 
 
 @pytest.mark.usefixtures("command_signals")
-def test_ctrl_c_ends_the_calls_and_keeps_what_was_answered(tmp_path: Path) -> None:
-    enough = threading.Event()
+def test_ctrl_c_ends_the_calls_and_keeps_what_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctrl_c = CtrlC(monkeypatch)
 
     def script(number: int, body: dict[str, Any]) -> str:
         if number >= 5:
-            enough.set()
-            time.sleep(0.5)
+            ctrl_c.press()
         return "[[3]]"
 
-    def press() -> None:
-        enough.wait()
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=press).start()
     with judge_server(script) as server:
         with pytest.raises(KeyboardInterrupt):
             grade(server.base_url, tmp_path, *instructions(30), judge_concurrency=4)
-        assert len(server.bodies) <= 10
+        assert 6 <= len(server.bodies) <= 9
     # Those that were under way are kept too: nothing that was paid for is asked again.
     assert len((tmp_path / "judgments.jsonl").read_text().splitlines()) == len(server.bodies)
     assert not [t for t in threading.enumerate() if t.name == "judge"]
@@ -374,13 +374,15 @@ def test_a_placeholder_for_a_key_is_not_cut_out_of_replies() -> None:
 
 ATTEMPTS = 3
 ITEMS = instructions(80)
-SETTINGS: dict[str, Any] = {"judge_timeout": 0.5, "judge_attempts": ATTEMPTS, "judge_max_unscored": 1.0}
+SETTINGS: dict[str, Any] = {"judge_attempts": ATTEMPTS, "judge_max_unscored": 1.0}
 # The process that is killed: it grades as the judge stage does.
 COMMAND = """
 import sys
 from pathlib import Path
+from tests.judge_server import giving_up_on_silence
 from tests.unit.test_judge_transport import ITEMS, SETTINGS, grade
-grade(sys.argv[1], Path(sys.argv[2]), *ITEMS, **SETTINGS)
+with giving_up_on_silence():
+    grade(sys.argv[1], Path(sys.argv[2]), *ITEMS, **SETTINGS)
 """
 
 
@@ -404,8 +406,8 @@ def check_records(judged: Any, script: FaultyJudge) -> None:
     assert unscored.total() <= 8  # 5 %, the default limit
 
 
-def test_every_judgment_is_scored_or_unscored_with_its_reason(tmp_path: Path) -> None:
-    script = FaultyJudge(wait=1.0)
+def test_every_judgment_is_scored_or_unscored_with_its_reason(tmp_path: Path, clock: Clock) -> None:
+    script = FaultyJudge()
     with judge_server(script) as server:
         judged = grade(server.base_url, tmp_path, *ITEMS, **SETTINGS)
         calls = len(server.bodies)
@@ -421,22 +423,21 @@ def test_every_judgment_is_scored_or_unscored_with_its_reason(tmp_path: Path) ->
 
 @pytest.mark.ci
 def test_after_kill_9_half_way_no_paid_reply_is_asked_for_again(tmp_path: Path) -> None:
-    script = FaultyJudge(wait=1.0, latency=0.05)
+    script = FaultyJudge(most_paid=80)
     cache = tmp_path / "judgments.jsonl"
     with judge_server(script) as server:
         environment = {**os.environ, "OPENAI_API_KEY": KEY}
         command = [sys.executable, "-c", COMMAND, server.base_url, str(tmp_path)]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while (cache.read_bytes().count(b"\n") if cache.exists() else 0) < 60:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: cache.exists() and cache.read_bytes().count(b"\n") >= 60, ended=process.poll)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        time.sleep(1.5)  # the server finishes the calls that were under way
-        kept = cache.read_bytes().count(b"\n")
-        before, under_way = script.paid.copy(), script.paid.total() - kept
-        assert 60 <= kept < 160 and 0 <= under_way <= 16
+        script.goes_on.set()
+    # The server has finished the calls that were under way.
+    kept = cache.read_bytes().count(b"\n")
+    before, under_way = script.paid.copy(), script.paid.total() - kept
+    assert 60 <= kept <= 80 and 0 <= under_way <= 16
+    with judge_server(script, port=urlsplit(server.base_url).port) as server:
         judged = grade(server.base_url, tmp_path, *ITEMS, **SETTINGS)
     check_records(judged, script)
     # What was kept was not asked again: all replies that were paid for are in the cache, but those that were under way.

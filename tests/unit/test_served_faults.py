@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +17,7 @@ from mlflow_compress.errors import EndpointError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.records import Request
 from mlflow_compress.transport import client
-from tests.judge_server import Raw, fault
+from tests.judge_server import CtrlC, Raw, fault
 from tests.served_demo import Fault, ServedDemo, served_demo
 from tests.unit.test_endpoint_scoring import open_demo, requests_
 
@@ -78,7 +75,7 @@ KINDS: dict[str, tuple[str, Callable[[dict[str, Any]], Raw]]] = {
     "HTML": ("not_json", lambda _: fault("html", "")),
     "empty body": ("not_json", lambda _: Raw()),
     "closed connection": ("connection", lambda _: fault("dropped", "")),
-    "slow": ("timeout", lambda _: fault("timeout", "", wait=1.2)),
+    "slow": ("timeout", lambda _: fault("timeout", "")),
     "null": ("null", last(None)),
     "NaN": ("not_finite", last(math.nan)),
     "NaN in a list": ("not_finite", reply_with(poison)),
@@ -116,8 +113,6 @@ def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
     monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
     server, served, exact = opened
     reason, faulty = KINDS[kind]
-    if kind == "slow":
-        served = replace(served, endpoint=replace(served.endpoint, timeout=1.0))
     echoes_alone = kind == "tokens echoed otherwise"  # of a next token nothing is echoed
     injected: Counter[str] = Counter()
     begin = len(server.bodies)
@@ -312,27 +307,18 @@ def many(kind: str) -> list[Request]:
 @pytest.mark.parametrize("kind", ["packs", "alone", "letters"])
 @pytest.mark.usefixtures("command_signals")
 def test_an_interruption_asks_nothing_again_that_was_under_way(
-    kind: str, opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path
+    kind: str,
+    opened: tuple[ServedDemo, ServedModel, list[float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, served, _ = opened
     requests, concurrency = many(kind), 4
     served = replace(served, endpoint=replace(served.endpoint, concurrency=concurrency))
     served = replace(served, can=replace(served.can, lists=kind != "alone"))
     exact, _ = EndpointScorer(served).score(requests)
-    begin, enough = len(server.bodies), threading.Event()
-
-    def slow(number: int, body: dict[str, Any]) -> None:
-        if number - begin >= 3:
-            enough.set()
-            threading.Event().wait(0.3)
-
-    def press() -> None:
-        enough.wait()
-        threading.Event().wait(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    server.fault = slow
-    threading.Thread(target=press).start()
+    begin, ctrl_c = len(server.bodies), CtrlC(monkeypatch)
+    server.fault = lambda number, body: ctrl_c.press() if number - begin >= 3 else None
     try:
         with pytest.raises(KeyboardInterrupt):
             EndpointScorer(served).score(requests, resume=tmp_path)
