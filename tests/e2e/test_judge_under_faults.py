@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -80,14 +79,16 @@ def test_killed_half_way_and_run_again_nothing_is_lost_paid_twice_or_told(
     script = FaultyPanel(most_paid=220)
     with judge_server(script) as server:
         process = judge(tmp_path, server.base_url)
-        wait_until(
-            lambda: sum(map(lines, tmp_path.rglob("judgments.jsonl"))) >= 200,
-            ended=lambda: process.poll() is not None,
-            said=lambda: (tmp_path / "log.txt").read_text()[-3000:],
-        )
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        script.goes_on.set()
+        try:
+            wait_until(
+                lambda: sum(map(lines, tmp_path.rglob("judgments.jsonl"))) >= 200,
+                ended=lambda: process.poll() is not None,
+                said=lambda: (tmp_path / "log.txt").read_text()[-3000:],
+            )
+        finally:
+            process.kill()
+            process.wait()
+            script.goes_on.set()
     # The server has ended the calls that were under way.
     n_calls = len(server.bodies)
     [cache] = tmp_path.rglob("judgments.jsonl")

@@ -25,7 +25,9 @@ import sys, time
 from pathlib import Path
 from mlflow_compress.cli import main
 from mlflow_compress.commands.evaluate import baseline
+from mlflow_compress.lifetime import end_with_parent
 
+end_with_parent()
 whole = baseline._run_twice
 
 def held(*args, **options):

@@ -4,9 +4,9 @@ import asyncio
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -425,14 +425,20 @@ def test_every_judgment_is_scored_or_unscored_with_its_reason(tmp_path: Path, cl
 def test_after_kill_9_half_way_no_paid_reply_is_asked_for_again(tmp_path: Path) -> None:
     script = FaultyJudge(most_paid=80)
     cache = tmp_path / "judgments.jsonl"
-    with judge_server(script) as server:
+    with tempfile.TemporaryFile("w+") as log, judge_server(script) as server:
         environment = {**os.environ, "OPENAI_API_KEY": KEY}
         command = [sys.executable, "-c", COMMAND, server.base_url, str(tmp_path)]
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        wait_until(lambda: cache.exists() and cache.read_bytes().count(b"\n") >= 60, ended=process.poll)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        script.goes_on.set()
+        process = subprocess.Popen(command, env=environment, stderr=log)
+        try:
+            wait_until(
+                lambda: cache.exists() and cache.read_bytes().count(b"\n") >= 60,
+                ended=lambda: process.poll() is not None,
+                said=lambda: log.seek(0) or log.read(),
+            )
+        finally:
+            process.kill()
+            process.wait()
+            script.goes_on.set()
     # The server has finished the calls that were under way.
     kept = cache.read_bytes().count(b"\n")
     before, under_way = script.paid.copy(), script.paid.total() - kept
