@@ -40,7 +40,7 @@ generated:  ## write every generated file again
 	python tools/write_methods_table.py
 	python tools/write_task_table.py
 	python tools/write_metric_reference.py
-	@if [ -d ../shared/data/papers ]; then python tools/write_papers_page.py; fi
+	python tools/write_papers_page.py
 
 format:  ## format the code
 	ruff format .

@@ -1,9 +1,10 @@
-"""Where optional real data for tests lies; tests that use it skip, with a reason, where it is missing."""
+"""Where real data for tests lies: published figures, and optional texts and models, without which their tests skip."""
 
 from pathlib import Path
 
 import pytest
 
+PUBLISHED = Path(__file__).parent / "golden" / "published"
 SHARED = Path(__file__).parents[2] / "shared"
 
 needs_shared = pytest.mark.skipif(

@@ -1,6 +1,6 @@
 """Write the tables of docs/papers.md: what of the papers' printed tables follows from the others, by our functions.
 
-Needs the tables themselves (`../shared/data/papers`). Run it after a change in `tools/paper_tables/`; a test compares.
+Run it after a change in `tools/paper_tables/`; a test compares.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The published MT-Bench answers, graded against a local endpoint: scores as FastChat's `show_result` computes them."""
+"""MT-Bench's answers, graded against a local endpoint: scores as FastChat's `show_result` computes them.
+
+Of the published questions and answers where they are, and of made ones.
+"""
 
 import json
 from pathlib import Path
@@ -10,6 +13,8 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.records import Generations, Judgments, RunRecords
 from tests.judge_server import FaultyJudge
+from tests.judging import Instruction as Made
+from tests.judging import answers as made_answers
 from tests.judging import graded
 from tests.roundoff import of_sum
 from tests.shared_data import SHARED, needs_shared
@@ -17,10 +22,10 @@ from tests.shared_data import SHARED, needs_shared
 MODELS = {"baseline": "llama-2-13b-chat", "variant": "llama-2-7b-chat"}
 
 
-def published(model: str) -> Generations:
+def published(who: str) -> Generations:
     """Return the published answers of a model, from FastChat's file."""
     rows = []
-    for line in (SHARED / "data" / "mt_bench" / f"answers_{model}.jsonl").read_text().splitlines():
+    for line in (SHARED / "data" / "mt_bench" / f"answers_{MODELS[who]}.jsonl").read_text().splitlines():
         row = json.loads(line)
         for turn, text in enumerate(row["choices"][0]["turns"]):
             key = {"task": "mt_bench", "item_id": str(row["question_id"]), "turn": turn, "sample": 0}
@@ -28,9 +33,20 @@ def published(model: str) -> Generations:
     return Generations.from_rows(rows)
 
 
-def questions() -> list[Instruction]:
+def published_questions() -> list[Instruction]:
     settings = TaskSettings(data_dir=str(SHARED / "data"))
     return find_instructions("mt_bench", model="m", settings=settings)
+
+
+def made_questions() -> list[Made]:
+    """Return as many as MT-Bench has, two turns each: ten of every category, three of which have references."""
+    plain = [(name, ()) for name in ("writing", "roleplay", "extraction", "stem", "humanities")]
+    graded_by_reference = [(name, ("r0", "r1")) for name in ("math", "reasoning", "coding")]
+    return [
+        Made(f"{category}{i}", category, (f"First {i} of {category}.", "Second."), reference)
+        for category, reference in plain + graded_by_reference
+        for i in range(10)
+    ]
 
 
 def show_result(judgments: Judgments) -> dict[tuple[str, str], float]:
@@ -49,9 +65,10 @@ def show_result(judgments: Judgments) -> dict[tuple[str, str], float]:
     return found
 
 
-@needs_shared
-def test_scores_by_category_are_those_of_show_result(tmp_path: Path) -> None:
-    items, answers = questions(), {who: published(model) for who, model in MODELS.items()}
+@pytest.mark.parametrize("texts", ["made", pytest.param("published", marks=needs_shared)])
+def test_scores_by_category_are_those_of_show_result(texts: str, tmp_path: Path) -> None:
+    items = made_questions() if texts == "made" else published_questions()
+    answers = {who: made_answers(*items, by=who) if texts == "made" else published(who) for who in MODELS}
     assert len(items) == 80 and [len(part) for part in answers.values()] == [160, 160]
     # Faults that cost nothing pass; what stays unscored is left out by both.
     script = FaultyJudge(share=0.2)

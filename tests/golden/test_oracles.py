@@ -1,4 +1,4 @@
-"""Published numbers of real models (shared/data, MIT licence).
+"""Published numbers of real models (`published/README.md`).
 
 Predictions at fp16, int8 and int4; ConSCompF of given embeddings; LLM-Uncertainty-Bench's script on option logits.
 """
@@ -18,27 +18,21 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.conscompf import consistency, similarity
 from mlflow_compress.metrics.stats.conformal import SCORES, conformal, conformal_quantile, conformity_scores
 from mlflow_compress.metrics.stats.significance import count_flips, mcnemar_exact
-from tests.shared_data import SHARED, needs_shared
+from tests.shared_data import PUBLISHED
 
-ORACLE = SHARED / "data" / "flips_oracle"
+FLIPS = json.loads((PUBLISHED / "flips.json").read_text())
 
 # (model, benchmark, precision, N, correct fp16, correct quantised, c2w, w2c, w2w, exact McNemar p): METRICS.md section 10.
 EXPECTED = [
-    ("google__gemma-2-2b-it", "mmlu", "int4", 975, 556, 556, 46, 46, 42, 1.0),
-    ("Qwen__Qwen2.5-1.5B-Instruct", "mmlu", "int4", 975, 595, 552, 86, 43, 57, 1.919e-4),
-    ("Qwen__Qwen2.5-1.5B-Instruct", "arc", "int8", 1000, 753, 762, 5, 14, 9, 0.06357),
+    ("gemma-2-2b-it", "mmlu", "int4", 975, 556, 556, 46, 46, 42, 1.0),
+    ("Qwen2.5-1.5B-Instruct", "mmlu", "int4", 975, 595, 552, 86, 43, 57, 1.919e-4),
+    ("Qwen2.5-1.5B-Instruct", "arc", "int8", 1000, 753, 762, 5, 14, 9, 0.06357),
 ]
 
 
-def _predictions(model: str, precision: str, benchmark: str) -> list[str]:
-    return json.loads((ORACLE / f"{model}__{precision}__{benchmark}.json").read_text())["preds"]
-
-
-@needs_shared
 @pytest.mark.parametrize(("model", "bench", "precision", "n", "fp16", "quantised", "c2w", "w2c", "w2w", "p"), EXPECTED)
 def test_published_counts_are_reproduced(model, bench, precision, n, fp16, quantised, c2w, w2c, w2w, p):
-    gold = [item["answer"] for item in json.loads((ORACLE / "_bench_items.json").read_text())[bench]]
-    base, quant = _predictions(model, "fp16", bench), _predictions(model, precision, bench)
+    gold, base, quant = (list(FLIPS[bench][name]) for name in ("gold", f"{model} fp16", f"{model} {precision}"))
     right_b = [a == g for a, g in zip(base, gold, strict=True)]
     right_q = [a == g for a, g in zip(quant, gold, strict=True)]
     found = count_flips(right_b, right_q, base, quant)
@@ -48,11 +42,9 @@ def test_published_counts_are_reproduced(model, bench, precision, n, fp16, quant
     assert found.w2c - found.c2w == quantised - fp16
 
 
-@needs_shared
 def test_equal_accuracy_hides_one_answer_in_seven():
     # gemma int4 on MMLU: accuracy is unchanged to the item, yet 92 answers flip and 134 change.
-    gold = [item["answer"] for item in json.loads((ORACLE / "_bench_items.json").read_text())["mmlu"]]
-    base, quant = (_predictions("google__gemma-2-2b-it", p, "mmlu") for p in ("fp16", "int4"))
+    gold, base, quant = (list(FLIPS["mmlu"][name]) for name in ("gold", "gemma-2-2b-it fp16", "gemma-2-2b-it int4"))
     found = count_flips(
         [a == g for a, g in zip(base, gold, strict=True)],
         [a == g for a, g in zip(quant, gold, strict=True)],
@@ -65,16 +57,12 @@ def test_equal_accuracy_hides_one_answer_in_seven():
     assert round(100 * (found.c2w + found.w2c + found.w2w) / found.n, 2) == 13.74
 
 
-CONSCOMPF = SHARED / "data" / "conscompf_oracle"
-
-
-@needs_shared
 def test_both_weightings_and_every_instruction():
-    data, expected = np.load(CONSCOMPF / "embeddings.npz"), json.loads((CONSCOMPF / "results.json").read_text())
+    data, expected = np.load(PUBLISHED / "conscompf.npz"), json.loads((PUBLISHED / "conscompf.json").read_text())
     found = similarity(data["a"], data["b"])
     # Theirs are products of 384 terms in float32, each divided by two lengths, with independent roundings: sqrt(384) U
     # for a cosine (Higham and Mary 2019, theorem 2.4), and what is averaged or weighted by such is no farther off.
-    bound = data["a"].shape[-1] ** 0.5 * 2.0**-24
+    bound = 384**0.5 * 2.0**-24
     np.testing.assert_allclose(found.cosine, expected["similarity_per_instruction"], atol=bound)
     np.testing.assert_allclose(consistency(data["a"]), expected["consistency_a"], atol=bound)
     np.testing.assert_allclose(consistency(data["b"]), expected["consistency_b"], atol=bound)
@@ -83,26 +71,23 @@ def test_both_weightings_and_every_instruction():
     assert found.mean() == pytest.approx(expected["weighted_equation4_mean"], abs=bound)
 
 
-UNCERTAINTY = SHARED / "data" / "uncertainty_oracle"
 MODELS = ("Llama-2-13b-hf", "Qwen-7B")
 PROMPTS = ("base", "shared", "task")
 TOLERANCE = 10_000 * 2.0**-53  # means of at most 10,000 items in float64, whose parts are at most 10
 
 
 def _inputs():
-    data = np.load(UNCERTAINTY / "logits.npz")
-    gold = np.array(["ABCDEF".index(letter) for letter in data["gold"]])
-    return data, gold, data["calibration_index"], data["test_index"]
+    data = np.load(PUBLISHED / "uncertainty.npz")
+    return data, data["gold"], data["calibration_index"], data["test_index"]
 
 
-@needs_shared
 @pytest.mark.parametrize("model", MODELS)
 def test_reference_mode_equals_the_published_script(model):
     data, gold, calibration, test = _inputs()
-    expected = json.loads((UNCERTAINTY / "results.json").read_text())[model]
+    expected = json.loads((PUBLISHED / "uncertainty.json").read_text())[model]
     found = {"Acc": [], "SS": [], "coverage": [], "UAcc": []}
     for prompt in PROMPTS:
-        p = softmax(data[f"{model}/{prompt}"], axis=-1)
+        p = softmax(data[f"{model} {prompt}"].astype(np.float32), axis=-1)
         answers = p[test].argmax(axis=1)
         assert (answers == 4).mean() == pytest.approx(expected["E_rate"][prompt], abs=TOLERANCE)
         assert (answers == 5).mean() == pytest.approx(expected["F_rate"][prompt], abs=TOLERANCE)
@@ -119,18 +104,18 @@ def test_reference_mode_equals_the_published_script(model):
         assert np.mean(values) == pytest.approx(expected["mean"][key], abs=TOLERANCE)
 
 
-@needs_shared
 @pytest.mark.parametrize("model", MODELS)
 def test_the_mean_of_ratios_is_not_the_ratio_of_means(model):
     # The published UAcc is a mean of six ratios; recomputing it from the published averages is off in the third digit.
-    mean = json.loads((UNCERTAINTY / "results.json").read_text())[model]["mean"]
+    mean = json.loads((PUBLISHED / "uncertainty.json").read_text())[model]["mean"]
     assert abs(mean["Acc"] / mean["SS"] * math.sqrt(6) - mean["UAcc"]) > 1e-3
 
 
-@needs_shared
 def test_the_reference_takes_the_next_rank():
     data, gold, calibration, _ = _inputs()
-    scores = conformity_scores(softmax(data["Qwen-7B/base"], axis=-1)[calibration], gold[calibration], "lac")
+    scores = conformity_scores(
+        softmax(data["Qwen-7B base"].astype(np.float32), axis=-1)[calibration], gold[calibration], "lac"
+    )
     # n = 4997: k = ceil(4998 * 0.9) = ceil(4498.2) = 4499. The script's level 4499/4997 falls, at "higher",
     # on index ceil(4499/4997 * 4996) = ceil(4498.1) = 4499 counted from zero: rank 4500.
     ordered = np.sort(scores)
@@ -138,7 +123,7 @@ def test_the_reference_takes_the_next_rank():
     assert conformal_quantile(scores, 0.1, mode="reference") == ordered[4499]
 
 
-PUBLISHED = {
+PROMPT_HASHES = {
     ("QA", 0, "base"): "fd2b6d91bf85811d",
     ("QA", 0, "shared"): "d19929f979222fe0",
     ("QA", 0, "task"): "b3715d10a61589a6",
@@ -185,7 +170,7 @@ def row(kind: str, number: int, split: str) -> dict[str, Any]:
     return made if kind == "QA" else {**made, "context": f" First line {number}.\nSecond line."}
 
 
-@pytest.mark.parametrize(("kind", "shots", "method"), PUBLISHED)
+@pytest.mark.parametrize(("kind", "shots", "method"), PROMPT_HASHES)
 def test_prompts_are_the_published_ones(tmp_path: Path, kind: str, shots: int, method: str) -> None:
     rows = [row(kind, number, "dev") for number in range(3)] + [row(kind, 9, "test")]
     path = tmp_path / "made.jsonl"
@@ -196,4 +181,4 @@ def test_prompts_are_the_published_ones(tmp_path: Path, kind: str, shots: int, m
     six = load_suite(str(path), model="m", settings=settings).tasks[-1]
     assert six.name == f"made_{method}_six"
     [prompt] = {request.context for request in six.requests}
-    assert hashlib.sha256(prompt.encode()).hexdigest()[:16] == PUBLISHED[kind, shots, method]
+    assert hashlib.sha256(prompt.encode()).hexdigest()[:16] == PROMPT_HASHES[kind, shots, method]

@@ -1,6 +1,6 @@
 """The papers' printed tables, recomputed by our functions: every identity, every cell that breaks it, every claim.
 
-The expected counts were derived from the tables beforehand (`shared/data/papers/README.md`), not taken from this code.
+The tables are in `published/papers`. The expected counts were derived from them beforehand, not taken from this code.
 """
 
 import sys
@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 from mlflow_compress.metrics.order import drop_pct
-from tests.shared_data import needs_shared
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
@@ -135,20 +134,17 @@ def checks_of(source: ModuleType) -> list[Check]:
     return source.checks()
 
 
-@needs_shared
 @pytest.mark.parametrize(("source", "table", "words", "holds", "breaks"), IDENTITIES)
 def test_an_identity_holds_but_for_the_named_cells(source, table, words, holds, breaks) -> None:
     (check,) = [c for c in checks_of(source) if c.table == table and c.identity.startswith(words)]
     assert (check.holds, check.breaks) == (holds, breaks)
 
 
-@needs_shared
 def test_no_identity_is_left_out() -> None:
     # One more is tested below by itself: UAcc of the printed means.
     assert sum(len(checks_of(source)) for source in CLAIMS) == len(IDENTITIES) + 1
 
 
-@needs_shared
 def test_the_published_uacc_follows_from_the_published_means_in_26_of_80_cells() -> None:
     rows = uncertainty_bench.cells()
     follows = {
@@ -161,13 +157,11 @@ def test_the_published_uacc_follows_from_the_published_means_in_26_of_80_cells()
     assert max(others) == pytest.approx(1.3333, abs=5e-5) and min(others) == pytest.approx(0.9981, abs=5e-5)
 
 
-@needs_shared
 @pytest.mark.parametrize("source", CLAIMS)
 def test_what_the_tables_give_beside_the_text(source) -> None:
     assert [claim.ours for claim in source.claims()] == CLAIMS[source]
 
 
-@needs_shared
 def test_a_repaired_perplexity_makes_its_whole_row_hold_and_the_page_shows_the_present_tables() -> None:
     assert llama_cpp.repaired_q2_k()
     assert PAGE.read_text() == filled(PAGE.read_text(), tables()), "run tools/write_papers_page.py"

@@ -3,6 +3,7 @@
 Ratings out of text, and the prompts that ask for them.
 """
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -381,24 +382,17 @@ def test_the_first_turn_does_not_show_the_second() -> None:
     assert ANSWERS[1] not in prompt.user + prompt.system
 
 
-@needs_shared
-@pytest.mark.parametrize("category", ["writing", "math"])
-@pytest.mark.parametrize("turn", [0, 1])
+# Of `system_prompt`, a line break and `prompt_template`, filled with these, in FastChat's judge_prompts.jsonl.
+PUBLISHED = {
+    ("writing", 0): ("single-v1", "61436731be4117f1"),
+    ("math", 0): ("single-math-v1", "ed4a7dc069099ca0"),
+    ("writing", 1): ("single-v1-multi-turn", "580605d79cb541e5"),
+    ("math", 1): ("single-math-v1-multi-turn", "24147b376f6981c9"),
+}
+
+
+@pytest.mark.parametrize(("category", "turn"), PUBLISHED)
 def test_prompts_equal_the_published_ones(category: str, turn: int) -> None:
-    published = {
-        row["name"]: row
-        for row in map(json.loads, (SHARED / "data" / "mt_bench" / "judge_prompts.jsonl").read_text().splitlines())
-    }
     prompt = grading_prompt(category, turn, QUESTIONS, ANSWERS, REFERENCE)
-    theirs = published[prompt.name]
-    values = {"question": QUESTIONS[0], "answer": ANSWERS[0]}
-    for t in (0, 1):
-        values |= {
-            f"question_{t + 1}": QUESTIONS[t],
-            f"answer_{t + 1}": ANSWERS[t],
-            f"ref_answer_{t + 1}": REFERENCE[t],
-        }
-    assert prompt.user == theirs["prompt_template"].format(**values)
-    assert prompt.system == theirs["system_prompt"]
-    assert ("math" in prompt.name) == (category == "math")
-    assert ("multi-turn" in prompt.name) == (turn == 1)
+    found = hashlib.sha256(f"{prompt.system}\n{prompt.user}".encode()).hexdigest()[:16]
+    assert (prompt.name, found) == PUBLISHED[category, turn]

@@ -21,7 +21,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.requirements import PREDICTIONS
 from mlflow_compress.records import RunRecords
 from tests import metric_records
-from tests.shared_data import SHARED, needs_shared
+from tests.shared_data import PUBLISHED
 
 KEYS = {
     "n",
@@ -258,19 +258,12 @@ def test_records_without_choices_pool_what_there_is():
     assert MetricInputs(nobody).missing(PREDICTIONS) is None
 
 
-@needs_shared
 def test_published_predictions():
-    # shared/data/flips_oracle, METRICS.md section 10.
-    folder = SHARED / "data" / "flips_oracle"
-    items = json.loads((folder / "_bench_items.json").read_text())["mmlu"]
+    published = json.loads((PUBLISHED / "flips.json").read_text())["mmlu"]
 
     def answers(precision):
-        name = f"google__gemma-2-2b-it__{precision}__mmlu.json"
-        preds = json.loads((folder / name).read_text())["preds"]
-        # Ids repeat in the published list, so the position is the id.
-        return answers_from_rows(
-            {"id": i, "pred": p, "gold": item["answer"]} for i, (p, item) in enumerate(zip(preds, items, strict=True))
-        )
+        both = zip(published[f"gemma-2-2b-it {precision}"], published["gold"], strict=True)
+        return answers_from_rows({"id": i, "pred": pred, "gold": gold} for i, (pred, gold) in enumerate(both))
 
     found = compare_answers(answers("fp16"), answers("int4"))
     assert (found["n"], found["c2w"], found["w2c"], found["w2w"]) == (975, 46, 46, 42)

@@ -22,7 +22,7 @@ from mlflow_compress.reporting.page.variants_page import content_values, render_
 from mlflow_compress.reporting.scoreboard_text import similarity_csv
 from tests.page_contents import HOSTILE, page_content
 from tests.roundoff import of_sum
-from tests.shared_data import SHARED, needs_shared
+from tests.shared_data import PUBLISHED
 
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
 
@@ -81,10 +81,8 @@ def test_models_that_are_all_alike_have_no_place_and_what_is_no_comparison_is_re
         model_similarity({"a": np.ones((1, 2, 3)), "b": np.ones((2, 2, 3))})
 
 
-@needs_shared
 def test_the_matrix_holds_the_authors_results():
-    folder = SHARED / "data" / "conscompf_oracle"
-    data, expected = np.load(folder / "embeddings.npz"), json.loads((folder / "results.json").read_text())
+    data, expected = np.load(PUBLISHED / "conscompf.npz"), json.loads((PUBLISHED / "conscompf.json").read_text())
     names = {"unweighted": "similarity_mean", "reference": "weighted_reference_mean"}
     for weighting, name in {**names, "equation4": "weighted_equation4_mean"}.items():
         matrix = similarity_matrix([data["a"], data["b"]], weighting)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-PAPERS = Path(__file__).resolve().parents[3] / "shared" / "data" / "papers"
+PAPERS = Path(__file__).resolve().parents[2] / "tests" / "golden" / "published" / "papers"
 
 Row = dict[str, str]
 
