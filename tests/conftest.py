@@ -26,7 +26,7 @@ import hypothesis
 import mlflow
 import pytest
 from mlflow.store.db import utils as db_utils
-from mlflow.tracking import MlflowClient
+from mlflow.tracking import MlflowClient, fluent
 from sqlalchemy import Engine, event
 
 from mlflow_compress.lifetime import raise_on_signals
@@ -57,6 +57,11 @@ def leftovers(checkout: Path) -> set[Path]:
 
 
 _BEFORE: set[Path] = set()
+# Of MLflow and of ours, as each test finds them.
+_MLFLOW_VARIABLES = {
+    **{name: value for name, value in os.environ.items() if "MLFLOW_" in name},
+    "MLFLOW_TRACKING_URI": "no-store-is-named://",
+}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -127,10 +132,25 @@ def python() -> Iterator[Fork]:
     """Run Python without the seconds that libraries take to be imported; our own modules are imported anew."""
     from mlflow_compress.compression import pipeline
 
-    libraries = ("mlflow", "mlflow.store.tracking.sqlalchemy_store", "numba", *pipeline._OF_EVERY_CHECK)
-    with forks(*libraries) as run, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_python", ContextVar("of the tests", default=run.warm))  # type: ignore[attr-defined]
+    with forks("mlflow", "mlflow.store.tracking.sqlalchemy_store", "numba", *pipeline._OF_EVERY_CHECK) as run:
         yield run
+
+
+@contextmanager
+def forked_checks(python: Fork) -> Iterator[None]:
+    """Within this block, what is compressed is reloaded in forks of that process, also by other threads."""
+    from mlflow_compress.compression import pipeline
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_python", ContextVar("of the tests", default=python.warm))  # type: ignore[attr-defined]
+        yield
+
+
+@pytest.fixture(name="forked_checks")
+def forked_checks_of_a_test(python: Fork) -> Iterator[None]:
+    """Reload what a test compresses in forks: a new process would import torch for seconds, each time."""
+    with forked_checks(python):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -185,6 +205,27 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # MLflow reads all its migrations to find the last one, each time that a store is opened: 24 ms.
         patch.setattr(db_utils, "_get_latest_schema_revision", cache(db_utils._get_latest_schema_revision))
         yield
+
+
+def forget_stores() -> None:
+    """Take back what a test has set of MLflow. Without a word about the store, MLflow's calls fail."""
+    mlflow.set_tracking_uri(None)
+    mlflow.set_registry_uri(None)
+    fluent._active_experiment_id = None
+    for kept in (fluent._active_run_stack, fluent._last_active_run_id, fluent._last_logged_model_id):
+        kept.reset()
+    fluent._ACTIVE_MODEL_CONTEXT.reset()
+    for name in [name for name in os.environ if "MLFLOW_" in name and name not in _MLFLOW_VARIABLES]:
+        del os.environ[name]
+    os.environ.update(_MLFLOW_VARIABLES)
+
+
+@pytest.fixture(autouse=True)
+def own_store() -> Iterator[None]:
+    """Let no test read the store of an earlier one, nor that of a fixture which it does not name."""
+    forget_stores()
+    yield
+    forget_stores()
 
 
 @pytest.fixture(scope="session")

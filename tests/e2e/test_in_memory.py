@@ -18,7 +18,7 @@ from mlflow_compress.commands.gate.parameters import GateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from tests.compress_models import make_llama
-from tests.conftest import Fork
+from tests.conftest import Fork, forked_checks
 from tests.roundoff import of_sum
 
 ROWS = [
@@ -99,7 +99,10 @@ def test_wrong_rows_are_refused(tasks: Any, message: str, tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> mc.CompressedModel:
     folder = tmp_path_factory.mktemp("own")
-    return mc.compress(str(make_llama(folder / "finetuned")), "rtn", bits=4, group_size=32, store=folder / "results")
+    with forked_checks(python):
+        return mc.compress(
+            str(make_llama(folder / "finetuned")), "rtn", bits=4, group_size=32, store=folder / "results"
+        )
 
 
 @pytest.mark.parametrize("command", [EvaluateConfig, JudgeConfig, SpeedConfig, GateConfig])

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow
@@ -49,8 +49,19 @@ def parent(tracker: Tracker) -> Run:
     return found
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A main job whose judge stage failed, with its runs as they were before one of the tests resumes it."""
+
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+    tracker: Tracker
+    main: Run
+    children: dict[str, Run]
+
+
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Failed:
     """Run a small variant whose judge refuses every request; model paths and tasks are relative."""
     folder = tmp_path_factory.mktemp("judge")
     write_rows(folder / "choice.jsonl", sums(6))
@@ -61,18 +72,15 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, sub
         asked = ["--method", "rtn", "--tasks", "choice.jsonl", "--instructions", "say.jsonl", *few]
         done = run(folder, *asked, "--judge_base_url", server.base_url.replace("//", f"//user:{PASSWORD}@"))
         assert server.keys and all(key.startswith("Basic ") for key in server.keys)  # the stage got the password
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    yield folder, done
-    mlflow.set_tracking_uri(before)
-
-
-def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
-    failed: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    done = failed[1]
     assert done.returncode == 1, done.stderr[-3000:]
-    main = parent(Tracker())
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    tracker = Tracker()
+    main = parent(tracker)
+    return Failed(folder, done, tracker, main, tracker.children(main.info.run_id))
+
+
+def test_what_was_evaluated_is_published_and_the_run_says_what_failed(failed: Failed) -> None:
+    done, main = failed.done, failed.main
     assert "Answers flipped" in done.stdout and f"--resume {main.info.run_id}" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [], "the main process imports what only stages need"
     sections = re.findall(r"(?m)^\[(check|\d/4|publish)\]", done.stderr)
@@ -89,24 +97,20 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(
     assert main.data.params["device"] in ("cpu", "cuda")
 
 
-def test_neither_key_nor_password_is_written(failed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, done = failed
+def test_neither_key_nor_password_is_written(failed: Failed) -> None:
+    folder, done = failed.folder, failed.done
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert (folder / "mlflow.db") in written
     for secret in (KEY, PASSWORD):
         assert secret not in done.stdout + done.stderr
         assert [path for path in written if secret.encode() in path.read_bytes()] == []
-    assert parent(Tracker()).data.params["judge_base_url"].startswith("http://127.0.0.1:")
+    assert failed.main.data.params["judge_base_url"].startswith("http://127.0.0.1:")
 
 
-def test_resuming_runs_the_judge_alone_and_publishes_again(
-    failed: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    tracker = Tracker()
-    main = parent(tracker)
-    children = tracker.children(main.info.run_id)
+def test_resuming_runs_the_judge_alone_and_publishes_again(failed: Failed) -> None:
+    tracker, main, children = failed.tracker, failed.main, failed.children
     with judge_server(lambda number, body: "Good. Rating: [[7]]", model="j") as server:
-        done = run(failed[0], "--resume", main.info.run_id, "--judge_base_url", server.base_url)
+        done = run(failed.folder, "--resume", main.info.run_id, "--judge_base_url", server.base_url)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[1/4] quantize: finished before" in done.stderr and "[2/4] evaluate: finished before" in done.stderr
     again = parent(tracker)

@@ -12,7 +12,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress.transport import client
-from tests.conftest import Fork
+from tests.conftest import Fork, forked_checks
 from tests.judge_server import PAID, PASSING, Answer, Raw, completion, fault, judge_server, question_of
 from tests.judging import KEY
 
@@ -110,7 +110,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> Iterator[C
     folder = tmp_path_factory.mktemp("judged")
     says = [{"question_id": i, "category": "writing", "turns": [f"Tell of day {i}."]} for i in range(N)]
     (folder / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in says))
-    variant = mc.compress("demo", "rtn", bits=3, store=folder / "results")
+    with forked_checks(python):
+        variant = mc.compress("demo", "rtn", bits=3, store=folder / "results")
 
     def judge(script: Callable[[int, dict[str, Any]], Answer], **settings: Any) -> mc.AnswerEvaluation:
         for kept in folder.rglob("judgments.jsonl"):

@@ -50,14 +50,14 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Run `mlflow run .` for rtn 4 bit with the judge, then for the control without it."""
     folder = tmp_path_factory.mktemp("e2e")
     first = mlflow_run(folder, method="rtn", bits="4")
     assert first.returncode == 0, first.stderr[-3000:]
     second = mlflow_run(folder, method="none", judge="false")
     assert second.returncode == 0, second.stderr[-3000:]
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")  # `world` does so for each test
     world = World(folder, Tracker(), first.stdout)
     before = len(world.tracker.client.search_runs([world.tracker.experiment_id]))
     again = mlflow_run(folder, method="none", judge="false")
@@ -65,6 +65,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     assert again.stdout.splitlines()[-12:] == second.stdout.splitlines()[-12:]
     assert len(world.tracker.client.search_runs([world.tracker.experiment_id])) == before
     return world
+
+
+@pytest.fixture
+def world(finished: World) -> World:
+    """Return them, with their store as the one that commands use."""
+    mlflow.set_tracking_uri(finished.tracker.uri)
+    return finished
 
 
 def test_the_parent_run_carries_what_people_compare(world: World) -> None:

@@ -85,7 +85,7 @@ def test_an_interrupted_run_leaves_nothing(base: Path, tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("python")
+@pytest.mark.usefixtures("forked_checks")
 def test_a_checkpoint_with_a_wrong_weight_is_not_published(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_checkpoint_with_a_wrong_weight_is_not_published(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("python")
+@pytest.mark.usefixtures("forked_checks")
 def test_a_published_checkpoint_can_be_checked_again_and_tampering_shows(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -226,13 +225,10 @@ def test_logged_answers_have_a_kl_no_accuracy_and_no_page(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory) -> Iterator[str]:
+def traced(tmp_path_factory) -> str:
     """A store in which an application has logged five traces."""
     folder = tmp_path_factory.mktemp("traced")
-    uri, before = f"sqlite:///{folder / 'mlflow.db'}", mlflow.get_tracking_uri()
-    patch = pytest.MonkeyPatch()  # what MLflow keeps of the experiment would reach the tests of other files
-    patch.setattr("mlflow.tracking.fluent._active_experiment_id", None)
-    patch.setenv("MLFLOW_EXPERIMENT_ID", "0")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment(experiment_id=mlflow.create_experiment("shop", artifact_location=str(folder / "artifacts")))
 
@@ -263,10 +259,7 @@ def traced(tmp_path_factory) -> Iterator[str]:
     with pytest.raises(ValueError, match="lost"):
         broken("lost")
     mlflow.flush_trace_async_logging()
-    yield uri
-    mlflow.tracing.reset()
-    patch.undo()
-    mlflow.set_tracking_uri(before)
+    return uri
 
 
 def test_traces_become_a_file_of_cleaned_conversations(traced, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from mlflow_compress.tracking.logged_model import PACKAGE, DataSet, VariantEntry
 from mlflow_compress.tracking.model_registry import move_alias, register_version
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
-from tests.conftest import Fork
+from tests.conftest import Fork, forked_checks
 from tests.unit.scoring_models import rounding
 from tests.waiting import until
 
@@ -68,7 +68,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> Path:
     folder = tmp_path_factory.mktemp("made")
     base = make_llama(folder / "llama")
     settings = method_config("rtn", bits="4", group_size="32")
-    compress_model(str(base), "rtn", settings, [], folder / "rtn")
+    with forked_checks(python):
+        compress_model(str(base), "rtn", settings, [], folder / "rtn")
     return folder / "rtn"
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 import shutil
+import socket
 import sys
 import tomllib
 from collections import defaultdict
@@ -12,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -254,6 +256,45 @@ def test_what_tests_leave_in_the_checkout_fails_the_session(tmp_path: Path, pyth
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1, done.stdout
     assert "mlruns/0/new" in done.stdout and "projects/judge/.mlflow_compress" in done.stdout
+
+
+UNTIDY_ABOUT_STORES = """
+import os
+
+import mlflow
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_nothing_is_set_until_this_sets_it(number, tmp_path):
+    assert mlflow.get_tracking_uri() == mlflow.get_registry_uri() == "no-store-is-named://"
+    assert mlflow.active_run() is None and mlflow.last_active_run() is None
+    assert "MLFLOW_RUN_ID" not in os.environ
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_registry_uri(f"sqlite:///{tmp_path}/registry.db")
+    assert mlflow.set_experiment(experiment_id="0").name == "Default"
+    mlflow.start_run()
+    os.environ["MLFLOW_RUN_ID"] = mlflow.active_run().info.run_id
+"""
+
+
+def test_no_test_uses_the_store_of_an_earlier_one(tmp_path: Path, python: Fork) -> None:
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "test_it.py").write_text(UNTIDY_ABOUT_STORES)
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_it.py", cwd=tmp_path)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_test_that_names_no_store_has_none() -> None:
+    with pytest.raises(MlflowException, match="no-store-is-named"):
+        MlflowClient().search_experiments()
+
+
+def test_no_test_reaches_another_machine() -> None:
+    # An address that nobody has. What refuses it is pytest-socket, with a warning, and here warnings are errors.
+    with socket.socket() as connection, pytest.raises((RuntimeError, UserWarning), match=r'connect\(\) with host "192'):
+        connection.setblocking(False)
+        connection.connect(("192.0.2.1", 80))
 
 
 def test_a_stores_artifacts_lie_beside_it(workdir: Path) -> None:

@@ -4,7 +4,6 @@ import io
 import os
 import shutil
 import sys
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import Combination, PreparedVariant, combinations, prepare_sweep
 from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 from mlflow_compress.compression import compress_model
-from mlflow_compress.compression import pipeline as pipeline_module
 from mlflow_compress.compression.pipeline import reload_helper, reload_in_fresh_process
 from mlflow_compress.config.declarations import parse
 from mlflow_compress.errors import CheckpointError, ConfigError, StageError, TrackingError, WorkerError
@@ -274,8 +272,7 @@ def test_the_table_shows_every_variant_and_takes_no_markup_from_names() -> None:
 
 
 @pytest.mark.ci
-def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_module, "_python", ContextVar("another", default=None))  # that of other tests
+def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path) -> None:
     base = make_llama(tmp_path / "base")
     good, bad = tmp_path / "good", tmp_path / "bad"
     compress_model(str(base), "none", None, [], good)
@@ -289,12 +286,7 @@ def test_the_helper_process_gives_the_answers_of_a_new_process(tmp_path: Path, m
         assert reload_in_fresh_process(good) == alone  # a check that failed does not end the helper
 
 
-def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        pipeline_module, "_python", ContextVar("another", default=None)
-    )  # one of its own, which is killed here
+def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(tmp_path: Path) -> None:
     with reload_helper() as python:
         python.server.kill()
         python.server.wait()
