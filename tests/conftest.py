@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # as the command line sets it
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # also in the processes that tests start: it would ask another host
 gc.set_threshold(50_000)  # to look for garbage among what is imported took 7 of 18 seconds
 
 import hypothesis

@@ -18,6 +18,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.webhook import Delivery
+from tests.conftest import Fork, forked_checks
 
 FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "noise_items": 4}
 OPTIONS = [f"--{name}={value}" for name, value in FEW.items()]
@@ -29,15 +30,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def near(store: Path) -> Path:
+def near(store: Path, python: Fork) -> Path:
     """Return a checkpoint that hardly differs from the demo."""
-    return Path(mc.compress("demo", "rtn", bits=8, store=store).folder)
+    with forked_checks(python):
+        return Path(mc.compress("demo", "rtn", bits=8, store=store).folder)
 
 
 @pytest.fixture(scope="module")
-def far(store: Path) -> Path:
+def far(store: Path, python: Fork) -> Path:
     """Return a checkpoint that differs a lot."""
-    return Path(mc.compress("demo", "rtn", bits=2, store=store).folder)
+    with forked_checks(python):
+        return Path(mc.compress("demo", "rtn", bits=2, store=store).folder)
 
 
 def policy(folder: Path, text: str) -> str:
@@ -193,6 +196,7 @@ def test_the_command_s_exit_codes(near: Path, workdir: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_checks")
 def test_speed_and_memory_are_measured_before_the_items(store: Path, tmp_path: Path) -> None:
     """One layer less is timed, and its bounds decide; a format that is only simulated fails with that reason."""
     shorter = Path(mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=store).folder)

@@ -308,6 +308,7 @@ def test_receipts_of_two_people_are_compared_by_item(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("forked_checks")
 def test_what_decides_comparability_elsewhere_decides_here(tmp_path: Path) -> None:
     """The key of malaiwah/quant-fidelity-suite has seven fields. What of them can differ here forbids a comparison.
 

@@ -143,11 +143,13 @@ def test_the_baseline_was_evaluated_once_and_the_control_has_not_moved_at_all(wo
 
 
 def test_promotion_gates_ranks_and_explains(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    before = len(world.tracker.find_finished("promote"))
     assert cli.main(["promote", *WIDE]) == 0
     assert "rtn-4bit-g128 (version" in capsys.readouterr().out
     version = world.tracker.client.get_model_version_by_alias("compressed-demo", "champion")
     assert version.tags[run_names.VARIANT] == "rtn-4bit-g128"
-    [run] = world.tracker.find_finished("promote")
+    run, *earlier = world.tracker.find_finished("promote")
+    assert len(earlier) == before
     decision = world.tracker.fetch_json(run.info.run_id, "decision.json")
     reasons = {o["candidate"]["name"]: o["reasons"] for o in decision["decision"]["outcomes"]}
     assert "cannot be promoted" in reasons["none"][0]

@@ -114,6 +114,7 @@ def test_who_can_serve_it_is_known_before_it_is_made(
     )
 
 
+@pytest.mark.usefixtures("forked_checks")
 def test_a_checkpoint_that_only_this_package_reads_says_so(tmp_path: Path) -> None:
     made = {
         method: mc.compress("demo", method, store=tmp_path / "store", output_dir=str(tmp_path / "out")).summary

@@ -137,6 +137,7 @@ def test_a_format_has_the_runtime_that_computes_with_it(
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("forked_checks")
 def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     shorter = mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=tmp_path)
     measured = mc.speed(
@@ -173,6 +174,7 @@ def test_threads_of_the_environment_win_over_the_cores(
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("forked_checks")
 def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
     measured = mc.speed(mc.compress("demo", "hqq", bits=4, store=tmp_path), store=tmp_path)
     assert not measured.results and set(measured.not_computed) == {"speed", "serving_memory"}
@@ -182,6 +184,7 @@ def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_checks")
 def test_longer_than_the_context_is_refused(tmp_path: Path) -> None:
     halved = mc.compress("demo", "fp16", store=tmp_path)
     with pytest.raises(ConfigError, match="at most 1024"):
