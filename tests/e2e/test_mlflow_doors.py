@@ -173,6 +173,7 @@ def test_a_scorer_refuses_an_item_that_it_cannot_judge() -> None:
     assert flip.pass_if(False) and not flip.pass_if(True)  # MLflow takes True for good where nothing is said
 
 
+@pytest.mark.usefixtures("workdir")
 def test_defects_and_measured_kl_per_item_are_in_mlflow_s_evaluation() -> None:
     # The ids as numbers, as pandas reads the table from JSON.
     items = pd.DataFrame({"task": "sums", "item_id": [1, 2, 3], "kl": [0.25, 0.75, float("nan")]})
