@@ -335,17 +335,16 @@ def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> 
     return native
 
 
-def save_configuration(job: CompressionJob[GgufFileConfig], model: Any) -> Any:
-    """Write the configuration, generation settings and tokenizer of a checkpoint; return the tokenizer."""
-    tokenizer = job.source.tokenizer()
+def save_configuration(job: CompressionJob[GgufFileConfig], model: Any) -> None:
+    """Write the configuration, generation settings and tokenizer of a checkpoint."""
     model.config.dtype = job.source.torch_dtype
     if job.config.native:
         setattr(model.config, GGUF_NATIVE, True)
         if job.config.cache_types != FLOAT_CACHE:
             setattr(model.config, GGUF_NATIVE_CACHE, list(job.config.cache_types))
-    for part in (model.config, model.generation_config, tokenizer):
-        part.save_pretrained(job.folder)
-    return tokenizer
+    model.config.save_pretrained(job.folder)
+    model.generation_config.save_pretrained(job.folder)
+    job.source.save_others(job.folder)
 
 
 def save(
@@ -356,8 +355,9 @@ def save(
     path: Path,
 ) -> None:
     """Write the GGUF file, the configuration and the tokenizer."""
-    tokenizer = save_configuration(job, model)
-    gguf_file.write_gguf(path, model.config, ARCHITECTURES[job.source.architecture], file_type, tensors, tokenizer)
+    save_configuration(job, model)
+    name, tokenizer = ARCHITECTURES[job.source.architecture], job.source.tokenizer()
+    gguf_file.write_gguf(path, model.config, name, file_type, tensors, tokenizer)
 
 
 def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> Logits:

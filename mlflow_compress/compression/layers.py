@@ -64,7 +64,7 @@ def save_and_measure(job: CompressionJob[MethodConfig], model: Any, dtype: "torc
     cast_stored(model, stored)
     model.config.dtype = stored
     model.save_pretrained(job.folder)
-    job.source.tokenizer().save_pretrained(job.folder)
+    job.source.save_others(job.folder)
     cast_stored(model, torch.float32)
     return job.probe.logits(model)
 

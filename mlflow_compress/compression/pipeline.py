@@ -30,6 +30,7 @@ from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedErro
 from mlflow_compress.hashes import sha256_file
 from mlflow_compress.lifetime import processor_time
 from mlflow_compress.models import checkpoint_config, stored_weights
+from mlflow_compress.models.model_files import open_config
 from mlflow_compress.models.placement import BALANCED, Offload, placement
 from mlflow_compress.models.source_model import SourceModel, resolve
 from mlflow_compress.warm_python import WarmPython
@@ -299,12 +300,9 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
 
 
 def _cache_bytes(folder: Path, source: SourceModel) -> float | None:
-    from transformers import AutoConfig
-
     from mlflow_compress.models.architectures.quantized_cache import cache_bytes_per_token
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=source.trust_remote_code, local_files_only=True)
-    return cache_bytes_per_token(config)
+    return cache_bytes_per_token(open_config(folder, trust_remote_code=source.trust_remote_code))
 
 
 def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> Logits:

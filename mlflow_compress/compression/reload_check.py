@@ -18,6 +18,7 @@ from mlflow_compress.compression import probe
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.architectures import packed_layers
+from mlflow_compress.models.model_files import library_errors
 from mlflow_compress.models.placement import BALANCED, Offload
 
 
@@ -49,15 +50,17 @@ def load_checkpoint(folder: Path, *, device: str, trust_remote_code: bool) -> An
     from transformers import AutoModelForCausalLM
 
     placed = {} if device == "cpu" else {"device_map": {"": device}}
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        output_loading_info=True,
-        trust_remote_code=trust_remote_code,
-        local_files_only=True,
-        **architectures.loading_options(folder, trust_remote_code=trust_remote_code),
-        **placed,
-    )
+    options = architectures.loading_options(folder, trust_remote_code=trust_remote_code)
+    with library_errors("The checkpoint cannot be loaded", str(folder)):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            **options,
+            **placed,
+        )
     architectures.require_complete(info, folder)
     model.eval()
     packed_layers.decompress(model)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress import demo
-from mlflow_compress.errors import CheckpointError, ConfigError, DataError, MlflowCompressError, UnsupportedError
+from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError
 from mlflow_compress.item_families import shared_text
 from mlflow_compress.items.harness_tasks import load_harness_tasks
 from mlflow_compress.items.prompt_style import LETTERS
@@ -25,6 +25,7 @@ from mlflow_compress.items.task import (
     item_row,
     limited,
 )
+from mlflow_compress.models.model_files import open_tokenizer, render_template
 from mlflow_compress.records import Items, Request, RunRecords
 
 
@@ -54,30 +55,17 @@ def render(tokenizer: Any, chat_history: list[dict[str, str]], add_generation_pr
     Raises `CheckpointError`: the template fails, for example on a system prompt. (The harness would drop the system
     prompt.)
     """
-    from jinja2 import TemplateError
-
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                chat_history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-            )
-        )
-    except (TemplateError, ValueError) as error:
-        raise CheckpointError(f"The tokenizer's chat template fails: {error}", got=chat_history[0]) from error
+    return render_template(
+        tokenizer,
+        chat_history,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=not add_generation_prompt,
+    )
 
 
 @lru_cache(maxsize=2)
 def _tokenizer(model: str) -> Any:
-    from transformers.models.auto import AutoTokenizer
-
-    path = str(demo.MODELS.get(model, model))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"The tokenizer cannot be loaded: {error}", got=model) from error
+    tokenizer = open_tokenizer(demo.MODELS.get(model, model))
     if not getattr(tokenizer, "chat_template", None):
         fix = "Give a model that has one, or apply_chat_template=false"
         raise ConfigError("The model's tokenizer has no chat template", got=model, fix=fix)

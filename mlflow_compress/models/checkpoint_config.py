@@ -1,5 +1,6 @@
 """What a checkpoint's ``config.json`` says of how it is stored and computed, and where its weights are."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -98,18 +99,36 @@ def attention(folder: Path) -> str | None:
 
 def has_quantized_cache(folder: Path) -> bool:
     """Return whether this package rounds the keys and values of a checkpoint; other engines would not."""
-    return bool(_nested(folder, QUANTIZED_CACHE))
+    return bool(cache_settings(folder))
+
+
+def cache_settings(folder: Path) -> Any:
+    """Return the entry `QUANTIZED_CACHE` as it is written; None without one."""
+    return _nested(folder, QUANTIZED_CACHE)
 
 
 def _nested(folder: Path, name: str) -> Any:
     """Return an entry of a checkpoint's ``config.json``, or of the text model's part of it; None without one."""
     settings = read_settings(folder)
-    return settings.get(name) or (settings.get("text_config") or {}).get(name)
+    return settings.get(name) or _part(settings, "text_config", folder).get(name)
+
+
+def _part(settings: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    """Return an entry that is an object, and an empty one where it is missing or null."""
+    part = settings.get(name)
+    if part is not None and not isinstance(part, dict):
+        raise CheckpointError(
+            f"config.json cannot be read, because of its field {name!r}",
+            allowed="a JSON object",
+            got=f"{json.dumps(part)[:200]} in {folder / 'config.json'}",
+            fix="Correct this field",
+        )
+    return part or {}
 
 
 def quant_method(folder: Path) -> str | None:
     """Return the ``quant_method`` in a checkpoint's ``config.json``; None for weights that are not quantized."""
-    method = (read_settings(folder).get("quantization_config") or {}).get("quant_method")
+    method = _part(read_settings(folder), "quantization_config", folder).get("quant_method")
     return str(method) if method else None
 
 

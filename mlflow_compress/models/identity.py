@@ -36,6 +36,7 @@ from mlflow_compress.errors import AlignmentError, CheckpointError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.hashes import sha256_file, sha256_files
 from mlflow_compress.models import checkpoint_config
+from mlflow_compress.models.model_files import library_errors
 
 _FALLBACK_LENGTH = 2048  # where neither configuration nor tokenizer has a limit; as in lm-evaluation-harness
 
@@ -96,13 +97,11 @@ def require_own_tokens(folder: Path) -> None:
         return
     from tokenizers import Tokenizer
 
-    try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"The tokenizer cannot be read: {error}", got=str(folder / "tokenizer.json")) from error
     prompt = "Answer:"
-    n = len(tokenizer.encode(prompt).ids)
-    merged = [letter for letter in "ABCD" if len(tokenizer.encode(f"{prompt} {letter}").ids) <= n]
+    with library_errors("The tokenizer cannot be read", str(folder / "tokenizer.json")):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        n = len(tokenizer.encode(prompt).ids)
+        merged = [letter for letter in "ABCD" if len(tokenizer.encode(f"{prompt} {letter}").ids) <= n]
     if merged:
         raise CheckpointError(
             f"The tokenizer merges an option into the prompt: {prompt!r} has as many tokens as '{prompt} {merged[0]}'",
@@ -116,7 +115,8 @@ def require_tools_template(folder: Path) -> None:
     """Refuse a model whose chat template does not use `tools`; one whose template is not in a file is not judged."""
     file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if file.is_file():
-        template: object = file.read_text(encoding="utf-8")
+        with library_errors("The chat template cannot be read", str(file)):
+            template: object = file.read_text(encoding="utf-8")
     elif config.is_file():
         template = read_json_object(config, error=CheckpointError).get("chat_template") or ""
     else:

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
-from mlflow_compress.models import architectures, checkpoint_config, offloading
+from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
+from mlflow_compress.models import architectures, checkpoint_config, model_files, offloading
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.causality import require_causal
 from mlflow_compress.models.identity import max_length, stored_config, weights_hash
 from mlflow_compress.models.length_regimes import forget_longer_sequences
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
+from mlflow_compress.models.model_files import library_errors
 from mlflow_compress.models.placement import BALANCED, placement
 from mlflow_compress.models.source_model import resolve_folder
 
@@ -112,17 +113,6 @@ class LoadedModel(OpenedModel):
         return self.model.config
 
 
-@contextlib.contextmanager
-def clear_errors(folder: Path, done: str) -> Iterator[None]:
-    """Within this block, what libraries raise because a checkpoint cannot be "loaded", or "read", is our error."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(folder)) from error
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"The checkpoint cannot be {done}: {error}", got=str(folder)) from error
-
-
 def load_model(config: LoadConfig) -> LoadedModel:
     """Load a checkpoint of any format that transformers reads (compressed-tensors, bitsandbytes, ...)."""
     from transformers import AutoModelForCausalLM
@@ -133,16 +123,21 @@ def load_model(config: LoadConfig) -> LoadedModel:
     kept_on_disk = offloading.offload_folder(config.offload_dir) if config.device == BALANCED else None
     if kept_on_disk is not None:
         placed["offload_folder"] = kept_on_disk.name
-    with clear_errors(folder, "loaded"), _bars_on_terminals_only():
-        tokenizer = open_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+    trusted = config.trust_remote_code
+    options = architectures.loading_options(folder, trust_remote_code=trusted)
+    if "config" not in options:
+        model_files.open_config(folder, trust_remote_code=trusted)
+    tokenizer = model_files.open_tokenizer(folder, trust_remote_code=trusted)
+    model_files.open_generation_settings(folder)
+    with library_errors("The checkpoint cannot be loaded", str(folder)), _bars_on_terminals_only():
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or "auto",
             output_loading_info=True,
-            **architectures.loading_options(folder, trust_remote_code=config.trust_remote_code),
+            **options,
             **({"attn_implementation": kernel} if kernel else {}),
             **placed,
-            trust_remote_code=config.trust_remote_code,
+            trust_remote_code=trusted,
             local_files_only=True,
         )
     architectures.require_complete(info, folder)
@@ -202,17 +197,15 @@ class LightModel(OpenedModel):
 
 def open_light(config: LoadConfig) -> LightModel:
     """Open a model without its weights, from its configuration, its tokenizer and the headers of its weight files."""
-    from transformers import AutoConfig
-
     folder = model_folder(config.path)
     trusted = config.trust_remote_code
     device = placement(config.device, config.max_memory)["device_map"]
-    with clear_errors(folder, "read"):
-        options = architectures.loading_options(folder, trust_remote_code=trusted)
-        model_config = options.get("config")
-        if model_config is None:
-            model_config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
-        tokenizer = open_tokenizer(folder, trust_remote_code=trusted)
+    model_config = architectures.loading_options(folder, trust_remote_code=trusted).get("config")
+    if model_config is None:
+        model_config = model_files.open_config(folder, trust_remote_code=trusted)
+    tokenizer = model_files.open_tokenizer(folder, trust_remote_code=trusted)
+    model_files.open_generation_settings(folder)
+    with library_errors("The checkpoint cannot be read", str(folder)):
         dtype = _stored_dtype(model_config, folder) if config.dtype == "auto" else getattr(torch, config.dtype)
     # Where `from_pretrained` would put the embeddings; "auto" fills the first GPU first.
     first = "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -223,9 +216,8 @@ def open_light(config: LoadConfig) -> LightModel:
 def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:
     """Return the dtype that transformers uses for "auto": the configuration's, else that of the first stored float."""
     named = getattr(model_config, "dtype", None)
-    if named is not None:
-        named_dtype: torch.dtype = named if isinstance(named, torch.dtype) else getattr(torch, str(named))
-        return named_dtype
+    if isinstance(named, torch.dtype):
+        return named
     for file in checkpoint_config.weight_files(folder):
         if file.suffix == ".gguf":
             return torch.get_default_dtype()  # its weights are expanded to floats
@@ -248,13 +240,6 @@ def model_folder(path: str) -> Path:
             fix="Check the path",
         )
     return folder
-
-
-def open_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
-    """Return the tokenizer of a local checkpoint."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
 
 
 def _remove_idle_forwards(model: torch.nn.Module) -> None:

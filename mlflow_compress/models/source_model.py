@@ -1,12 +1,14 @@
 """The model to compress: its folder, its layers, and its size as stored."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.errors import CheckpointError, UnsupportedError
-from mlflow_compress.models import architectures, stored_weights
+from mlflow_compress.models import architectures, model_files, stored_weights
+from mlflow_compress.models.model_files import GENERATION, library_errors
 from mlflow_compress.paths import started_in
 
 if TYPE_CHECKING:
@@ -79,37 +81,43 @@ class SourceModel:
         `options` are further arguments of `from_pretrained`; its `device_map` goes before `device`.
         """
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         from mlflow_compress.models.causality import require_causal  # imports torch
 
         placed = {} if device == "cpu" or "device_map" in options else {"device_map": {"": device}}
-        model, info = AutoModelForCausalLM.from_pretrained(
-            self.folder,
-            dtype=dtype or torch.float32,
-            output_loading_info=True,
-            trust_remote_code=self.trust_remote_code,
-            use_safetensors=True,
-            local_files_only=True,
-            **placed,
-            **options,
-        )
+        with library_errors("The model cannot be loaded", str(self.folder)):
+            model, info = AutoModelForCausalLM.from_pretrained(
+                self.folder,
+                dtype=dtype or torch.float32,
+                output_loading_info=True,
+                trust_remote_code=self.trust_remote_code,
+                use_safetensors=True,
+                local_files_only=True,
+                **placed,
+                **options,
+            )
         architectures.require_complete(info, self.folder)
+        if (self.folder / GENERATION).is_file():
+            # `save_others` copies it. Transformers reads settings that contradict each other, and refuses to save them.
+            model.generation_config = GenerationConfig()
         require_causal(model.eval(), self.folder)
         return model
 
     def configuration(self) -> Any:
-        return _config(self.folder, self.name, self.trust_remote_code)
+        return model_files.open_config(self.folder, trust_remote_code=self.trust_remote_code)
 
     def tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
+        return model_files.open_tokenizer(self.folder, trust_remote_code=self.trust_remote_code)
 
-        try:
-            return AutoTokenizer.from_pretrained(
-                self.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"The tokenizer cannot be loaded: {error}", got=self.name) from error
+    def save_others(self, folder: Path) -> None:
+        """Write what a checkpoint has besides weights and configuration: the tokenizer, and the generation settings.
+
+        These are copied as they are: whether they are good is not decided here.
+        """
+        self.tokenizer().save_pretrained(folder)
+        if (self.folder / GENERATION).is_file():
+            shutil.copyfile(self.folder / GENERATION, folder / GENERATION)
 
     def require_linear(self, method: str, *, with_experts: bool = False, taking_experts: Sequence[str] = ()) -> None:
         """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are not in linear layers.
@@ -144,10 +152,11 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
             "The model is a GGUF file", got=model, fix="Give the full-precision safetensors checkpoint"
         )
     tensors = stored_weights.read_headers(folder)
-    config = _config(folder, model, trust_remote_code)
+    config = model_files.open_config(folder, trust_remote_code=trust_remote_code)
+    model_files.open_generation_settings(folder)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError("The model is already quantized", got=model, fix="Give the full-precision checkpoint")
-    skeleton = without_weights(config, model, trust_remote_code=trust_remote_code)
+    skeleton = model_files.without_weights(config, folder, trust_remote_code=trust_remote_code)
     linear, head, elsewhere = _weights(skeleton)
     experts = stored_experts(skeleton) if elsewhere else {}
     if not linear:
@@ -210,27 +219,6 @@ def _downloaded(path: str, allow: list[str] | None) -> Path:
         raise CheckpointError(
             f"The model is neither a folder nor a hub id that can be reached: {error}", got=path, fix=fix
         ) from error
-
-
-def _config(folder: Path, model: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"The model's config.json cannot be read: {error}", got=model) from error
-
-
-def without_weights(config: Any, model: str, *, trust_remote_code: bool) -> Any:
-    """Return the model on the meta device, without memory for its weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, ImportError) as error:
-        raise CheckpointError(f"The model is not a causal language model that loads: {error}", got=model) from error
 
 
 def _weights(skeleton: Any) -> tuple[dict[str, tuple[int, int]], str | None, dict[str, int]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from mlflow_compress.errors import CheckpointError
+from mlflow_compress.models.model_files import library_errors
 from mlflow_compress.scoring.baseline_store import SHARD_BYTES
 from mlflow_compress.scoring.kernels.row_stats import BLOCK, TOP
 from mlflow_compress.scoring.plan import packing
@@ -58,11 +58,9 @@ def model_shape(config: Any, *, trust_remote_code: bool = False) -> ModelShape:
     Layers whose attention looks at a window only are counted as if it saw everything, so that the cost is an upper
     bound. State-space layers are not counted apart.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, ImportError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"The configuration is not that of a causal language model: {error}") from error
+    kind = type(config).__name__
+    with library_errors("The configuration is not that of a causal language model", kind), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config(decoder=True)
     n_experts = next((int(n) for name in _EXPERTS if (n := getattr(text, name, None))), 0)
     used = int(getattr(text, "num_experts_per_tok", 0) or 0)

@@ -378,7 +378,7 @@ class Scorer:
         self._execution: Execution = (
             InThisProcess(loaded, self.config.processes) if isinstance(loaded, LoadedModel) else loaded.execution
         )
-        self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
+        self.encoder = Encoder(loaded.tokenizer, loaded.max_length, loaded.vocab_size)
         self.report: ScoringReport | None = None
 
     def score(

@@ -16,11 +16,12 @@ from mlflow_compress.commands.plan.parameters import PlanConfig
 from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.errors import CheckpointError, ConfigError
+from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TraceCorpus
 from mlflow_compress.models.identity import max_length
+from mlflow_compress.models.model_files import open_config, open_tokenizer
 from mlflow_compress.scoring import costs as formulas
 from mlflow_compress.scoring.costs import GroupSize, ModelShape, Workload, generation_workload, model_shape, workload
 from mlflow_compress.scoring.engine import default_limits
@@ -388,18 +389,9 @@ def _dtype(name: str, model_config: Any) -> torch.dtype:
 
 def _opened(config: PlanConfig) -> tuple[Any, Any]:
     """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
-    from transformers import AutoConfig, AutoTokenizer
-
     model = inputs.model_path(config.source.model)
     trusted = config.source.trust_remote_code
-    try:
-        return (
-            AutoConfig.from_pretrained(model, trust_remote_code=trusted),
-            AutoTokenizer.from_pretrained(config.tokenizer or model, trust_remote_code=trusted),
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"The model's configuration or tokenizer cannot be read: {error}",
-            got=model,
-            fix="Give a folder with config.json and the tokenizer, or another folder for the tokenizer",
-        ) from error
+    return (
+        open_config(model, trust_remote_code=trusted),
+        open_tokenizer(config.tokenizer or model, trust_remote_code=trusted),
+    )

@@ -23,7 +23,8 @@ from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache, attention_modules, with_cache
 from mlflow_compress.models.loading import LoadedModel, load_model
-from mlflow_compress.models.source_model import SourceModel, without_weights
+from mlflow_compress.models.model_files import without_weights
+from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.weight_groups import (
     WeightGroup,
     find_differences,
@@ -177,7 +178,7 @@ class SwapCosts:
 
 def cache_groups(source: SourceModel) -> tuple[WeightGroup, ...]:
     """Return the attention of each layer, as a group that gets a format for its cache."""
-    bare = without_weights(source.configuration(), source.name, trust_remote_code=source.trust_remote_code)
+    bare = without_weights(source.configuration(), source.folder, trust_remote_code=source.trust_remote_code)
     modules = enumerate(attention_modules(bare))
     return tuple(WeightGroup(f"layers.{layer}.cache", "cache", layer, (name,)) for layer, (name, _) in modules)
 
@@ -200,7 +201,7 @@ def format_groups(
             for group in find_differences(baseline, variant).groups:
                 joined = joined_distances(joined, group)
     else:
-        bare = without_weights(opened.model_config, source.name, trust_remote_code=source.trust_remote_code)
+        bare = without_weights(opened.model_config, opened.path, trust_remote_code=source.trust_remote_code)
         joined = [group for group in weight_groups(bare) if set(group.modules) & source.linear.keys()]
         for group in joined:
             if others := sorted(set(group.modules) - source.linear.keys()):

@@ -202,7 +202,7 @@ def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str,
     except (ValueError, RuntimeError, AssertionError, AttributeError, TypeError, LookupError) as error:
         # Raised where its definition of an architecture does not fit the pinned version of transformers.
         raise UnsupportedError(f"gptqmodel cannot compress this model: {error}", got=job.source.architecture) from error
-    job.source.tokenizer().save_pretrained(job.folder)  # gptqmodel adds a padding token to its own copy
+    job.source.save_others(job.folder)  # gptqmodel adds a padding token to its own copy of the tokenizer
     model = wrapped.model.eval()
     packed_layers.cast_floats(model, torch.float32)
     packed_layers.expand(model)

@@ -136,7 +136,7 @@ def _run(
 
     from mlflow_compress.models.architectures.linear_experts import one_by_one
 
-    model, tokenizer = _load(job, until_saved), job.source.tokenizer()
+    model = _load(job, until_saved)
     before = job.probe.logits(model) if rescales or job.source.experts else None
     modifiers = list(recipe())
     if before is not None and job.source.experts:
@@ -161,7 +161,7 @@ def _run(
     try:
         oneshot(
             model=model,
-            tokenizer=tokenizer,
+            tokenizer=job.source.tokenizer(),
             recipe=modifiers,
             trust_remote_code_model=job.source.trust_remote_code,
             **data,
@@ -189,7 +189,7 @@ def _run(
     _round_floats(model, job.source.torch_dtype)
     with _fetched_once(model):
         logits = job.probe.logits(model)
-    _save(model, tokenizer, job)
+    _save(model, job)
     return logits
 
 
@@ -284,7 +284,7 @@ def _cast_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
                     tensors[name] = torch.nn.Parameter(cast, requires_grad=False) if is_parameter else cast
 
 
-def _save(model: Any, tokenizer: Any, job: CompressionJob[MethodConfig]) -> None:
+def _save(model: Any, job: CompressionJob[MethodConfig]) -> None:
     from compressed_tensors import ModelCompressor
 
     # Pack while the weights are float32, then cast: packing in bfloat16 would round weight / scale to 8 bits of
@@ -306,7 +306,7 @@ def _save(model: Any, tokenizer: Any, job: CompressionJob[MethodConfig]) -> None
         part = stored if text is model.config else stored["text_config"]
         part[QUANTIZED_CACHE] = getattr(text, QUANTIZED_CACHE)
         atomic.write(path, json.dumps(stored, indent=2).encode())
-    tokenizer.save_pretrained(job.folder)
+    job.source.save_others(job.folder)
 
 
 def unpinned_cache() -> contextlib.AbstractContextManager[Any]:

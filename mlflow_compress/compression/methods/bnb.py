@@ -98,7 +98,7 @@ def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float
     packed_layers.cast_floats(model, job.source.torch_dtype)
     model.config.dtype = job.source.torch_dtype
     model.save_pretrained(job.folder)
-    job.source.tokenizer().save_pretrained(job.folder)
+    job.source.save_others(job.folder)
     packed_layers.cast_floats(model, torch.float32)
     packed_layers.expand(model)
     return job.probe.logits(model)

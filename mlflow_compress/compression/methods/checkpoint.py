@@ -9,6 +9,7 @@ from mlflow_compress.compression.method import CompressionJob, Logits, Method, r
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import architectures, checkpoint_config, stored_weights
 from mlflow_compress.models import source_model as source_module
+from mlflow_compress.models.model_files import open_config
 from mlflow_compress.models.source_model import SourceModel
 
 CODE, GGUF = "*.py", ".gguf"
@@ -68,8 +69,6 @@ class Checkpoint(Method[CheckpointConfig]):
         return stored_weights.hash_weights(config.path)[1]
 
     def check(self, config: CheckpointConfig, source: SourceModel) -> None:
-        from transformers import AutoConfig
-
         folder = config.path
         if folder.suffix == GGUF:
             gguf_model.require_version(source, folder)
@@ -79,12 +78,7 @@ class Checkpoint(Method[CheckpointConfig]):
         # Reports a missing extra before any work.
         architectures.loading_options(folder, trust_remote_code=source.trust_remote_code)
         tensors = stored_weights.read_headers(folder)
-        try:
-            variant = AutoConfig.from_pretrained(
-                folder, trust_remote_code=source.trust_remote_code, local_files_only=True
-            ).get_text_config()
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"The checkpoint's config.json cannot be read: {error}", got=str(folder)) from error
+        variant = open_config(folder, trust_remote_code=source.trust_remote_code).get_text_config()
         base = source.configuration().get_text_config()
         if variant.vocab_size != base.vocab_size:
             raise UnsupportedError(
@@ -112,10 +106,5 @@ class Checkpoint(Method[CheckpointConfig]):
                 shutil.copyfile(path, job.folder / path.name)
         if not (job.folder / "tokenizer_config.json").exists():
             job.source.tokenizer().save_pretrained(job.folder)
-        from mlflow_compress.models.loading import clear_errors  # imports torch
-
-        with clear_errors(folder, "loaded"):
-            model = reload_check.load_checkpoint(
-                folder, device=job.device, trust_remote_code=job.source.trust_remote_code
-            )
+        model = reload_check.load_checkpoint(folder, device=job.device, trust_remote_code=job.source.trust_remote_code)
         return job.probe.logits(model)

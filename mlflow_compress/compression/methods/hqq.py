@@ -70,7 +70,7 @@ class Hqq(Method[HqqConfig]):
             state |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
         model.config.quantization_config = own_formats.OwnFormatConfig(HQQ_PACKED, bits=config.bits).to_dict()
         model.save_pretrained(job.folder, state_dict=state)
-        job.source.tokenizer().save_pretrained(job.folder)
+        job.source.save_others(job.folder)
         cast_stored(model, torch.float32)
         for name, parts in packed.items():
             weight = model.get_submodule(name).weight

@@ -266,7 +266,7 @@ def _put_together(job: CompressionJob[MixedConfig], content: MixedRecipe, format
     }
     cast_stored(model, job.source.torch_dtype)  # what the configuration says of the other tensors
     model.save_pretrained(job.folder, state_dict=tensors, save_original_format=False)
-    job.source.tokenizer().save_pretrained(job.folder)
+    job.source.save_others(job.folder)
     return logits
 
 

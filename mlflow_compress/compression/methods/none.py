@@ -20,5 +20,5 @@ class Uncompressed(Method[MethodConfig]):
         """Load the model in its stored dtype, save it, and return its logits, computed in float32."""
         model = job.source.load(job.device, dtype=job.source.torch_dtype)
         model.save_pretrained(job.folder)
-        job.source.tokenizer().save_pretrained(job.folder)
+        job.source.save_others(job.folder)
         return job.probe.logits(model.float())

@@ -51,7 +51,7 @@ class TorchAoInt8(Method[TorchAoInt8Config]):
         model.save_pretrained(job.folder)
         for path in stored_weights.weight_files(job.folder):
             stored_weights.sort_metadata(path)  # the order of torchao's entries differs from run to run
-        job.source.tokenizer().save_pretrained(job.folder)
+        job.source.save_others(job.folder)
         cast_floats(model, torch.float32)
         try:
             return job.probe.logits(model)

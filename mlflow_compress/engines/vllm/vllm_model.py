@@ -23,6 +23,7 @@ from mlflow_compress.models.identity import stored_config
 from mlflow_compress.models.length_regimes import LengthRegime, one_regime
 from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
+from mlflow_compress.models.model_files import open_generation_settings
 from mlflow_compress.scoring.engine import Baseline, PassWork, run_pass
 from mlflow_compress.scoring.forward.head import Head, empty_model, rebuild_head
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention
@@ -280,9 +281,7 @@ class VllmModel(FileModel):
     def generation_settings(self) -> Any:
         from transformers import GenerationConfig as Settings
 
-        if (self.path / "generation_config.json").is_file():
-            return Settings.from_pretrained(self.path, local_files_only=True)
-        return Settings.from_model_config(self.model_config)
+        return open_generation_settings(self.path) or Settings.from_model_config(self.model_config)
 
 
 class VllmExecution:

@@ -116,15 +116,13 @@ class _Reader:
         if is_endpoint(model):
             fix = "Give the baseline's folder or hub id, or leave out long"
             raise ConfigError("Long contexts are counted in the baseline's own tokens", got=model, fix=fix)
-        from transformers import AutoConfig
-
         from mlflow_compress.models.identity import max_length
-        from mlflow_compress.models.loading import open_tokenizer
+        from mlflow_compress.models.model_files import open_config, open_tokenizer
         from mlflow_compress.models.source_model import resolve_folder
 
         folder = resolve_folder(str(demo.MODELS.get(model, model)))
-        tokenizer = open_tokenizer(folder, trust_remote_code=False)
-        return cls(tokenizer, max_length(AutoConfig.from_pretrained(folder, local_files_only=True), tokenizer))
+        tokenizer = open_tokenizer(folder)
+        return cls(tokenizer, max_length(open_config(folder), tokenizer))
 
     def counts(self, texts: Sequence[str], *, special: bool = True) -> list[int]:
         encoded = self.tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False, verbose=False)

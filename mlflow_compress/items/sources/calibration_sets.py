@@ -11,6 +11,7 @@ from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.items.named.corpora import ARTICLE, read_pile, read_wikitext2
 from mlflow_compress.items.sources.data_dir import load_split, read_data_file, reader_of
 from mlflow_compress.items.sources.question_files import read_jsonl, read_text
+from mlflow_compress.models.model_files import render_template
 
 Conversation = list[dict[str, str]]  # messages with "role" and "content"
 
@@ -40,14 +41,9 @@ class CalibrationSet:
 
 
 def _in_template(tokenizer: Any, conversation: Conversation) -> str:
-    from jinja2 import TemplateError
-
     if not getattr(tokenizer, "chat_template", None):
         raise CheckpointError("The calibration set holds conversations, and the model's tokenizer has no chat template")
-    try:
-        return str(tokenizer.apply_chat_template(conversation, tokenize=False))
-    except (TemplateError, ValueError) as error:
-        raise CheckpointError(f"The tokenizer's chat template fails: {error}", got=conversation[0]) from error
+    return render_template(tokenizer, conversation)
 
 
 def _wikitext2(data_dir: str) -> CalibrationSet:

@@ -12,6 +12,8 @@ from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.checkpoint_config import (
     COMPRESSED_TENSORS,
     OWN_FORMATS,
+    QUANTIZED_CACHE,
+    cache_settings,
     has_quantized_cache,
     is_native_gguf,
     quant_method,
@@ -19,6 +21,7 @@ from mlflow_compress.models.checkpoint_config import (
     weight_files,
 )
 from mlflow_compress.models.gguf_file import StoredTensor
+from mlflow_compress.models.model_files import library_errors, open_config
 
 _COMPRESSED = "compressed"  # the ``quantization_status`` of quantized tensors
 _QUANTIZED_EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight_(packed|scale)$")
@@ -38,6 +41,9 @@ def loading_options(folder: Path, *, trust_remote_code: bool = False) -> dict[st
     if has_quantized_cache(folder):
         from mlflow_compress.models.architectures import quantized_cache  # imports torch
 
+        with library_errors(f"config.json cannot be read, because of its field {QUANTIZED_CACHE!r}", str(folder)):
+            for settings in cache_settings(folder).values():
+                quantized_cache.QuantizedCache.of_settings(settings)
         quantized_cache.register_attention()
         options["attn_implementation"] = quantized_cache.CACHE_ATTENTION
     return options
@@ -55,8 +61,6 @@ def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
     if method == packed_layers.BITSANDBYTES:
         require_extra(packed_layers.BITSANDBYTES, "bitsandbytes", by=f"The bitsandbytes checkpoint {folder}")
         packed_layers.import_offline()
-    from transformers import AutoConfig
-
     files = weight_files(folder)
     if not files or files[0].suffix != ".gguf":
         changed: dict[str, Any] = {}
@@ -78,7 +82,7 @@ def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
             changed = {"backend": packed_layers.KERNELS[method]}
         if not changed:
             return {"use_safetensors": True}
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        config = open_config(folder, trust_remote_code=trust_remote_code)
         config.quantization_config |= changed
         return {"use_safetensors": True, "config": config}
     if is_native_gguf(folder):
@@ -87,7 +91,7 @@ def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
         return native_gguf.loading_options(folder)
     if settings.get("model_type") == "mixtral":
         _register_mixtral()
-    return {"gguf_file": files[0].name, "config": AutoConfig.from_pretrained(folder, local_files_only=True)}
+    return {"gguf_file": files[0].name, "config": open_config(folder)}
 
 
 @cache

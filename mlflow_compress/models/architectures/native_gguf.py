@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from mlflow_compress.errors import CheckpointError, require_extra
 from mlflow_compress.models.checkpoint_config import GGUF_NATIVE, GGUF_NATIVE_CACHE
+from mlflow_compress.models.model_files import open_config
 from mlflow_compress.transport.json_process import JsonProcess
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
@@ -140,7 +141,7 @@ def loading_options(folder: Path) -> dict[str, Any]:
     require_extra("llama-cpp", "llama_cpp", by=f"The checkpoint {folder}, which is computed by llama.cpp,")
     AutoConfig.register(GGUF_NATIVE, NativeGgufConfig, exist_ok=True)
     AutoModelForCausalLM.register(NativeGgufConfig, NativeGgufForCausalLM, exist_ok=True)
-    base = AutoConfig.from_pretrained(folder, local_files_only=True)
+    base = open_config(folder)
     names = (
         "vocab_size",
         "num_hidden_layers",

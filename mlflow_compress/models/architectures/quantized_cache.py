@@ -27,6 +27,11 @@ class Rounding:
     per: str  # "token": `group` neighbours of a head's vector share a scale; "channel": a channel of `group` tokens
     group: int
 
+    def __post_init__(self) -> None:
+        known = self.bits == "fp8" or (type(self.bits) is int and 1 <= self.bits <= 16)
+        if not known or self.per not in ("token", "channel") or type(self.group) is not int or self.group < 1:
+            raise ValueError(f"unknown rounding: {self}")
+
     def bytes_per_number(self, plain: float) -> float:
         """Return what a number takes with its part of a 16-bit scale (and, of integers, a 16-bit offset) per group.
 
@@ -86,7 +91,7 @@ class QuantizedCache:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> "QuantizedCache":
-        return cls(Rounding(**settings["keys"]), Rounding(**settings["values"]), settings["residual"])
+        return cls(Rounding(**settings["keys"]), Rounding(**settings["values"]), int(settings["residual"]))
 
     def bytes_per_number(self, plain: float) -> float:
         """Return the bytes of a key and a value, of which one that is not rounded takes `plain`."""

@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlflow_compress.errors import CheckpointError
+from mlflow_compress.models.model_files import render_template
 from mlflow_compress.tool_calls import Call, CallForm, read_calls
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class ChatFormat:
             lines = [f"System: {system}"] if system else []
             lines += [f"{'Assistant' if i % 2 else 'User'}: {text}" for i, text in enumerate(turns)]
             return "\n".join([*lines, "Assistant:"])
-        rendered = _render(self.tokenizer, _messages(turns, system), add_generation_prompt=True)
+        rendered = render_template(self.tokenizer, _messages(turns, system), add_generation_prompt=True)
         if system.strip() not in rendered:
             raise CheckpointError("The tokenizer's chat template omits the system prompt", got=system)
         return rendered
@@ -60,7 +62,8 @@ class ChatFormat:
             messages = [{"role": "system", "content": system}, *messages]
         if self.name == PLAIN:
             return "\n".join([*(f"{m['role'].capitalize()}: {m['content']}" for m in messages), "Assistant: "])
-        return _render(self.tokenizer, messages, add_generation_prompt=True, tools=tools)
+        shown = list(tools) if tools else None
+        return render_template(self.tokenizer, messages, add_generation_prompt=True, tools=shown)
 
     def call_form(self) -> CallForm:
         """Return how the template writes calls, read off an answer that it renders with a call and one with text.
@@ -74,15 +77,14 @@ class ChatFormat:
             {"role": "assistant", "content": _MARK},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         )
-        if self.name == PLAIN or _TOOL not in _render(self.tokenizer, asked, add_generation_prompt=True, tools=[tool]):
+        with_tool = partial(render_template, self.tokenizer, tools=[tool])
+        if self.name == PLAIN or _TOOL not in with_tool(asked, add_generation_prompt=True):
             raise CheckpointError(
                 "The baseline cannot be asked with tools: its chat template shows none",
                 allowed="a template that uses the variable `tools`",
                 fix="Take another model, or leave out the tasks with tools",
             )
-        texts = [
-            _render(self.tokenizer, [*asked, answer], add_generation_prompt=False, tools=[tool]) for answer in answers
-        ]
+        texts = [with_tool([*asked, answer], add_generation_prompt=False) for answer in answers]
         begin = next(n for n, (one, other) in enumerate(zip(*texts, strict=False)) if one != other)
         ids = self.tokenizer(texts[1][begin:], add_special_tokens=False)["input_ids"]
         shown = str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -103,7 +105,7 @@ def chat_format(tokenizer: Any) -> ChatFormat:
             "The tokenizer has no chat template: conversations are rendered as 'User:' and 'Assistant:' lines"
         )
         return ChatFormat(PLAIN, tokenizer, frozenset())
-    rendered = _render(tokenizer, _messages(["question", _MARK], ""), add_generation_prompt=False)
+    rendered = render_template(tokenizer, _messages(["question", _MARK], ""), add_generation_prompt=False)
     if rendered.count(_MARK) != 1:
         raise CheckpointError("The chat template drops or repeats the assistant's answer")
     tail = tokenizer(rendered.split(_MARK)[1], add_special_tokens=False)["input_ids"]
@@ -111,28 +113,6 @@ def chat_format(tokenizer: Any) -> ChatFormat:
     # A template ends an answer with one special token; what follows is layout.
     ends = next(([token] for token in tail if token in special), [])
     return ChatFormat("chat_template", tokenizer, frozenset(ends))
-
-
-def _render(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    tools: Sequence[Any] | None = None,
-) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **({"tools": list(tools)} if tools else {}),
-            )
-        )
-    except (TemplateError, ValueError) as error:
-        raise CheckpointError(f"The tokenizer's chat template fails: {error}") from error
 
 
 def _messages(turns: Sequence[str], system: str) -> list[dict[str, str]]:

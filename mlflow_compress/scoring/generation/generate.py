@@ -292,7 +292,7 @@ def _rows(
             allowed=f"at most {loaded.max_length - 1} with this model",
             got=config.max_new_tokens,
         )
-    encoder = Encoder(loaded.tokenizer, loaded.max_length)
+    encoder = Encoder(loaded.tokenizer, loaded.max_length, loaded.vocab_size)
     encoded = encoder.ids_of((prompt for prompt, _, _ in draws), special=special)
     cut = sum(len(ids) > room for ids in encoded.values())
     if cut:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress import files as atomic
-from mlflow_compress.errors import DataError
+from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.kept import keeps, kept
 from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import ItemKey, Request
@@ -58,9 +58,11 @@ class Encoder:
     assertion; here `Encoded.fits` is False.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, tokenizer: Any, max_length: int, vocab_size: int | None = None) -> None:
+        """Encode for a model with embeddings of `vocab_size` tokens; None where another program computes it."""
         self.tokenizer = tokenizer
         self.max_length = max_length
+        self._vocab_size = vocab_size
         prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         self.prefix_token: int | None = prefix
         self._prefix_text = tokenizer.decode([prefix]) if prefix is not None else None
@@ -107,6 +109,16 @@ class Encoder:
             chunk = strings[start : start + _CHUNK]
             batch = self.tokenizer(chunk, add_special_tokens=special, **_IDS)["input_ids"]
             tokens |= {string: np.asarray(ids, np.int32) for string, ids in zip(chunk, batch, strict=True)}
+        most = max((int(ids.max()) for ids in tokens.values() if len(ids)), default=0)
+        if self._vocab_size is not None and most >= self._vocab_size:
+            raise CheckpointError(
+                f"The tokenizer has a token that the model has no embedding for: "
+                f"{self.tokenizer.convert_ids_to_tokens(most)!r}",
+                allowed=f"ids below {self._vocab_size}",
+                got=most,
+                fix="Give the model its own tokenizer; added tokens are in tokenizer.json, tokenizer_config.json, "
+                "special_tokens_map.json and added_tokens.json",
+            )
         return tokens
 
     def documents(self, text: str, starts: Sequence[int]) -> npt.NDArray[np.int64] | None:

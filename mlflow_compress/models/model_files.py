@@ -1,0 +1,204 @@
+"""Reads a model's configuration, tokenizer and generation settings. What libraries raise at its files is our error.
+
+Transformers, tokenizers and safetensors raise whatever their own code meets in a file: a `TypeError` at a number that
+stands for a text, an `AttributeError` at a dtype that torch does not have. The boundary is `library_errors`.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mlflow_compress.errors import CheckpointError, DataError, MissingDependencyError, MlflowCompressError
+from mlflow_compress.files import read_json_object
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+_OF_TOKENIZER = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.json",
+)
+_IN_THEIR_WORDS = (OSError, ValueError, RuntimeError)  # libraries raise these with a sentence; others need their name
+
+T = TypeVar("T")
+
+
+@contextmanager
+def library_errors(what: str, got: object) -> Iterator[None]:
+    """Within this block a library reads what a user gave, and whatever it raises is a `CheckpointError` with its words.
+
+    - `what`: The beginning of the sentence: "The checkpoint cannot be loaded".
+
+    Only such calls belong into the block: what our own code raises there would be blamed on the user's files.
+    """
+    try:
+        yield
+    except MlflowCompressError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(got)) from error
+    except Exception as error:
+        raise CheckpointError(f"{what}: {_in_words(error)}", got=got) from error
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # of Rust, which has no common class to catch
+            raise CheckpointError(f"{what}: {error}", got=got) from error
+        raise
+
+
+def open_config(where: Path | str, *, trust_remote_code: bool = False) -> Any:
+    """Return transformers' configuration of a model's folder, or of a hub id.
+
+    A value that only fails later, such as a dtype that is none, is refused here, and named.
+    """
+    from transformers import AutoConfig
+
+    def read(model: Path | str) -> Any:
+        config = AutoConfig.from_pretrained(
+            model, trust_remote_code=trust_remote_code, local_files_only=isinstance(model, Path)
+        )
+        config.to_diff_dict()
+        _require_dtype(config)
+        text = config.get_text_config(decoder=True)
+        text.to_dict()
+        _require_dtype(text)
+        return config
+
+    return _opened(where, (CONFIG,), read, trusted=trust_remote_code)
+
+
+def open_tokenizer(where: Path | str, *, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer of a model's folder, or of a hub id; it has encoded a letter."""
+    from transformers import AutoTokenizer
+
+    def read(model: Path | str) -> Any:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, trust_remote_code=trust_remote_code, local_files_only=isinstance(model, Path)
+        )
+        tokenizer("a", verbose=False)
+        int(tokenizer.model_max_length)
+        return tokenizer
+
+    return _opened(where, _OF_TOKENIZER, read, trusted=trust_remote_code)
+
+
+def open_generation_settings(folder: Path) -> Any | None:
+    """Return the settings in a folder's ``generation_config.json``; None where it has no such file.
+
+    Transformers itself takes its defaults for a file that it cannot read, without a word. Settings that it warns of,
+    such as a temperature beside ``do_sample: false``, are read: only end tokens of them count here.
+    """
+    from transformers import GenerationConfig
+
+    def read(model: Path | str) -> Any:
+        settings = GenerationConfig.from_pretrained(model, local_files_only=True)
+        ends = settings.eos_token_id
+        for end in ends if isinstance(ends, list) else [] if ends is None else [ends]:
+            if type(end) is not int or end < 0:
+                raise ValueError("eos_token_id must be an id, or a list of ids")
+        return settings
+
+    return _opened(folder, (GENERATION,), read) if (folder / GENERATION).is_file() else None
+
+
+def without_weights(config: Any, folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return the model that a folder's configuration describes on the meta device, without memory for its weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def build(where: Path | str) -> Any:
+        described = config if where == folder else open_config(where, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
+
+    what = "describes no causal language model that loads"
+    return _opened(folder, (CONFIG,), build, trusted=trust_remote_code, what=what)
+
+
+def render_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Return messages as text, in the tokenizer's chat template; what that raises is a `CheckpointError`."""
+    with library_errors("The tokenizer's chat template fails", messages[0] if messages else None):
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+
+
+def _opened(
+    where: Path | str,
+    files: Sequence[str],
+    read: Callable[[Path | str], T],
+    *,
+    trusted: bool = False,
+    what: str = "cannot be read",
+) -> T:
+    """Return what `read` makes of a folder or of a hub id. Its errors name the file of `files` and the field at fault.
+
+    These are the ones without which the rest can be read. A model's own code (`trusted`) is not run again to find them.
+    """
+    folder = Path(where).expanduser()
+    there = [name for name in files if (folder / name).is_file()]
+    for name in there:
+        if name.endswith(".json") and name != "tokenizer.json":  # a large one, whose library is as strict
+            read_json_object(folder / name, error=CheckpointError)
+    try:
+        with library_errors(f"{', '.join(there) or 'The model'} {what}", str(where)):
+            return read(folder if folder.is_dir() else str(where))
+    except CheckpointError as error:
+        if error.__cause__ is None or trusted or not there:
+            raise
+        file, field = _culprit(folder, there, read)
+        words = _in_words(error.__cause__)
+        if file is None:
+            raise
+        if field is None:
+            fix = "Correct it, or get it again from where the model comes from"
+            raise CheckpointError(f"{file} {what}: {words}", got=str(folder / file), fix=fix) from error.__cause__
+        raise CheckpointError(
+            f"{file} {what}, because of its field {field!r}: {words}",
+            got=f"{json.dumps(read_json_object(folder / file)[field])[:100]} in {folder / file}",
+            fix="Correct this field; without it, the file could be used",
+        ) from error.__cause__
+
+
+def _culprit(folder: Path, files: Sequence[str], read: Callable[[Path | str], object]) -> tuple[str | None, str | None]:
+    """Return the file, and its field, without which `read` takes a folder; None for what cannot be told."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch)
+        for path in folder.iterdir():
+            (copy / path.name).symlink_to(path.resolve())
+
+        def is_read() -> bool:
+            try:
+                read(copy)
+            except Exception:  # noqa: BLE001  (with whatever it ends, the folder is not taken)
+                return False
+            return True
+
+        for name in files:
+            (copy / name).unlink()
+            with suppress(DataError):
+                fields = read_json_object(folder / name) if name.endswith(".json") else {}
+                for field in fields:
+                    (copy / name).write_text(json.dumps({one: fields[one] for one in fields if one != field}))
+                    if is_read():
+                        return name, field
+                    (copy / name).unlink()
+            if is_read():
+                return name, None
+            (copy / name).symlink_to((folder / name).resolve())
+    return (files[0], None) if len(files) == 1 else (None, None)
+
+
+def _require_dtype(config: Any) -> None:
+    import torch
+
+    dtype = getattr(config, "dtype", None)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {dtype!r}")
+
+
+def _in_words(error: BaseException) -> str:
+    """Return what a library says, with the name of the error where that alone is no sentence."""
+    said = str(error).strip()
+    return said if isinstance(error, _IN_THEIR_WORDS) and said else f"{type(error).__name__}: {said}"
