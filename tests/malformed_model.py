@@ -31,7 +31,13 @@ from mlflow_compress.compression.method import method_config
 from mlflow_compress.config import parse
 from mlflow_compress.demo import DATA_DIR
 from mlflow_compress.errors import CheckpointError, MlflowCompressError, machine_fault
-from mlflow_compress.models.identity import require_own_tokens, require_tokenizer_files, require_tools_template
+from mlflow_compress.models.identity import (
+    check_same_tokenizer,
+    require_own_tokens,
+    require_tokenizer_files,
+    require_tools_template,
+)
+from mlflow_compress.models.loading import LoadConfig, open_light
 from tests.malformed_inputs import CORPUS, NASTY
 from tests.task_files import write_rows
 
@@ -497,6 +503,7 @@ def outcome_of(folder: Path, work: Path, untouched: Evaluated) -> tuple[Result, 
             after = evaluate(folder, work)
             if "quantization_config" not in (folder / "config.json").read_text():
                 made = compress(folder, work)
+                check_same_tokenizer(*(open_light(LoadConfig(path=str(one))) for one in (folder, made)))
                 if evaluate(made, work).numbers != after.numbers:
                     return "silent", "the compressed one, by no method, has other numbers"
     except Exception as raised:  # noqa: BLE001  (whatever is let through is what is looked for)

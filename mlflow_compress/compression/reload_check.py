@@ -18,7 +18,7 @@ from mlflow_compress.compression import probe
 from mlflow_compress.errors import MlflowCompressError
 from mlflow_compress.models import architectures
 from mlflow_compress.models.architectures import packed_layers
-from mlflow_compress.models.model_files import library_errors
+from mlflow_compress.models.model_files import weights_errors
 from mlflow_compress.models.placement import BALANCED, Offload
 
 
@@ -51,7 +51,7 @@ def load_checkpoint(folder: Path, *, device: str, trust_remote_code: bool) -> An
 
     placed = {} if device == "cpu" else {"device_map": {"": device}}
     options = architectures.loading_options(folder, trust_remote_code=trust_remote_code)
-    with library_errors("The checkpoint cannot be loaded", str(folder)):
+    with weights_errors(folder, trust_remote_code=trust_remote_code):
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,

@@ -21,7 +21,7 @@ from mlflow_compress.models.causality import require_causal
 from mlflow_compress.models.identity import max_length, stored_config, weights_hash
 from mlflow_compress.models.length_regimes import forget_longer_sequences
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
-from mlflow_compress.models.model_files import library_errors
+from mlflow_compress.models.model_files import library_errors, weights_errors
 from mlflow_compress.models.placement import BALANCED, placement
 from mlflow_compress.models.source_model import resolve_folder
 
@@ -129,7 +129,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
         model_files.open_config(folder, trust_remote_code=trusted)
     tokenizer = model_files.open_tokenizer(folder, trust_remote_code=trusted)
     model_files.open_generation_settings(folder)
-    with library_errors("The checkpoint cannot be loaded", str(folder)), _bars_on_terminals_only():
+    with weights_errors(folder, trust_remote_code=trusted), _bars_on_terminals_only():
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or "auto",

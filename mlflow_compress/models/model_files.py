@@ -28,10 +28,11 @@ T = TypeVar("T")
 
 
 @contextmanager
-def library_errors(what: str, got: object) -> Iterator[None]:
+def library_errors(what: str, got: object, *, fix: str | None = None) -> Iterator[None]:
     """Within this block a library reads what a user gave, and whatever it raises is a `CheckpointError` with its words.
 
     - `what`: The beginning of the sentence: "The checkpoint cannot be loaded".
+    - `got`, `fix`: As `MlflowCompressError` has them.
 
     Only such calls belong into the block: what our own code raises there would be blamed on the user's files.
     """
@@ -42,11 +43,35 @@ def library_errors(what: str, got: object) -> Iterator[None]:
     except ImportError as error:
         raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(got)) from error
     except Exception as error:
-        raise CheckpointError(f"{what}: {_in_words(error)}", got=got) from error
+        raise CheckpointError(f"{what}: {_in_words(error)}", got=got, fix=fix) from error
     except BaseException as error:
-        if type(error).__name__ == "PanicException":  # of Rust, which has no common class to catch
-            raise CheckpointError(f"{what}: {error}", got=got) from error
+        if type(error).__name__ == "PanicException":  # of Rust; it is no `Exception`
+            raise CheckpointError(f"{what}: {error}", got=got, fix=fix) from error
         raise
+
+
+@contextmanager
+def weights_errors(folder: Path, *, trust_remote_code: bool = False) -> Iterator[None]:
+    """Within this block a library loads a checkpoint; an error names the file and the field at fault, if one is known.
+
+    A configuration from which no model can be built without its weights, either, is at fault.
+    """
+    try:
+        with library_errors("The checkpoint cannot be loaded", str(folder)):
+            yield
+    except CheckpointError as error:
+        if error.__cause__ is None or trust_remote_code:
+            raise
+        config = open_config(folder)
+        without_weights(config, folder)
+        for index in folder.glob("*.safetensors.index.json"):
+            read_json_object(index, error=CheckpointError)
+        if getattr(config, "quantization_config", None) is None:
+            raise
+        what = "The checkpoint cannot be loaded as quantization_config in its config.json says"
+        raise CheckpointError(
+            f"{what}: {_in_words(error.__cause__)}", got=str(folder / CONFIG), fix="Correct that entry"
+        ) from error.__cause__
 
 
 def open_config(where: Path | str, *, trust_remote_code: bool = False) -> Any:
@@ -60,25 +85,24 @@ def open_config(where: Path | str, *, trust_remote_code: bool = False) -> Any:
         config = AutoConfig.from_pretrained(
             model, trust_remote_code=trust_remote_code, local_files_only=isinstance(model, Path)
         )
-        config.to_diff_dict()
-        _require_dtype(config)
-        text = config.get_text_config(decoder=True)
-        text.to_dict()
-        _require_dtype(text)
+        for part in (config, config.get_text_config(decoder=True)):
+            part.to_diff_dict()
+            _require_usual(part)
         return config
 
     return _opened(where, (CONFIG,), read, trusted=trust_remote_code)
 
 
 def open_tokenizer(where: Path | str, *, trust_remote_code: bool = False) -> Any:
-    """Return the tokenizer of a model's folder, or of a hub id; it has encoded a letter."""
+    """Return the tokenizer of a model's folder, or of a hub id; it has encoded a letter and its special tokens."""
     from transformers import AutoTokenizer
 
     def read(model: Path | str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=trust_remote_code, local_files_only=isinstance(model, Path)
         )
-        tokenizer("a", verbose=False)
+        tokenizer.decode([*tokenizer("a", verbose=False)["input_ids"], *tokenizer.all_special_ids])
+        int(tokenizer.unk_token_id or 0)
         int(tokenizer.model_max_length)
         return tokenizer
 
@@ -120,7 +144,9 @@ def without_weights(config: Any, folder: Path, *, trust_remote_code: bool = Fals
 
 def render_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Return messages as text, in the tokenizer's chat template; what that raises is a `CheckpointError`."""
-    with library_errors("The tokenizer's chat template fails", messages[0] if messages else None):
+    where = f"chat_template.jinja or in chat_template of tokenizer_config.json, in {tokenizer.name_or_path}"
+    first = messages[0] if messages else None
+    with library_errors("The tokenizer's chat template fails", first, fix=f"Correct it: it is in {where}"):
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
 
 
@@ -190,12 +216,18 @@ def _culprit(folder: Path, files: Sequence[str], read: Callable[[Path | str], ob
     return (files[0], None) if len(files) == 1 else (None, None)
 
 
-def _require_dtype(config: Any) -> None:
+_USUAL = {"return_dict": True, "output_attentions": False}  # other values change what a model returns, not its numbers
+
+
+def _require_usual(config: Any) -> None:
     import torch
 
     dtype = getattr(config, "dtype", None)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch has no dtype {dtype!r}")
+    for name, usual in _USUAL.items():
+        if getattr(config, name, usual) not in (usual, None):
+            raise ValueError(f"{name} must be {json.dumps(usual)}, as it is where it is left out")
 
 
 def _in_words(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.errors import CheckpointError, UnsupportedError
 from mlflow_compress.models import architectures, model_files, stored_weights
-from mlflow_compress.models.model_files import GENERATION, library_errors
+from mlflow_compress.models.model_files import GENERATION, weights_errors
 from mlflow_compress.paths import started_in
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class SourceModel:
         from mlflow_compress.models.causality import require_causal  # imports torch
 
         placed = {} if device == "cpu" or "device_map" in options else {"device_map": {"": device}}
-        with library_errors("The model cannot be loaded", str(self.folder)):
+        with weights_errors(self.folder, trust_remote_code=self.trust_remote_code):
             model, info = AutoModelForCausalLM.from_pretrained(
                 self.folder,
                 dtype=dtype or torch.float32,

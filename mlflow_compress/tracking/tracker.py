@@ -14,7 +14,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
-from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import StageError, SweepError, TrackingError, machine_fault
 from mlflow_compress.home import SQLITE
@@ -37,7 +36,7 @@ from mlflow_compress.tracking.store import RunLink, StoredRun, is_run_id, whole_
 from mlflow_compress.tracking.tracked_run import TrackedRun, create_run
 from mlflow_compress.tracking.unfinished_commands import note_run
 from mlflow_compress.tracking.views import how_to_open
-from mlflow_compress.tracking.waiting import PatientClient, shown_store
+from mlflow_compress.tracking.waiting import PatientClient, shown_store, store_errors
 
 logger = logging.getLogger(__name__)
 
@@ -170,19 +169,13 @@ class Tracker:
     def __init__(self, experiment: str = AUTO) -> None:
         self._to_fill: str | None = None
         self.uri = tracking_uri()
-        mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
-        try:
+        with store_errors("The tracking store cannot be used", self.uri):
+            mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
             create_database(self.uri)
             self.client = PatientClient(MlflowClient(self.uri), self.uri)
             close_dead_runs(self.client, self.uri)
             self._given_is_elsewhere = False
             self.experiment_id = self._experiment(experiment)
-        except (MlflowException, SQLAlchemyError, OSError) as error:
-            raise TrackingError(
-                f"The tracking store cannot be used: {str(error).splitlines()[0]}",
-                got=shown_store(self.uri),
-                fix="Set MLFLOW_TRACKING_URI to a store that can be written, such as sqlite:///mlflow.db",
-            ) from error
 
     def _experiment(self, name: str) -> str:
         """Return the experiment id of the stage that this process was started for, or that of `choose_experiment`.
@@ -261,16 +254,12 @@ class Tracker:
         """Open a run; `own=True` fills the run that `mlflow run` has created for this process, if there is one."""
         given, signpost = self._take_given() if own else (None, None)
         every = {run_names.STAGE: stage, **tags}
-        try:
+        with store_errors("The tracking store refuses a new run", self.uri):
             place = self.experiment_id
             if stage in _BESIDE:
                 place = experiment_beside(self.client, self.uri, place)
             run_id = given or create_run(self.client, self.uri, place, name, every)
             tracked = TrackedRun(self.client, run_id)
-        except (MlflowException, SQLAlchemyError, OSError) as error:
-            raise TrackingError(
-                f"The tracking store refuses a new run: {str(error).splitlines()[0]}", got=shown_store(self.uri)
-            ) from error
         with self._pointed_at(tracked, name, signpost), until_ended(self.client, self.uri, tracked):
             if given:
                 tracked.rename(name)

@@ -2,15 +2,16 @@
 
 import logging
 import os
+import re
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from mlflow.exceptions import MlflowException
 from requests.exceptions import ChunkedEncodingError, ConnectionError, RetryError, Timeout
 
-from mlflow_compress.errors import ConfigError, StoreAwayError, TrackingError
+from mlflow_compress.errors import ConfigError, MlflowCompressError, StoreAwayError, TrackingError
 from mlflow_compress.lifetime import signals_later
 
 WAIT_VARIABLE = "MLFLOW_COMPRESS_SERVER_WAIT"
@@ -19,6 +20,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _BUSY = ("database is locked", "database table is locked")  # what SQLite says of a store that others write to
 
 _UNAVAILABLE = "TEMPORARILY_UNAVAILABLE"  # MLflow's word for whatever a database has raised
+
+_VARIABLE = re.compile(r"\bMLFLOW_[A-Z_]+")
 
 T = TypeVar("T")
 
@@ -72,6 +75,29 @@ def shown_store(uri: str) -> str:
     return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
 
 
+@contextmanager
+def store_errors(what: str, uri: str) -> Iterator[None]:
+    """Within this block MLflow opens a store as its environment says; what it raises is a `TrackingError`.
+
+    It raises whatever its code, that of SQLAlchemy and that of requests meet in an address or in a variable. Only such
+    calls belong into the block.
+
+    - `what`: The beginning of the sentence: "The tracking store cannot be used".
+    """
+    try:
+        yield
+    except MlflowCompressError:
+        raise
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        fix = "Set MLFLOW_TRACKING_URI to a store that can be written, such as sqlite:///mlflow.db"
+        if isinstance(error, ImportError):
+            fix = "Install the package of that database: for PostgreSQL, pip install 'mlflow-compress[postgresql]'"
+        elif variable := _VARIABLE.search(said):
+            fix = f"Correct the environment variable {variable[0]}, or unset it"
+        raise TrackingError(f"{what}: {said}", got=shown_store(uri), fix=fix) from error
+
+
 class PatientClient:
     """An MLflow client whose every call waits for a store that is away, see `wait_for`. `impatient` is plain.
 
@@ -119,6 +145,9 @@ class PatientClient:
                             fix="See to it that this user may write there, and that the disk has room; then start the "
                             "same command again",
                         ) from None
+                    if isinstance(error, ValueError) and _VARIABLE.search(str(error)):  # MLflow cannot read it
+                        with store_errors("The tracking store cannot be used", self.uri):
+                            raise
                     raise
                 began = time.monotonic() if began is None else began
                 left = began + longest_wait() - time.monotonic()
