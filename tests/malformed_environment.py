@@ -3,7 +3,6 @@
 import json
 import os
 import sqlite3
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -76,6 +75,22 @@ def use_store() -> None:
     tracker.fetch_json(run.run_id, "c.json")
 
 
+def use_model(model: Path) -> None:
+    """Check the parameters of a command, load a model, and run it. No library may be imported before."""
+    import warnings
+
+    from mlflow_compress.commands.command import configured
+    from mlflow_compress.commands.quantize.parameters import QuantizeConfig
+
+    warnings.simplefilter("ignore")
+    configured(QuantizeConfig, {"model": str(model), "method": "none"}, Path("store"))
+    import torch
+
+    from mlflow_compress.models.loading import LoadConfig, load_model
+
+    load_model(LoadConfig(path=str(model), device="cpu")).model(torch.tensor([[1, 2, 3]]))
+
+
 def runs_left_open(folder: Path) -> list[str]:
     """Return the names of runs that are RUNNING in a folder's store."""
     files = [file for file in folder.rglob("*.db") if file.is_file()]
@@ -113,13 +128,8 @@ def outcome_with(name: str, value: str, use: Callable[[], None], folder: Path) -
             os.write(write, json.dumps(answer).encode()[:60_000])
             os._exit(0)
     os.close(write)
-    with open(read, "rb") as pipe:
+    with os.fdopen(read, "rb") as pipe:
         data = pipe.read()
     os.waitpid(child, 0)
     found, words = json.loads(data) if data else ("raw", "it died")
     return found, words
-
-
-def without(modules: tuple[str, ...]) -> bool:
-    """Return whether none of these is imported yet, so that a fork reads its own environment."""
-    return not any(module in sys.modules for module in modules)

@@ -28,6 +28,7 @@ from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.inputs import read_manifest, suite_of, with_chat_template
 from mlflow_compress.compression import pipeline
 from mlflow_compress.compression.method import method_config
+from mlflow_compress.compression.reload_check import check_reload
 from mlflow_compress.config import parse
 from mlflow_compress.demo import DATA_DIR
 from mlflow_compress.errors import CheckpointError, MlflowCompressError, machine_fault
@@ -531,6 +532,14 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+def reload_here(folder: Path, **options: Any) -> Any:
+    """Load a compressed folder again in this process, in place of the pipeline's new one, which takes seconds."""
+    with pipeline.quiet():
+        report = check_reload(folder, device="cpu", trust_remote_code=False)
+    report.require_agreement()
+    return report
 
 
 def limit_memory(n_bytes: int) -> None:
