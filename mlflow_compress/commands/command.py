@@ -1,6 +1,7 @@
 """What a command is, and the registry of all: command line, Python, projects, `resume` and docs read it there."""
 
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic.fields import FieldInfo
 
@@ -135,6 +137,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
     A path object is its text, and a result the path it stands for. A loaded model, and rows of items, become files in
     the folder that keeps the state of the store. Every command calls it before it imports what does its work.
     """
+    _check_environment()
     values = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
     if is_rows(values.get("tasks")):
         values["tasks"] = write_task_files(values["tasks"], _inputs(store))
@@ -185,6 +188,27 @@ def _with_traces(config: P, store: StoreLike) -> P:
     return config.with_values(
         **{name: ",".join(map(file_of, map(str.strip, text.split(",")))) for name, text in given.items()}
     )
+
+
+# Variables that libraries read while they are imported, where a wrong value ends every command.
+_NUMBERS = ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT")
+_SWITCHES = ("MLFLOW_CONFIGURE_LOGGING",)
+
+
+def _check_environment() -> None:
+    for names, allowed, pattern in (
+        (_NUMBERS, "a whole number of seconds", r"\s*[+-]?\d+\s*"),
+        (_SWITCHES, "true, false, 1, 0", "(?i:true|false|1|0)"),
+    ):
+        for name in names:
+            if (value := os.environ.get(name)) is not None and re.fullmatch(pattern, value) is None:
+                what = f"The environment variable {name} cannot be read"
+                raise ConfigError(what, allowed=allowed, got=value, fix="Correct it, or unset it")
+    try:
+        urlsplit(os.environ.get("HF_ENDPOINT", ""))
+    except ValueError as error:
+        what = f"The environment variable HF_ENDPOINT cannot be read: {error}"
+        raise ConfigError(what, got=os.environ["HF_ENDPOINT"], fix="Correct it, or unset it") from error
 
 
 def _refuse_early(config: Parameters, store: StoreLike) -> None:

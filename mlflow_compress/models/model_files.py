@@ -65,7 +65,7 @@ def weights_errors(folder: Path, *, trust_remote_code: bool = False) -> Iterator
         config = open_config(folder)
         without_weights(config, folder)
         for index in folder.glob("*.safetensors.index.json"):
-            read_json_object(index, error=CheckpointError)
+            _require_object(index)
         if getattr(config, "quantization_config", None) is None:
             raise
         what = "The checkpoint cannot be loaded as quantization_config in its config.json says"
@@ -166,7 +166,7 @@ def _opened(
     there = [name for name in files if (folder / name).is_file()]
     for name in there:
         if name.endswith(".json") and name != "tokenizer.json":  # a large one, whose library is as strict
-            read_json_object(folder / name, error=CheckpointError)
+            _require_object(folder / name)
     try:
         with library_errors(f"{', '.join(there) or 'The model'} {what}", str(where)):
             return read(folder if folder.is_dir() else str(where))
@@ -214,6 +214,14 @@ def _culprit(folder: Path, files: Sequence[str], read: Callable[[Path | str], ob
                 return name, None
             (copy / name).symlink_to((folder / name).resolve())
     return (files[0], None) if len(files) == 1 else (None, None)
+
+
+def _require_object(file: Path) -> None:
+    try:
+        read_json_object(file)
+    except DataError as error:
+        fix = "Get the file again from where the model comes from"
+        raise CheckpointError(f"{file.name} cannot be read: {error}", got=str(file), fix=fix) from error
 
 
 _USUAL = {"return_dict": True, "output_attentions": False}  # other values change what a model returns, not its numbers
