@@ -1,7 +1,6 @@
-"""Time in tests: a clock that only the test moves, and waiting for what happens, without a deadline."""
+"""A clock that only the test moves."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any
@@ -65,18 +64,3 @@ class _Asyncio:
     async def wait(self, tasks: Any, *, timeout: float | None = None, **how: Any) -> Any:
         """Wait for tasks: while they work, nobody sleeps, and the clock stands still."""
         return await asyncio.wait(tasks, **how)
-
-
-def wait_until(
-    happened: Callable[[], object], *, ended: Callable[[], object] = lambda: False, said: Callable[[], object] = str
-) -> None:
-    """Return when something has happened, however long that takes; pytest ends a test that hangs.
-
-    - `ended`: Whether that which makes it happen has ended. Then it cannot happen any more, and the test fails with
-      what `said` returns.
-    """
-    while not happened():
-        over = ended()  # asked before the last look, because it may happen just before the end
-        if over and not happened():
-            pytest.fail(f"It has ended, and this has not happened. It said: {said()}")
-        time.sleep(0.01)

@@ -17,7 +17,7 @@ import pytest
 
 from mlflow_compress.transport import client
 from mlflow_compress.transport.client import Transport
-from tests.clock import wait_until
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CtrlC:
             if not self._pressed:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             self._pressed = True
-        wait_until(lambda: any(one._ending.is_set() for one in self._opened))
+        until(lambda: any(one._ending.is_set() for one in self._opened))
 
 
 @contextmanager

@@ -16,9 +16,9 @@ import pytest
 from mlflow_compress.records import Judgments
 from mlflow_compress.reporting.answers_page import from_jsonl
 from mlflow_compress.tracking.tracker import Tracker
-from tests.clock import wait_until
 from tests.judge_server import PAID, PASSING, Answer, FaultyJudge, judge_server, question_of
 from tests.judging import KEY
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 CONCURRENCY = 16
@@ -80,7 +80,7 @@ def test_killed_half_way_and_run_again_nothing_is_lost_paid_twice_or_told(
     with judge_server(script) as server:
         process = judge(tmp_path, server.base_url)
         try:
-            wait_until(
+            until(
                 lambda: sum(map(lines, tmp_path.rglob("judgments.jsonl"))) >= 200,
                 ended=lambda: process.poll() is not None,
                 said=lambda: (tmp_path / "log.txt").read_text()[-3000:],

@@ -19,12 +19,12 @@ from mlflow_compress.engines.endpoint.served_model import TEXT
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
-from tests.clock import wait_until
 from tests.docs.blocks import DOCS
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 from tests.task_files import sums, write_rows
 from tests.unit.scoring_models import rounding
+from tests.waiting import until
 
 
 def task(folder: Path, n: int = 6) -> str:
@@ -307,7 +307,7 @@ def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: P
         with (tmp_path / "log").open("w") as log:
             first = subprocess.Popen(command, env=environment("killed"), cwd=tmp_path, stdout=log, stderr=log)
         try:
-            wait_until(
+            until(
                 lambda: len(questions(server)) >= len(wanted) // 2,
                 ended=lambda: first.poll() is not None,
                 said=lambda: (tmp_path / "log").read_text(),

@@ -14,7 +14,7 @@ from benchmarks.local_servers import TrackingServer
 from mlflow_compress import demo
 from mlflow_compress.lifetime import STORE_AWAY
 from mlflow_compress.tracking.lease import PREFIX
-from tests.clock import wait_until
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def runs(server: TrackingServer) -> Counter[tuple[str, str]]:
 
 
 def kill_when_the_baseline_runs(server: TrackingServer, workdir: Path, process: subprocess.Popen[str]) -> None:
-    wait_until((workdir / "held").exists, ended=lambda: process.poll() is not None, said=process.communicate)
+    until((workdir / "held").exists, ended=lambda: process.poll() is not None, said=process.communicate)
     assert ("baseline", "RUNNING") in runs(server)
     server.kill()
     (workdir / "go on").touch()

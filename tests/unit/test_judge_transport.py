@@ -41,9 +41,10 @@ from mlflow_compress.transport import spending as budgets
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, Usage, read_completion
-from tests.clock import Clock, wait_until
+from tests.clock import Clock
 from tests.judge_server import PAID, PASSING, CtrlC, FaultyJudge, Raw, completion, judge_server, question_of
 from tests.judging import KEY, WRITING, answers, grade, graded, instructions
+from tests.waiting import until
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20}
 ONE = {"judge_concurrency": 1}
@@ -430,7 +431,7 @@ def test_after_kill_9_half_way_no_paid_reply_is_asked_for_again(tmp_path: Path) 
         command = [sys.executable, "-c", COMMAND, server.base_url, str(tmp_path)]
         process = subprocess.Popen(command, env=environment, stderr=log)
         try:
-            wait_until(
+            until(
                 lambda: cache.exists() and cache.read_bytes().count(b"\n") >= 60,
                 ended=lambda: process.poll() is not None,
                 said=lambda: log.seek(0) or log.read(),

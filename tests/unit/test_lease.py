@@ -19,7 +19,8 @@ from mlflow_compress.tracking import lease as lease_module
 from mlflow_compress.tracking import live_processes
 from mlflow_compress.tracking.lease import _BEAT_S, _SILENT_LOOKS, PREFIX, Lease, give_back_leases, leased
 from mlflow_compress.tracking.waiting import PatientClient
-from tests.clock import Clock, wait_until
+from tests.clock import Clock
+from tests.waiting import until
 
 ELSEWHERE = "other-machine-7-0123456789ab"
 
@@ -289,7 +290,7 @@ def test_a_lease_that_cannot_be_given_back_now_is_given_back_later(
         client.delete_experiment_tag = patient
         away.set()
         clock.happens = iter([*[nothing] * 5, away.clear])
-    wait_until(lambda: leases(client) == [])
+    until(lambda: leases(client) == [])
     assert clock.pauses == [_BEAT_S] * 6
 
 

@@ -19,8 +19,8 @@ from mlflow_compress.tracking import projects, run_names
 from mlflow_compress.tracking.quiet_project_runs import runs_our_project
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.warm_python import WarmPython
-from tests.clock import wait_until
 from tests.conftest import Fork
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
@@ -122,7 +122,7 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     main = subprocess.Popen([sys.executable, "parent.py", str(folder)], cwd=tmp_path, env=environment)
     noted = folder / "started"
-    wait_until(lambda: noted.exists() and noted.read_text(), ended=lambda: main.poll() is not None)
+    until(lambda: noted.exists() and noted.read_text(), ended=lambda: main.poll() is not None)
     return main, int(noted.read_text())
 
 
@@ -150,7 +150,7 @@ def test_a_stage_ends_when_the_main_process_was_killed_at_once(tracker: Tracker,
     main, stage = started(tmp_path)
     main.kill()
     main.wait()
-    wait_until(lambda: has_ended(stage))
+    until(lambda: has_ended(stage))
     assert runs(tracker)["evaluate"].info.status == "KILLED"
 
 

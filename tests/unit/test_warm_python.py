@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.warm_python import WarmPython
-from tests.clock import wait_until
+from tests.waiting import until
 
 LATE = """
 import atexit, os, threading
@@ -129,9 +129,9 @@ def test_an_interrupt_ends_what_runs_before_it_goes_on(
     early: list[bool] = []
 
     def interrupt() -> None:
-        wait_until((tmp_path / "began").exists, ended=returned.is_set, said=capfd.readouterr)
+        until((tmp_path / "began").exists, ended=returned.is_set, said=capfd.readouterr)
         os.kill(os.getpid(), signal.SIGINT)
-        wait_until((tmp_path / "ending").exists, ended=returned.is_set, said=capfd.readouterr)
+        until((tmp_path / "ending").exists, ended=returned.is_set, said=capfd.readouterr)
         early.append(returned.is_set())
         (tmp_path / "may end").touch()
 
@@ -206,7 +206,7 @@ def test_two_run_at_once_and_one_of_them_is_ended_from_another_thread(
     with python, python.another() as second:
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until((tmp_path / "began").exists, ended=lambda: not thread.is_alive(), said=capfd.readouterr)
+        until((tmp_path / "began").exists, ended=lambda: not thread.is_alive(), said=capfd.readouterr)
         assert python.run(["short.py"], environment=dict(os.environ), folder=tmp_path) == 5
         second.__exit__()
         thread.join()  # what it has started would wait for ever

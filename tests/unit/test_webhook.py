@@ -23,9 +23,10 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.model_registry import create_model
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.webhook import HEADERS, TOLERANCE_S
-from tests.clock import Clock, wait_until
+from tests.clock import Clock
 from tests.unit.test_candidates import finished
 from tests.unit.test_promote_policy import aliases
+from tests.waiting import until
 
 NAME, SECRET = "compressed-llama", "a secret"
 CLOCK = Clock()  # of the sender and the receiver
@@ -93,7 +94,7 @@ def deciding(receiver: Receiver, finished: Callable[[], bool], caplog: pytest.Lo
     with receiver.deciding():
         yield
         failed = lambda: any(record.levelno >= logging.ERROR for record in caplog.records)  # noqa: E731
-        wait_until(finished, ended=failed, said=lambda: caplog.text)
+        until(finished, ended=failed, said=lambda: caplog.text)
 
 
 def post(receiver: Receiver, sent: Sent, method: str = "POST", length: str | None = None) -> int:
