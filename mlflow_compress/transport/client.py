@@ -34,6 +34,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 LONGEST_RETRY_AFTER = 600.0
 """A server that asks for a longer pause than these seconds has said no."""
 _PASSING = frozenset({408, 409, 425, 429})
+_NOT_REACHED = ("ConnectError", "ConnectTimeout")  # errors of httpx, or of httpx2, which newer clients of openai use
 
 
 def may_pass(status: int) -> bool:
@@ -418,7 +419,7 @@ class Transport(AbstractContextManager["Transport"]):
             return Failure(no_reply, passing=True, lost=True)
         except openai.APIConnectionError as error:
             reason = self.config.clean(str(error.__cause__ or error))
-            reached = not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+            reached = type(error.__cause__).__name__ not in _NOT_REACHED
             return Failure(NoReply(replies.CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
         except openai.APIStatusError as error:
             return refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)

@@ -40,7 +40,7 @@ from mlflow_compress.transport import client
 from mlflow_compress.transport import spending as budgets
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, Usage, read_completion
+from mlflow_compress.transport.replies import CONNECTION, NoReply, Reply, ReplyCache, Usage, read_completion
 from tests.clock import Clock
 from tests.judge_server import PAID, PASSING, CtrlC, FaultyJudge, Raw, completion, judge_server, question_of
 from tests.judging import KEY, WRITING, answers, grade, graded, instructions
@@ -350,6 +350,20 @@ def test_an_estimate_knows_neither_the_replies_of_another_endpoint_nor_letters_o
         here.ask_all([english], read_rating)
         assert "about 40 prompt tokens and 7 tokens of replies" in estimate(here, [chinese], read_rating, {})
         assert "2,048 tokens of replies (with replies as long" in estimate(there, [chinese], read_rating, {})
+
+
+@pytest.mark.parametrize(("listens", "paid"), [(False, 0), (True, 1)])
+def test_only_a_call_that_reached_a_server_may_have_been_paid(listens: bool, paid: int) -> None:
+    """A connection that breaks before an answer counts as one, a connection that is refused does not."""
+    with judge_server(lambda *_: Raw(status=0)) as server:
+        url = server.base_url if listens else "http://127.0.0.1:1/v1"
+        with Transport(EndpointConfig(base_url=url, key=KEY, max_retries=0)) as transport:
+            transport._answered = True  # otherwise its address is said to be wrong
+            asked = transport.for_all(
+                lambda text: transport.complete([{"role": "user", "content": text}], model="m", max_tokens=8), ["a"]
+            )
+    assert asked[0].reason == CONNECTION
+    assert sum(tokens.unanswered for tokens in transport.spending.by_model.values()) == paid
 
 
 def test_the_transport_works_inside_a_running_event_loop() -> None:
