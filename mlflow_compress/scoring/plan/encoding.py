@@ -88,6 +88,10 @@ class Encoder:
     def _has_cuts(self) -> bool:
         return has_cuts(self.tokenizer)
 
+    @cached_property
+    def _tokenizer_hash(self) -> str:
+        return tokenizer_hash(self.tokenizer)  # of a large vocabulary it takes a second
+
     def _begins(self, strings: Collection[str], *, special: bool = True) -> dict[str, npt.NDArray[np.int32]]:
         """Return the token ids of strings, or of the pieces with which strings begin."""
         prefix = self._prefix_text
@@ -156,11 +160,11 @@ class Encoder:
         """Return the tokens of the contexts and continuations that were encoded before, to be added to."""
         if not keeps():
             return {}
-        return kept(("encoded", tokenizer_hash(self.tokenizer), self.max_length), dict)
+        return kept(("encoded", self._tokenizer_hash, self.max_length), dict)
 
     def key(self, requests: Sequence[Request]) -> str:
         """Return a digest of everything that the tokens of requests depend on."""
-        digest = hashlib.sha256(f"{tokenizer_hash(self.tokenizer)} {self.max_length}".encode())
+        digest = hashlib.sha256(f"{self._tokenizer_hash} {self.max_length}".encode())
         before = None
         for request in requests:
             if request.context != before:  # the options of an item follow each other
