@@ -170,6 +170,7 @@ def test_rows_of_a_padded_batch_are_as_if_alone(cache: Any, base: Path) -> None:
         assert (batch[0, side] - alone[0]).abs().max() <= 2 * rounding_of(model, ids)
 
 
+@pytest.mark.usefixtures("forked_checks")
 def test_a_text_is_written_with_the_rounded_cache(base: Path, tmp_path: Path) -> None:
     settings = method_config("kv-cache", key_bits=2, keys_per="channel", token_group=4, value_bits=2)
     compress_model(str(base), "kv-cache", settings, [], tmp_path / "out")
@@ -186,6 +187,7 @@ def test_a_text_is_written_with_the_rounded_cache(base: Path, tmp_path: Path) ->
             ids.append(token)
 
 
+@pytest.mark.usefixtures("forked_checks")
 def test_an_fp8_cache_is_what_vllm_reads(base: Path, tmp_path: Path) -> None:
     manifest = compress_model(
         str(base),
