@@ -22,6 +22,7 @@ _OF_TOKENIZER = (
     "chat_template.jinja",
     "tokenizer.json",
 )
+_SENTENCE = "Question: is it 12,5 %?\n\nAnswer: yes"  # the kinds of characters that pre-tokenizers tell apart
 _IN_THEIR_WORDS = (OSError, ValueError, RuntimeError)  # libraries raise these with a sentence; others need their name
 
 T = TypeVar("T")
@@ -94,14 +95,14 @@ def open_config(where: Path | str, *, trust_remote_code: bool = False) -> Any:
 
 
 def open_tokenizer(where: Path | str, *, trust_remote_code: bool = False) -> Any:
-    """Return the tokenizer of a model's folder, or of a hub id; it has encoded a letter and its special tokens."""
+    """Return the tokenizer of a model's folder, or of a hub id; it has encoded a sentence and its special tokens."""
     from transformers import AutoTokenizer
 
     def read(model: Path | str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             model, trust_remote_code=trust_remote_code, local_files_only=isinstance(model, Path)
         )
-        tokenizer.decode([*tokenizer("a", verbose=False)["input_ids"], *tokenizer.all_special_ids])
+        tokenizer.decode([*tokenizer(_SENTENCE, verbose=False)["input_ids"], *tokenizer.all_special_ids])
         int(tokenizer.unk_token_id or 0)
         int(tokenizer.model_max_length)
         return tokenizer
@@ -196,8 +197,9 @@ def _culprit(folder: Path, files: Sequence[str], read: Callable[[Path | str], ob
 
         def is_read() -> bool:
             try:
-                read(copy)
-            except Exception:  # noqa: BLE001  (with whatever it ends, the folder is not taken)
+                with library_errors("", ""):
+                    read(copy)
+            except MlflowCompressError:
                 return False
             return True
 
@@ -241,4 +243,5 @@ def _require_usual(config: Any) -> None:
 def _in_words(error: BaseException) -> str:
     """Return what a library says, with the name of the error where that alone is no sentence."""
     said = str(error).strip()
-    return said if isinstance(error, _IN_THEIR_WORDS) and said else f"{type(error).__name__}: {said}"
+    is_sentence = isinstance(error, _IN_THEIR_WORDS) or type(error).__module__.startswith("jinja2.")
+    return said if is_sentence and said else f"{type(error).__name__}: {said}"

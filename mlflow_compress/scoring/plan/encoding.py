@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.kept import keeps, kept
 from mlflow_compress.models.identity import tokenizer_hash
+from mlflow_compress.models.model_files import library_errors
 from mlflow_compress.records import ItemKey, Request
 from mlflow_compress.scoring.plan.text_cuts import ANCHOR, has_cuts, paragraphs
 
@@ -81,12 +83,16 @@ class Encoder:
         later = self._later({piece for pieces in cut for piece in pieces[1:]})
         return [_joined([begins[pieces[0]], *(later[piece] for piece in pieces[1:])]) for pieces in cut]
 
+    def _errors(self) -> AbstractContextManager[None]:
+        return library_errors("The tokenizer cannot encode a text", str(self.tokenizer.name_or_path))
+
     def _pieces(self, string: str) -> list[str]:
         return paragraphs(string) if self._has_cuts else [string]
 
     @cached_property
     def _has_cuts(self) -> bool:
-        return has_cuts(self.tokenizer)
+        with self._errors():
+            return has_cuts(self.tokenizer)
 
     @cached_property
     def _tokenizer_hash(self) -> str:
@@ -111,7 +117,8 @@ class Encoder:
         tokens: dict[str, npt.NDArray[np.int32]] = {}
         for start in range(0, len(strings), _CHUNK):
             chunk = strings[start : start + _CHUNK]
-            batch = self.tokenizer(chunk, add_special_tokens=special, **_IDS)["input_ids"]
+            with self._errors():
+                batch = self.tokenizer(chunk, add_special_tokens=special, **_IDS)["input_ids"]
             tokens |= {string: np.asarray(ids, np.int32) for string, ids in zip(chunk, batch, strict=True)}
         most = max((int(ids.max()) for ids in tokens.values() if len(ids)), default=0)
         if self._vocab_size is not None and most >= self._vocab_size:
