@@ -226,6 +226,7 @@ def _require_object(file: Path) -> None:
         raise CheckpointError(f"{file.name} cannot be read: {error}", got=str(file), fix=fix) from error
 
 
+_MOST_LAYERS = 10_000  # to build more takes minutes, and a slip of the keyboard would take all memory
 _USUAL = {"return_dict": True, "output_attentions": False}  # other values change what a model returns, not its numbers
 
 
@@ -238,6 +239,9 @@ def _require_usual(config: Any) -> None:
     for name, usual in _USUAL.items():
         if getattr(config, name, usual) not in (usual, None):
             raise ValueError(f"{name} must be {json.dumps(usual)}, as it is where it is left out")
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers must be at most {_MOST_LAYERS}: no model has more")
 
 
 def _in_words(error: BaseException) -> str:

@@ -57,6 +57,7 @@ ROPE: dict[str, Any] = {"rope_parameters": ..., "rope_theta": 10000.0}
         (CONFIG, {"dtype": "Tensor"}, ["'dtype'", '"Tensor"']),
         (CONFIG, {"dtype": "nn"}, ["'dtype'", '"nn"']),
         (CONFIG, {"hidden_size": "32"}, ["'hidden_size'", "expected int, got str"]),
+        (CONFIG, {"num_hidden_layers": 99_999}, ["'num_hidden_layers'", "at most 10000"]),
         (CONFIG, {"hidden_act": "silu_"}, ["'hidden_act'", "KeyError: 'silu_'"]),
         (CONFIG, {**ROPE, "rope_scaling": {"type": "su", "factor": 2.0}}, ["'rope_scaling'"]),
         (CONFIG, {**ROPE, "rope_scaling": {"type": "linear", "factor": "2"}}, ["'rope_scaling'", '"factor": "2"']),
