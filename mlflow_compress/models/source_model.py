@@ -101,7 +101,11 @@ class SourceModel:
         if (self.folder / GENERATION).is_file():
             # `save_others` copies it. Transformers reads settings that contradict each other, and refuses to save them.
             model.generation_config = GenerationConfig()
-        require_causal(model.eval(), self.folder)
+        model.eval()
+        if (
+            "quantization_config" not in options
+        ):  # bitsandbytes repacks its weights at a pass, and then saves wrong ones
+            require_causal(model, self.folder)
         return model
 
     def configuration(self) -> Any:

@@ -112,9 +112,9 @@ def commands(target: str) -> list[str]:
 
 
 @needs_make
-def test_check_is_the_static_checks_and_the_readme_s_tests() -> None:
-    tests = re.search(r"python -m pytest[^\n]*", (ROOT / "README.md").read_text())
-    assert commands("check") == [*STATIC, tests.group().strip("`")]
+def test_check_is_the_static_checks_and_all_of_the_readme_s_tests() -> None:
+    every, first = re.findall(r"python -m pytest[^\n`]*", (ROOT / "README.md").read_text())
+    assert commands("check") == [*STATIC, every] and first == f"{every} @tests/first-look.txt"
 
 
 def test_ci_and_the_local_hooks_run_the_static_checks() -> None:

@@ -71,7 +71,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def unit_kl(tracker: Any, main_run: str) -> UnitKl:
         return UnitKl(unit="window", keys=keys, kl=KL[main_run] * SPREAD)
 
-    def manifest(folder: str) -> Any:
+    def manifest(folder: str, *, verify: bool) -> Any:
         n_bytes = {"x3": 900, "x4": 1200, "mine": 1000, "theirs": 1100}[folder]
         return SimpleNamespace(bits_per_weight=n_bytes / 300, bits_per_weight_model=5.0, size_bytes=n_bytes + 10)
 
