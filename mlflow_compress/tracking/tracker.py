@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import mlflow
 from mlflow.entities import LifecycleStage, LoggedModel, Run, RunStatus
+from mlflow.environment_variables import MLFLOW_ENABLE_ASYNC_LOGGING
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
@@ -170,6 +171,7 @@ class Tracker:
         self._to_fill: str | None = None
         self.uri = tracking_uri()
         with store_errors("The tracking store cannot be used", self.uri):
+            MLFLOW_ENABLE_ASYNC_LOGGING.get()  # read at every tag, also at those that would close a run
             mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
             create_database(self.uri)
             self.client = PatientClient(MlflowClient(self.uri), self.uri)

@@ -43,6 +43,16 @@ def test_a_variable_that_mlflow_cannot_read_is_named(monkeypatch: pytest.MonkeyP
         Tracker()
 
 
+def test_a_variable_without_which_no_run_could_be_closed_is_refused_before_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "perhaps")
+    with pytest.raises(TrackingError, match="Correct the environment variable MLFLOW_ENABLE_ASYNC_LOGGING"):
+        Tracker()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_variable_that_mlflow_reads_in_the_midst_of_a_run_is_named_too() -> None:
     def upload() -> None:
         raise ValueError("Failed to convert 'x' for MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT: it is no number")
