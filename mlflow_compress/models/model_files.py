@@ -240,8 +240,8 @@ def _require_usual(config: Any) -> None:
         if getattr(config, name, usual) not in (usual, None):
             raise ValueError(f"{name} must be {json.dumps(usual)}, as it is where it is left out")
     layers = getattr(config, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > _MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers must be at most {_MOST_LAYERS}: no model has more")
+    if isinstance(layers, int) and not 0 < layers <= _MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers must be from 1 to {_MOST_LAYERS}")
 
 
 def _in_words(error: BaseException) -> str:
