@@ -21,23 +21,39 @@ from mlflow_compress.commands.webhook.command import SECRET_VARIABLE
 from mlflow_compress.tracking.tracker import Tracker
 from tests.unit.test_candidates import finished
 from tests.unit.test_promote_policy import aliases
-from tests.unit.test_webhook import NAME, SECRET, Sent, delivery, ids, registered, shuffled_with_forgeries, verdicts
+from tests.unit.test_webhook import (
+    CLOCK,
+    NAME,
+    SECRET,
+    Sent,
+    delivery,
+    ids,
+    registered,
+    shuffled_with_forgeries,
+    verdicts,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.ci
 
 
-# The command, which makes three decisions, and stops before it has noted the third.
-STOPS = """
+# The command, at the moment at which `delivery` signs.
+NOW = f"""
 import sys, threading
+from types import SimpleNamespace
 from mlflow_compress import cli
-from mlflow_compress.commands.webhook.run import Receiver
+from mlflow_compress.commands.webhook import run
 
-def promote(self, *arguments, before=Receiver._promote, more=iter("12")):
+run.time = SimpleNamespace(time=lambda: {CLOCK.time()})
+"""
+GOES_ON = f"{NOW}sys.exit(cli.main(sys.argv[1:]))"
+# It makes three decisions, and stops before it has noted the third.
+STOPS = f"""{NOW}
+def promote(self, *arguments, before=run.Receiver._promote, more=iter("12")):
     run_id = before(self, *arguments)
     return run_id if next(more, None) else threading.Event().wait()
 
-Receiver._promote = promote
+run.Receiver._promote = promote
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -77,7 +93,7 @@ def test_killed_midway_and_started_again_gives_one_verdict_each(
         until(lambda: len(verdicts(tracker)) >= 3, process, workdir / "log")
         os.kill(process.pid, signal.SIGKILL)
     assert len(verdicts(tracker)) == 3 < answers.count(202) <= len(genuine)
-    with receiver(port, workdir / "log") as process:
+    with receiver(port, workdir / "log", "-c", GOES_ON) as process:
         answers += [post(port, sent) for sent in hundred[60:]]
         until(lambda: set(verdicts(tracker)) == ids(genuine), process, workdir / "log")
         process.send_signal(signal.SIGTERM)
