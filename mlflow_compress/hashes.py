@@ -23,7 +23,7 @@ _SHOWN = 1_000_000_000  # from so many bytes on, a bar shows the progress
 _PIECE = 1 << 20
 _MOST_FILES = 10_000  # that the ledger knows: the last ones
 _TICK_NS = 50_000_000  # no file system that tells fractions of a second has coarser ones
-_TABLE = "CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, state TEXT NOT NULL, sha256 TEXT NOT NULL)"
+_TABLE = "CREATE TABLE IF NOT EXISTS files (state TEXT PRIMARY KEY, sha256 TEXT NOT NULL)"
 
 
 def sha256_file(path: Path, *, again: bool = False) -> str:
@@ -34,9 +34,10 @@ def sha256_file(path: Path, *, again: bool = False) -> str:
 def sha256_files(paths: Iterable[Path], *, again: bool = False) -> dict[Path, str]:
     """Return the SHA-256 of each file's bytes, in hexadecimal; files that must be read are read side by side.
 
-    A file is known by its real path, device, inode, size, and the times of its last change (mtime, and ctime, which no
-    program can set back). A blob in Hugging Face's cache is named by its SHA-256, and is not read. A ledger that cannot
-    be read or written costs the reading of the file, and is no error.
+    A file is known by its device, inode, size, and the times of its last change (mtime, and ctime, which no program can
+    set back), and stays known where it or a folder above it gets another name. A blob in Hugging Face's cache is named
+    by its SHA-256, and is not read. A ledger that cannot be read or written costs the reading of the file, and is no
+    error.
 
     - `again`: Read every file, whatever the ledger says.
     """
@@ -72,7 +73,7 @@ def _read(path: Path, bar: "tqdm[None] | None") -> str:
                 bar.update(n)
     known = digest.hexdigest()
     if before.st_size >= _LARGE and settled and _state(before) == _state(path.stat()):
-        _remember(path, _state(before), known)
+        _remember(_state(before), known)
     return known
 
 
@@ -106,19 +107,18 @@ def _look_up(path: Path) -> str | None:
         return None
     try:
         with closing(sqlite3.connect(f"{_ledger().as_uri()}?mode=ro", uri=True)) as ledger:
-            query = "SELECT sha256 FROM files WHERE path = ? AND state = ?"
-            row = ledger.execute(query, [str(path.resolve()), _state(file)]).fetchone()
+            row = ledger.execute("SELECT sha256 FROM files WHERE state = ?", [_state(file)]).fetchone()
     except sqlite3.Error:  # there is none yet, or it is broken
         return None
     return str(row[0]) if row else None
 
 
-def _remember(path: Path, state: str, sha256: str) -> None:
+def _remember(state: str, sha256: str) -> None:
     try:
         _ledger().parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(_ledger())) as ledger, ledger:
             ledger.execute(_TABLE)
-            ledger.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", [str(path.resolve()), state, sha256])
+            ledger.execute("INSERT OR REPLACE INTO files VALUES (?, ?)", [state, sha256])
             oldest = "(SELECT max(rowid) FROM files) - ?"
             ledger.execute(f"DELETE FROM files WHERE rowid <= {oldest}", [_MOST_FILES])
     except (OSError, sqlite3.Error):  # the folder cannot be written, or it is broken: the file is read again next time

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -118,14 +119,23 @@ def staging_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
     try:
         yield folder
-        # Permissions of ordinary new files; temporary folders and safetensors files are private by default.
-        mask = os.umask(0)
-        os.umask(mask)
-        for path in (folder, *folder.rglob("*")):
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+        give_usual_permissions(folder)
         atomic.rename(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def give_usual_permissions(folder: Path) -> None:
+    """Give a folder and its files those of ordinary new ones; temporary folders and safetensors files are private.
+
+    A file that has them is not touched: its hash stays known.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (folder, *folder.rglob("*")):
+        usual = (0o777 if path.is_dir() else 0o666) & ~mask
+        if stat.S_IMODE(path.stat().st_mode) != usual:
+            path.chmod(usual)
 
 
 def drop_unfinished_folders(out: Path) -> None:
@@ -258,6 +268,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
     seconds, processor = time.perf_counter() - start, processor_time() - processor
     _require_compressed(method, job)
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
+    give_usual_permissions(job.folder)  # before its files are hashed
     report = reload_in_fresh_process(
         job.folder, device=job.device, offload=job.offload, trust_remote_code=job.source.trust_remote_code
     )

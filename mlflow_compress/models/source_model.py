@@ -102,9 +102,9 @@ class SourceModel:
             # `save_others` copies it. Transformers reads settings that contradict each other, and refuses to save them.
             model.generation_config = GenerationConfig()
         model.eval()
-        if (
-            "quantization_config" not in options
-        ):  # bitsandbytes repacks its weights at a pass, and then saves wrong ones
+        # A model on a disk has no weights here yet, and bitsandbytes saves wrong ones after a pass. The reload check
+        # loads what is made of these.
+        if not options:
             require_causal(model, self.folder)
         return model
 

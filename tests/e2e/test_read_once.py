@@ -29,7 +29,9 @@ def watch(event, arguments):
             frame = frame.f_back
         if frame is not None:
             file = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.write(file, f"{os.path.basename(frame.f_code.co_filename)} {path}\\n".encode())
+            known = os.stat(path)  # by its inode: a checkpoint's folder gets another name when it is whole
+            what = f"{os.path.basename(frame.f_code.co_filename)} {known.st_size} {known.st_ino}"
+            os.write(file, f"{what}\\n".encode())
             os.close(file)
 
 sys.addaudithook(watch)
@@ -60,8 +62,8 @@ def test_a_job_hashes_a_weight_file_once_and_the_next_variant_none_of_the_baseli
     environment = {**os.environ, "OPENED": str(log), VARIABLE: str(workdir / "home")}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (workdir / "watch", checkout, entry_points)))
 
-    def main(bits: int) -> Counter[tuple[str, str]]:
-        """Run a job, and return how often each file was opened: by whom, and which."""
+    def main(bits: int) -> Counter[tuple[str, int, str]]:
+        """Run a job, and return how often each file was opened: by whom, its size, and which."""
         log.unlink(missing_ok=True)
         command = (
             f"main --method rtn --bits {bits} --tasks mmlu_lettered --limit 1 --data_dir hub --judge false".split()
@@ -74,14 +76,15 @@ def test_a_job_hashes_a_weight_file_once_and_the_next_variant_none_of_the_baseli
             text=True,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        return Counter((by, path) for by, _, path in (line.partition(" ") for line in log.read_text().splitlines()))
+        opened = (line.split() for line in log.read_text().splitlines())
+        return Counter((by, int(size), inode) for by, size, inode in opened)
 
     first, second = main(4), main(8)
     hashed = [
-        {path: n for (by, path), n in job.items() if by == "hashes.py" and Path(path).stat().st_size >= LARGE}
+        {file: n for (by, size, file), n in job.items() if by == "hashes.py" and size >= LARGE}
         for job in (first, second)
     ]
     assert hashed[0] and set(hashed[0].values()) == {1}
     assert set(hashed[1].values()) == {1} and not hashed[0].keys() & hashed[1].keys()
-    read = [{path: n for (by, path), n in job.items() if by == "question_files.py"} for job in (first, second)]
+    read = [{file: n for (by, _, file), n in job.items() if by == "question_files.py"} for job in (first, second)]
     assert len(read[0]) == 2 * len(SUBJECTS) and max(*read[0].values(), *read[1].values()) <= 4

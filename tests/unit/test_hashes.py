@@ -49,6 +49,11 @@ def test_a_file_is_read_once_whatever_its_name(tmp_path: Path, read: list[str]) 
     (tmp_path / "link").symlink_to(path)
     first = sha256_file(path)
     assert [sha256_file(path), sha256_file(tmp_path / "link")] == [first, first] and read == ["a"]
+    (tmp_path / "folder.partial").mkdir()
+    made = file_of(tmp_path / "folder.partial" / "made")
+    sha256_file(made)
+    made.parent.rename(tmp_path / "folder")
+    assert sha256_file(tmp_path / "folder" / "made") == first and read.pop() == "made" and read == ["a"]
     sha256_file(small), sha256_file(small)
     assert read == ["a", "small", "small"]  # to look it up would take longer
 
@@ -207,6 +212,6 @@ def test_the_ledger_knows_the_last_files(tmp_path: Path, home: Path, monkeypatch
     for path in files:
         sha256_file(path)
     with sqlite3.connect(home / LEDGER) as ledger:
-        known = [row[0] for row in ledger.execute("SELECT path FROM files ORDER BY rowid")]
+        known = [row[0] for row in ledger.execute("SELECT state FROM files ORDER BY rowid")]
     ledger.close()
-    assert known == [str(path.resolve()) for path in files[2:]]
+    assert known == [hashes._state(path.stat()) for path in files[2:]]
