@@ -80,6 +80,22 @@ def test_the_rows_are_those_of_the_library(
     ]
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "configs: 3",
+        "configs: [one]",
+        "configs: [{data_files: [{split: test, path: 3}]}]",
+        "configs: [{config_name: one, data_files: [{split: test, path: [../x.jsonl]}]}]",
+        "configs: [",
+    ],
+)
+def test_a_card_that_names_no_files_is_left_to_the_library(head: str, tmp_path: Path) -> None:
+    folder_with(tmp_path, [ONE])
+    (tmp_path / NAME / "README.md").write_text(f"---\n{head}\n---\n")
+    assert data_dir._files_of(tmp_path / NAME, None, "test") == []
+
+
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     folder, path = folder_with(tmp_path, [ONE]), tmp_path / NAME / "one" / "dev.jsonl"
     before = load_split(NAME, "one", "dev", data_dir=folder, task="mine")["question"][:]

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml  # type: ignore[import-untyped]
+
 from mlflow_compress import demo
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError
@@ -118,8 +120,13 @@ def _named_in_card(card: Path, *state: int) -> dict[tuple[str | None, str], tupl
     """
     from huggingface_hub import metadata_load
 
-    metadata = metadata_load(card) or {}
-    configs = metadata.get("configs") or []
+    try:
+        metadata = metadata_load(card) or {}
+    except (ValueError, yaml.YAMLError):  # which `datasets` reports
+        return {}
+    configs = metadata.get("configs")
+    if not isinstance(configs, list) or not all(isinstance(one, dict) for one in configs):
+        return {}
     named: dict[tuple[str | None, str], tuple[str, ...]] = {}
     for one in configs:
         files = one.get("data_files")
@@ -129,9 +136,9 @@ def _named_in_card(card: Path, *state: int) -> dict[tuple[str | None, str], tupl
             if not isinstance(entry, dict) or entry.keys() != {"split", "path"}:
                 continue
             paths = entry["path"] if isinstance(entry["path"], list) else [entry["path"]]
-            if any(Path(path).is_absolute() or ".." in Path(path).parts for path in paths):
+            if any(not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts for path in paths):
                 continue
-            named[one["config_name"], entry["split"]] = tuple(paths)
+            named[one.get("config_name", "default"), entry["split"]] = tuple(paths)
             if len(configs) == 1 or one.get("default"):
                 named[None, entry["split"]] = tuple(paths)
     return named
