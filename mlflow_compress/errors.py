@@ -193,7 +193,7 @@ _FIXES = {
     errno.EIO: "The disk or its driver reports a fault: look into the system's log",
     errno.ENOMEM: "Take dtype=bfloat16, fewer items (limit), or device=balanced, which keeps weights on the disk; or a "
     "machine with more memory",
-    errno.EAGAIN: "Raise the limit on processes and threads (`ulimit -u`), or that on memory (`ulimit -v`)",
+    errno.EAGAIN: "Raise the limit on processes and threads (`ulimit -u`)",
 }
 _OF_A_LIBRARY = re.compile(r"os error (\d+)|\[?[Ee]rrno (\d+)")  # Rust's words (safetensors, tokenizers), and pyarrow's
 _NO_MEMORY = (
@@ -230,7 +230,15 @@ def machine_fault(error: BaseException) -> MachineError | None:
     return MachineError(f"The system refuses to go on: {os.strerror(number)}", got=got, fix=_FIXES[number])
 
 
+def _is_no_thread(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and str(error).startswith("can't start new thread")
+
+
 def _is_no_memory(error: BaseException) -> bool:
+    if _is_no_thread(error):  # a thread needs 8 MB for its stack; Python says the same of `ulimit -u`
+        import resource  # not on Windows
+
+        return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     if isinstance(error, RuntimeError | ImportError):
         return any(words in str(error) for words in _NO_MEMORY)
     return isinstance(error, MemoryError) or _number_of(error) == errno.ENOMEM
@@ -240,7 +248,7 @@ def _number_of(error: BaseException) -> int | None:
     """Return the system's error number: an error's own, or the one in the text of a library's error."""
     if isinstance(error, OSError):
         return error.errno
-    if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+    if _is_no_thread(error):
         return errno.EAGAIN
     if type(error).__module__.partition(".")[0] not in ("safetensors_rust", "safetensors", "tokenizers", "pyarrow"):
         return None

@@ -228,6 +228,12 @@ def test_the_systems_words_for_no_memory_are_known(raised: Exception, words: str
     assert found is None if words is None else words in str(found)
 
 
+def test_a_thread_that_does_not_start_under_a_limit_on_memory_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda what: (10**9, 10**9))
+    found = machine_fault(RuntimeError("can't start new thread"))
+    assert found is not None and "There is not enough memory" in str(found)
+
+
 def test_a_model_that_memory_has_no_room_for_is_not_called_broken() -> None:
     def load(reason: Exception) -> CheckpointError:
         broken = CheckpointError("The checkpoint cannot be loaded")
