@@ -9,10 +9,10 @@ import mlflow
 import pytest
 
 import mlflow_compress as mc
+from mlflow_compress.commands.main.in_process import in_process
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import check, run_variant
 from mlflow_compress.commands.main.stages import VariantRun
-from mlflow_compress.commands.sweep.make_variant import in_process
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.errors import AlignmentError, ConfigError

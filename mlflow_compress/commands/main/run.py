@@ -222,13 +222,19 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
             together = config.judge and config.running.engine == "local" and inputs.is_small(config.source)
+            start = as_project(python)
+            if not certainly_on_cpu(config.source.device):
+                # In a process of its own, each stage would start the GPU, load its kernels and read its items again.
+                from mlflow_compress.commands.main.in_process import in_process
+
+                start = partial(in_process, say=say)
             return run_variant(
                 config,
                 tracker,
                 known,
                 say=say,
                 finished=finished,
-                start=as_project(python),
+                start=start,
                 # The evaluation takes longer, and ends with work for one core only: the judge has the other one then.
                 beside=partial(python.another, nice=7) if together else None,
                 more_tags={} if asked is None else {run_names.ASKED: asked},

@@ -12,6 +12,7 @@ import numpy as np
 
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import engine_started
+from mlflow_compress.commands.main.in_process import in_process
 from mlflow_compress.commands.search.choice import (
     BASELINE,
     CandidateFormat,
@@ -41,7 +42,7 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, model_path, read_manifest, suite_of
-from mlflow_compress.commands.sweep.make_variant import in_process, parent_run
+from mlflow_compress.commands.sweep.make_variant import parent_run
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants

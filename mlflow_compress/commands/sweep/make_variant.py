@@ -1,6 +1,5 @@
 """One variant of a sweep, made in this process: compressed, evaluated, judged and logged as a main run."""
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,20 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from mlflow_compress.commands.evaluate.run import run_evaluate
-from mlflow_compress.commands.judge.run import run_judge
+from mlflow_compress.commands.main.in_process import free_memory, in_process
 from mlflow_compress.commands.main.run import finished_stages, run_variant
-from mlflow_compress.commands.quantize.run import run_quantize
 from mlflow_compress.commands.shared.get_or_create import workdirs_folder
-from mlflow_compress.commands.speed.run import run_speed
 from mlflow_compress.commands.sweep.plan import PreparedVariant
-from mlflow_compress.config import Parameters
 from mlflow_compress.errors import MlflowCompressError, StageError
 from mlflow_compress.files import alone_with
 from mlflow_compress.lifetime import quick_collections
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive
-from mlflow_compress.tracking.projects import run_stage_here
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, close_dead_runs
 
@@ -87,7 +81,7 @@ def make_variant(
         with one_process(tracker, variant.key, wait=wait) as alone, quick_collections():
             return _make(tracker, variant, parent, say) if alone else None
     finally:
-        _free_memory()  # once more: while an error was handled, its frames held the model
+        free_memory()  # once more: while an error was handled, its frames held the model
 
 
 def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable[[str], None]) -> MadeVariant:
@@ -122,31 +116,3 @@ def _make(tracker: Tracker, variant: PreparedVariant, parent: str, say: Callable
         return MadeVariant(run_id=unfinished[0], state="failed", said=said)
     assert made.run is not None
     return MadeVariant(run_id=made.run.run_id, state="finished", said=made.verdict.removeprefix(f"{made.name}: "))
-
-
-_RUNS: dict[str, Callable[..., object]] = {
-    "quantize": run_quantize,
-    "evaluate": run_evaluate,
-    "judge": run_judge,
-    "speed": run_speed,
-}
-
-
-def in_process(
-    tracker: Tracker, stage: str, config: Parameters, parent: TrackedRun, *, say: Callable[[str], None]
-) -> str:
-    """Run a stage in this process: its libraries are imported, and what variants share is in memory already."""
-    told = {"say": say} if stage == "judge" else {}
-    try:
-        return run_stage_here(tracker, stage, lambda: _RUNS[stage](config, tracker, **told), parent=parent)
-    finally:
-        _free_memory()
-
-
-def _free_memory() -> None:
-    """Free the models of what has ended; on a GPU too, where the next reload check needs room."""
-    import torch
-
-    gc.collect()  # modules have reference cycles
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
