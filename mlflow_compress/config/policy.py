@@ -124,7 +124,9 @@ class Objective(Group):
     """What ranks higher, among the variants that pass."""
 
     by: Literal["size", "kl", "speed", "utility"] = option(
-        "size", "smaller size, smaller KL, better speed_metric, or larger utility; ties by KL, then flips, then name"
+        "size",
+        "smaller size (of those within 2 % of the smallest, the closest), smaller KL, better speed_metric, or larger "
+        "utility; ties by KL, then flips, then name",
     )
     speed_metric: str = option(
         "speed/decode_ratio_batch_1",

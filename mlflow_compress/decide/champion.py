@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from mlflow_compress.config.policy import ReplacementRule
-from mlflow_compress.decide.gates import SIZE, DivergenceGate, Gate
+from mlflow_compress.decide.gates import KL, SIZE, DivergenceGate, Gate
 from mlflow_compress.decide.promotion import Candidate, CandidateOutcome, Decision, ends_for_all
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.decide.separation import Separation
@@ -198,6 +198,12 @@ def choice_notes(
     notes = [for_all] if for_all else []
     if tied:
         notes.append(f"Tied with {', '.join(tied)}: neither KL nor right answers tell them apart on these items.")
+    kl = champion.metrics.get(KL, 0.0)
+    for other in (o.candidate for o in others if o.candidate.metrics.get(KL, kl) < kl and SIZE in champion.metrics):
+        more = 100 * (other.metrics[SIZE] / champion.metrics[SIZE] - 1)
+        notes.append(
+            f"Not {other.name}, which is closer (KL {other.metrics[KL]:.3g}, not {kl:.3g}): {more:.3g} % larger."
+        )
     unread = [o.candidate.name for o in others if o.candidate.served_by == ()] if champion.served_by != () else []
     notes += [f"Not {', '.join(unread)}: only this package reads the format, no server does."] if unread else []
     smaller = _smaller(decision)

@@ -1,15 +1,12 @@
 """The direction of a variant: whether its answers are worse than its baseline's, no worse than a margin, or open."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import ndtr
-
 from mlflow_compress.decide.gates import DELTA, FLIPS
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.stats.intervals import paired_difference, z_value
+from mlflow_compress.metrics.stats.intervals import items_to_exclude, paired_difference, round_up
 from mlflow_compress.records import MetricResult
 
 
@@ -76,7 +73,7 @@ def harm_verdict(
     if not worse and not within:
         # A change from 0 upwards is not worse, and one from -M downwards not better than the margin.
         excluded = [0.0] * (change < 0) + [-accepted] * (change > -accepted)
-        items = _items(change, excluded, discordant, effect) if excluded else None
+        items = round_up(effect * items_to_exclude(change, excluded, discordant)) if excluded else None
     return HarmVerdict(worse=worse, within_margin=within, margin=margin, items=items)
 
 
@@ -91,20 +88,3 @@ def harm_of(pooled: Mapping[str, MetricResult], margin: float) -> HarmVerdict | 
     alone = paired_difference(gained, lost, delta.n, level=delta.level)
     effect = max(1.0, round(((delta.high - delta.low) / (alone.high - alone.low)) ** 2, 3))
     return harm_verdict(change, delta.low, delta.high, discordant=discordant, margin=margin, effect=effect)
-
-
-def _items(change: float, excluded: Sequence[float], discordant: float, effect: float) -> int:
-    """Return how many items exclude one of these changes with 80 % power, rounded up to two digits."""
-    from scipy.optimize import brentq  # 0.3 s, which a command that finds everything done does not wait for
-
-    spread = math.sqrt(max(discordant - change**2, 1e-18))
-    gaps = [(abs(change - at), z_value(0.95) * math.sqrt(max(discordant, abs(at)) - at**2)) for at in excluded]
-
-    def lacking(root: float) -> float:
-        return 0.8 - sum(float(ndtr((gap * root - needed) / spread)) for gap, needed in gaps)
-
-    # Enough for one of them alone, with a little more, as the solver wants a change of sign.
-    most = min((needed + 0.85 * spread) / gap for gap, needed in gaps)
-    n = effect * float(brentq(lacking, 0.0, most)) ** 2
-    unit = 10 ** max(math.floor(math.log10(n)) - 1, 0) if n >= 1 else 1
-    return math.ceil(n / unit) * unit

@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TRUSTED_ITEMS, TRUSTED_TOP_PCT
-from mlflow_compress.metrics.stats.intervals import fewest_without_event
+from mlflow_compress.metrics.stats.intervals import (
+    fewest_without_event,
+    items_for_flips_gate,
+    items_to_exclude,
+    z_value,
+)
 from mlflow_compress.metrics.stats.significance import OneEnd
 from mlflow_compress.records import MetricResult
 
@@ -19,6 +24,9 @@ KL_REVERSE = "distance/kl_reverse_mean"
 CORPUS_KL = "distance/corpus_kl_mean"
 FLIPS = "distance/flips_pct"
 DELTA = "quality/accuracy_delta"
+
+# A width that leaves the end within the limit with 80 % power, over the width that does so in half of all samples.
+_FOR_POWER = 1.0 + 0.8416 / 1.96
 
 # Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
 GATE_KL_ITEMS = "gate/kl_items"
@@ -41,6 +49,12 @@ class Check:
     missing: str = ""
     # Probability of a value this far within the limit, if the truth were at the limit; None where nothing is compared
     p_value: float | None = None
+    # Of one that failed: whether more measuring may let it pass, as the value itself is within the limit, or is missing
+    is_open: bool = False
+    is_void: bool = False  # Of one that is open: whether no value of the evaluation tells anything
+    short: str = ""  # The reason in a few words; empty: the reason itself
+    # Of one that is open for too few items: about how many times as many would do
+    times_items: float | None = None
 
 
 def without_speed(reason: str) -> dict[str, str]:
@@ -82,9 +96,9 @@ class Gate:
                 why += (
                     f", or cannot be trusted (fewer than {TRUSTED_ITEMS} {units}, or one holds {TRUSTED_TOP_PCT:g} %)"
                 )
-            return (Check(passed=False, reason=why, missing=self.metric),)
+            return (self._unknown(why, self.metric),)
         if self.value and self.value not in metrics:
-            return (Check(passed=False, reason=f"{self.label}: {self.value} is missing", missing=self.value),)
+            return (self._unknown(f"{self.label}: {self.value} is missing", self.value),)
         passed = read >= self.bound if self.at_least else read <= self.bound
         signs = (">=", "<") if self.at_least else ("<=", ">")
         sign = signs[0] if passed else signs[1]
@@ -97,7 +111,53 @@ class Gate:
             # Within the bound only if every slice is: an intersection-union test.
             p_value = max(end.p_value(self.bound) for end in slices.values())
             reason += f" ({max(slices, key=lambda name: slices[name].end)})"
-        return (Check(passed=passed, reason=reason, p_value=p_value),)
+        if passed:
+            return (Check(passed=True, reason=reason, p_value=p_value),)
+        shown = read if one_end is None else one_end.value
+        beyond = signs[1] + "=" * (shown == self.bound)
+        is_open = (shown > self.bound if self.at_least else shown < self.bound) and one_end is not None
+        return (
+            Check(
+                passed=False,
+                reason=reason,
+                p_value=p_value,
+                is_open=is_open,
+                short=self._what if is_open else f"{self._amount(shown)} {beyond} {self.bound:g}",
+                times_items=self._times_items(shown, read, metrics) if is_open else None,
+            ),
+        )
+
+    def _times_items(self, value: float, end: float, metrics: Mapping[str, float]) -> float:
+        """Return about how many times as many items bring the end within the bound, if the value stays what it is.
+
+        A half-width falls with the root of n, and has to leave 80 % power. Of a share p near 0, and of the change of
+        accuracy d where few items flip, that is not so. Their items follow from the end U: ``n = z^2 U (1 - U) / (U -
+        p)^2`` (Wilson), ``n = z^2 (f - d^2) / (U - d)^2`` with the flips f (Tango; without any, Wilson's of 0).
+        """
+        if self.value == DELTA and FLIPS in metrics:
+            change, width = -value / 100.0, (end - value) / 100.0
+            flipped = max(metrics[FLIPS] / 100.0, abs(change))
+            known = flipped - change**2 if flipped > 0.0 else width * (1.0 - width)
+            needed = items_to_exclude(change, [-self.bound / 100.0], flipped)
+            return needed * width**2 / (z_value(0.95) ** 2 * known)
+        if (self.low, self.high) == (0.0, 100.0) and not self.at_least:
+            share, high = value / 100.0, end / 100.0
+            n = z_value(0.95) ** 2 * high * (1.0 - high) / (high - share) ** 2
+            return items_for_flips_gate(share, self.bound / 100.0) / n if n >= 1.0 else math.inf
+        return (_FOR_POWER * (end - value) / (self.bound - value)) ** 2
+
+    def _unknown(self, reason: str, metric: str) -> Check:
+        return Check(passed=False, reason=reason, missing=metric, is_open=True, short=f"{self._what} not measured")
+
+    @property
+    def _what(self) -> str:
+        """What is bounded, without its unit and the end that is read."""
+        return self.label.partition(" (")[0].removesuffix(" in %").removesuffix(" in points")
+
+    def _amount(self, value: float) -> str:
+        label = self.label.partition(" (")[0]
+        unit = next((f" {unit}" for unit in ("%", "points") if label.endswith(f" in {unit}")), "")
+        return f"{self._what} {value:.3g}{unit}"
 
     def one_end(self, metrics: Mapping[str, float]) -> OneEnd | None:
         """Return the end that the gate reads, with its value; None where it reads no end, or one of them is missing."""
@@ -149,7 +209,9 @@ class DivergenceGate:
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
         n_items = metrics.get(GATE_KL_ITEMS)
         if n_items is None:
-            return (Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing"),)
+            return (
+                Check(passed=False, reason=f"KL: {GATE_KL_ITEMS} is missing", is_open=True, short="KL not measured"),
+            )
         if n_items == 0:
             return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
         first, *rest = self.reads(metrics)
@@ -163,7 +225,10 @@ class DivergenceGate:
         # Clipping only lowers a mean: one that breaks the limit as it is does not pass without its largest values.
         mean = Gate(metric=KL, bound=self.max_kl, label="KL (mean)").checks(metrics)
         broken = mean if metrics.get(KL, 0.0) > self.max_kl else ()
-        return (*broken, *first.checks(metrics), above)
+        clipped = [
+            one if one.passed or not broken else replace(one, short=broken[0].short) for one in first.checks(metrics)
+        ]
+        return (*broken, *clipped, above)
 
     def reads(self, metrics: Mapping[str, float]) -> tuple[Gate, ...]:
         """Return the gate on the mean if its interval can be trusted, otherwise the two on bounded values."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 from mlflow_compress.config.policy import AnomalyRule, MarginGate, MetricGate, Objective, Policy, Requirements
 from mlflow_compress.decide.gates import (
@@ -31,6 +32,7 @@ from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.perplexity import TOP_DOCUMENT
+from mlflow_compress.metrics.stats.intervals import round_up
 from mlflow_compress.metrics.stats.significance import ERROR, holm
 from mlflow_compress.records import MetricResult
 
@@ -39,6 +41,9 @@ NO_KL_OF_SERVED = (
     "'kl: none', which bounds flips and accuracy"
 )
 """Why a served model passes no gate on KL, and what to do."""
+_NO_KL_OF_SERVED = Check(
+    passed=False, reason=NO_KL_OF_SERVED, is_open=True, short="KL has no upper end, as a server shows it"
+)
 
 SAME_SIZE = 1.005
 """Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
@@ -72,11 +77,59 @@ Score = Callable[[Candidate, Sequence[Candidate]], float]
 
 
 @dataclass(frozen=True, kw_only=True)
+class PolicyAnswer:
+    """A policy's answer about one variant: ship it, do not, or measure more."""
+
+    word: Literal["passes", "fails", "open"]
+    why: str = ""  # What it fails, or what it needs
+
+    def text(self, policy: str = "") -> str:
+        """Return the answer in words, as in "fails: flips 12.2 % > 5"; `policy` is a name, where it must be said."""
+        of = f" {'under ' if self.word == 'open' else ''}{policy}" if policy else ""
+        return f"{self.word}{of}{f': {self.why}' if self.why else ''}"
+
+
+def policy_answer(checks: Iterable[Check], items: int | None) -> PolicyAnswer:
+    """Return the answer that follows from a policy's checks on one variant, measured on so many items.
+
+    It fails where a measured value is beyond its limit, or something is refused that no measuring changes. It is open
+    where every measured value is within its limit, and too few items, or a missing value, leave it unsure; and where
+    too many items have no score, so that no value tells anything.
+
+    The number of items is what the widest interval needs: with n times as many its half-width h is ``h / sqrt(n)``, and
+    with 80 % power its end is within the limit where ``(1 + 0.84/1.96) h / sqrt(n)`` fits between value and limit.
+
+    Examples
+    --------
+    >>> flips = Check(passed=False, reason="flips: 5.287 > 5", is_open=True, short="flips", times_items=3.0)
+    >>> policy_answer([flips], 1620).text()
+    'open: needs about 3,300 more items for flips'
+    """
+    failed = [check for check in checks if not check.passed]
+    if not failed:
+        return PolicyAnswer(word="passes")
+    if void := [check.short for check in failed if check.is_void]:
+        return PolicyAnswer(word="open", why="; ".join(void))
+    sure = [check.short or check.reason for check in failed if not check.is_open]
+    if sure:
+        return PolicyAnswer(word="fails", why="; ".join(dict.fromkeys(sure)))
+    few = [check for check in failed if items and check.times_items is not None and math.isfinite(check.times_items)]
+    why = [check.short or check.reason for check in failed if check not in few]
+    if few:
+        most = max(check.times_items or 1.0 for check in few)
+        named = " and ".join(", ".join(dict.fromkeys(check.short for check in few)).rsplit(", ", 1))
+        assert items is not None
+        why = [f"needs about {round_up((most - 1.0) * items):,} more items for {named}", *why]
+    return PolicyAnswer(word="open", why="; ".join(why))
+
+
+@dataclass(frozen=True, kw_only=True)
 class CandidateOutcome:
     """The decision on one candidate, with every reason."""
 
     candidate: Candidate
     passed: bool
+    answer: PolicyAnswer  # What a reader sees first
     reasons: tuple[str, ...]
     failed: tuple[str, ...] = ()  # The reasons of the checks that failed
     rank: int | None = None
@@ -113,25 +166,26 @@ class Decision:
             "version": [o.candidate.version for o in self.outcomes],
             "items": [o.candidate.items for o in self.outcomes],
             "passed": [o.passed for o in self.outcomes],
+            "answer": [o.answer.text() for o in self.outcomes],
             "reasons": ["; ".join(o.reasons) for o in self.outcomes],
             "run_id": [o.candidate.run_id for o in self.outcomes],
         }
 
 
-def _failed(reason: str, missing: str = "") -> Check:
-    return Check(passed=False, reason=reason, missing=missing)
+def _failed(reason: str, missing: str = "", *, is_open: bool = False) -> Check:
+    return Check(passed=False, reason=reason, missing=missing, is_open=is_open)
 
 
 def _size_checks(candidate: Candidate) -> list[Check]:
     """Return a failed check for controls, and for variants that are smaller neither in weights nor in their cache."""
     if not candidate.compresses:
         left = f"method '{candidate.method}' leaves the weights as they are, and cannot be promoted"
-        return [_failed(f"not compressed: {left}")]
+        return [Check(passed=False, reason=f"not compressed: {left}", short="not compressed")]
     ratio = candidate.metrics.get(RATIO)
     if ratio is None and candidate.served:
         return [Check(passed=True, reason="size: not known of a served model, and not asked for")]
     if ratio is None:
-        return [_failed(f"size: {RATIO} is missing")]
+        return [_failed(f"size: {RATIO} is missing", is_open=True)]
     if ratio > SAME_SIZE:
         return []
     if ratio < 2 - SAME_SIZE:
@@ -152,12 +206,29 @@ def _rank_checks(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
         why = "missing"
         if candidate.served and metric == SIZE:
             why = "not known of a served model: let the policy's objective rank by 'utility' or 'speed'"
-        checks.append(_failed(f"rank: {metric} is {why}", missing=metric))
+        checks.append(_failed(f"rank: {metric} is {why}", missing=metric, is_open=True))
     return checks
 
 
+ALIKE_SIZE = 1.02
+"""Size ratio up to which the closer of two variants is chosen: half a percent of a disk is worth no distance."""
+
+
 def _by_size(candidate: Candidate, passing: Sequence[Candidate]) -> float:
-    return candidate.metrics[SIZE]
+    """Return the size; that of the smallest for those that are hardly larger, so that the closest of them is first."""
+    smallest = min(other.metrics[SIZE] for other in passing)
+    return smallest if candidate.metrics[SIZE] <= ALIKE_SIZE * smallest else candidate.metrics[SIZE]
+
+
+def checks_of(candidate: Candidate, gates: Iterable[Gate | DivergenceGate], rules: Iterable[Rule] = ()) -> list[Check]:
+    """Return what a policy checks of one candidate by itself: its size, every gate and every rule."""
+    checks = _size_checks(candidate)
+    for gate in gates:
+        unknown = candidate.served and isinstance(gate, DivergenceGate) and GATE_KL_ITEMS not in candidate.metrics
+        checks += [_NO_KL_OF_SERVED] if unknown else gate.checks(candidate.metrics)
+    for rule in rules:
+        checks += rule(candidate)
+    return checks
 
 
 def decide(
@@ -184,18 +255,19 @@ def decide(
     """
 
     def outcome(candidate: Candidate) -> CandidateOutcome:
-        checks = _size_checks(candidate)
-        for gate in gates:
-            unknown = candidate.served and isinstance(gate, DivergenceGate) and GATE_KL_ITEMS not in candidate.metrics
-            checks += [_failed(NO_KL_OF_SERVED)] if unknown else gate.checks(candidate.metrics)
-        for rule in rules:
-            checks += rule(candidate)
-        checks += _rank_checks(candidate, ranked_by)
+        checks = [*checks_of(candidate, gates, rules), *_rank_checks(candidate, ranked_by)]
         reasons = tuple(in_words(check, candidate.absent) for check in checks)
         failed = tuple(reason for reason, check in zip(reasons, checks, strict=True) if not check.passed)
         competes = all(check.passed or check.p_value is not None for check in checks)
         p_value = max((check.p_value or 0.0 for check in checks), default=0.0) if competes else None
-        return CandidateOutcome(candidate=candidate, passed=not failed, reasons=reasons, failed=failed, p_value=p_value)
+        return CandidateOutcome(
+            candidate=candidate,
+            passed=not failed,
+            answer=policy_answer(checks, candidate.items),
+            reasons=reasons,
+            failed=failed,
+            p_value=p_value,
+        )
 
     outcomes = _held_together([outcome(candidate) for candidate in candidates])
     through = [o.candidate for o in outcomes if o.passed]
@@ -224,7 +296,8 @@ def _held_together(outcomes: Sequence[CandidateOutcome]) -> list[CandidateOutcom
             f"passes alone, not as one of {len(family)}: with so many to choose from, one beyond a limit would pass "
             f"with a probability of up to {100 * p:.3g} % (at most {100 * ERROR:g} % is accepted)"
         )
-        return replace(outcome, passed=False, reasons=(*outcome.reasons, reason), failed=(reason,))
+        answer = PolicyAnswer(word="open", why=f"passes alone, not as one of {len(family)}")
+        return replace(outcome, passed=False, answer=answer, reasons=(*outcome.reasons, reason), failed=(reason,))
 
     return [held(outcome) for outcome in outcomes]
 
@@ -435,6 +508,7 @@ def lacking_shares(required: Requirements, metrics: Mapping[str, float]) -> list
 def _lacking(required: Requirements, candidate: Candidate) -> list[Check]:
     """Return a failed check per requirement that is not kept: on stages, items, makes, and items without a score."""
     finished = candidate.stages or frozenset()
+    void: list[str] = []
     lacks = [f"stage {name} has not finished" for name in required.stages if name not in finished]
     if required.items and (candidate.items is None or candidate.items < required.items):
         n_items = "an unknown number of" if candidate.items is None else candidate.items
@@ -442,14 +516,17 @@ def _lacking(required: Requirements, candidate: Candidate) -> list[Check]:
     if candidate.makes is not None and candidate.makes < required.replicates:
         lacks.append(f"{candidate.makes} makes with other calibration samples < {required.replicates}")
     if candidate.items != 0:  # an evaluation of running text alone has none
-        lacks += lacking_shares(required, candidate.metrics)
+        void = lacking_shares(required, candidate.metrics)
     for task, fewest in required.items_by_task.items():
         n = candidate.metrics.get(GateReading(metric=FLIPS, end="n", task=task).name)
         if n is None:
             lacks.append(f"items of {task} are missing")
         elif n < fewest:
             lacks.append(f"{n:.0f} items of {task} < {fewest}")
-    return [_failed(f"required: {what}") for what in lacks]
+    return [
+        Check(passed=False, reason=f"required: {what}", is_open=True, is_void=what in void, short=what)
+        for what in [*lacks, *void]
+    ]
 
 
 def _unread(target: str, candidate: Candidate) -> list[Check]:

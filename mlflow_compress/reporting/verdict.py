@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlflow_compress.config.policy import MARGIN, Requirements
+from mlflow_compress.config.policy import MARGIN, Policy, Requirements
 from mlflow_compress.decide.direction import harm_of
-from mlflow_compress.decide.gates import DELTA, FLIPS, KL
+from mlflow_compress.decide.gates import CACHE_RATIO, DELTA, FLIPS, KL, RATIO
+from mlflow_compress.decide.promotion import Candidate, PolicyAnswer, checks_of, gate_numbers, gates_of, policy_answer
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.health import DELTA as DEFECTS
@@ -20,8 +21,7 @@ from mlflow_compress.reporting.headline import noticed, only_generated
 UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
 _REQUIRED = Requirements()
-# Flips are stressed ("but") if they are at least twice the change of accuracy, and at least one point larger.
-_TIMES, _POINTS = 2.0, 1.0
+_GATES = gates_of(Policy())
 
 # Of each distance by slice: what it is called, the metric over all slices, and what turns that into the same unit.
 _SLICED = {
@@ -82,15 +82,6 @@ def worst_slice(results: Sequence[MetricResult]) -> str:
     return f"worst slice: {findings[0].text} (p {p:.2g}, Holm over {tests})"
 
 
-def moved(delta: MetricResult, p: MetricResult | None) -> bool | None:
-    """Return whether an accuracy change is significant by McNemar's mid-p (0.05) or its interval; None without both."""
-    if p is not None:
-        return p.value < _SIGNIFICANCE
-    if delta.low is None or delta.high is None:
-        return None
-    return not delta.low <= 0 <= delta.high
-
-
 def _size(label: str, ratio: float | None, sparsity: float | None, cache_ratio: float | None) -> str:
     if ratio is None:
         return "size not known"
@@ -131,12 +122,34 @@ def _growth(pooled: Mapping[str, MetricResult]) -> str:
     return f" and grows by {growth} with each 1,000 tokens of a long context"
 
 
-def _hidden(delta: MetricResult | None, flips: MetricResult | None, significant: bool | None) -> bool:
-    """Return whether many answers flipped without a significant change of accuracy."""
-    if delta is None or flips is None or significant is not False:
-        return False
-    points = abs(numbers.SHARE.factor * delta.value)
-    return flips.value >= max(_TIMES * points, points + _POINTS)
+def answer_by_default(
+    label: str,
+    pooled: Mapping[str, MetricResult],
+    *,
+    size_ratio: float | None,
+    cache_ratio: float | None = None,
+    account: Account | None = None,
+) -> PolicyAnswer:
+    """Return the default policy's answer about a variant that was evaluated alone; None of a size is a served model."""
+    sizes = {} if size_ratio is None else {RATIO: size_ratio, CACHE_RATIO: cache_ratio or 1.0}
+    flips = pooled.get(FLIPS, pooled.get(KL))
+    items = None if flips is None else flips.n
+    candidate = Candidate(
+        name=label,
+        run_id="",
+        version=None,
+        method=label,
+        metrics={
+            **gate_numbers(list(pooled.values()), _GATES.readings),
+            **sizes,
+            **(account.values() if account else {}),
+        },
+        items=items,
+        compresses=label != UNCOMPRESSED,
+        makes=None,
+        served=size_ratio is None,
+    )
+    return policy_answer(checks_of(candidate, _GATES.gates, _GATES.rules if account else ()), items)
 
 
 def verdict(
@@ -153,33 +166,36 @@ def verdict(
 ) -> str:
     """Return one sentence about a variant.
 
-    As in "awq-4bit-g128: no worse than 2 points; accuracy -0.4 pt [-1.9, 1.1], but 6.1 % [4.8, 7.8] of 1,000 answers
-    flipped; KL 0.021 [0.019, 0.023]; 3.6x smaller; read by vllm": the direction, by a `margin` in points, then the
-    volume, then the worst slice (see `worst_slice`), then what it saves, then who can serve it, where that is known.
-    It also says what was not measured, and what of the `account` bears on it; there is no verdict where more items than
-    the default policy accepts have no score.
+    As in "awq-4bit-g128: fails the default policy: flips 6.1 % > 5; 6.1 % [4.8, 7.8] of 1,000 answers flipped; KL 0.021
+    [0.019, 0.023]; accuracy open, -0.4 pt [-1.9, 1.1]; 3.6x smaller; read by vllm": what the default policy answers,
+    then how far the answers have moved, then the worst slice (see `worst_slice`), then the accuracy, which hides it,
+    with its direction by a `margin` in points, then what it saves, then who can serve it, where that is known.
+    It also says what was not measured, and what of the `account` bears on it.
     """
+    answer = answer_by_default(label, pooled, size_ratio=size_ratio, cache_ratio=cache_ratio, account=account)
     size = _size(label, size_ratio, sparsity, cache_ratio)
     if served_by is not None:
         size += f"; read by {', '.join(served_by)}" if served_by else "; no server reads its format"
-    seed = "" if account is None or "seed" not in account.setting else f"; seed {account.setting['seed']}"
-    if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
-        return f"{label}: no verdict, because {account.lacking}; {size}{seed}"
-    remark = seed
+    remark = "" if account is None or "seed" not in account.setting else f"; seed {account.setting['seed']}"
     if account is not None and account.cut_pct > _REQUIRED.max_cut_pct:
         remark = f"; {account.shortened}{remark}"
     if account is not None and account.unscored:
         remark = f"; {account.lacking}{remark}"
-    delta, flips = pooled.get(DELTA), pooled.get(FLIPS)
-    kl, every = pooled.get(KL), pooled.get("distance/all_flips_pct")
-    direction = harm_of(pooled, margin)
-    unknown = "accuracy not measured" if delta is None else "no interval of the accuracy's change"
-    harm = f"open ({unknown})" if direction is None else direction.text
+    start = f"{label}: {answer.text('the default policy')}"
+    if account is not None and account.unscored_pct > _REQUIRED.max_unscored_pct:
+        return f"{start}; {size}{remark}"
+    flips, every, kl = pooled.get(FLIPS), pooled.get("distance/all_flips_pct"), pooled.get(KL)
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
     if flips is not None and same_answers and kl is not None and kl.value == 0:
-        return f"{label}: {harm}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"
-    significant = None if delta is None else moved(delta, pooled.get("quality/mcnemar_p"))
-    link = ", but " if _hidden(delta, flips, significant) else ", "
-    accuracy = "" if delta is None else f"accuracy {numbers.interval_text(delta, numbers.SHARE, difference=True)}{link}"
+        return f"{start}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"
     moves = f"{_flips(flips)}; {_kl(pooled)}{_growth(pooled)}"
-    return f"{label}: {harm}; {accuracy}{moves}; {f'{slices}; ' if slices else ''}{size}{remark}"
+    return f"{start}; {moves}; {f'{slices}; ' if slices else ''}{_accuracy(pooled, margin)}; {size}{remark}"
+
+
+def _accuracy(pooled: Mapping[str, MetricResult], margin: float) -> str:
+    """Return the change of accuracy after its direction, as in "accuracy open, -0.4 pt [-1.9, 1.1]"."""
+    delta, direction = pooled.get(DELTA), harm_of(pooled, margin)
+    if delta is None:
+        return "accuracy not measured"
+    word = "without an interval" if direction is None else "open" if direction.word == "open" else direction.text
+    return f"accuracy {word}, {numbers.interval_text(delta, numbers.SHARE, difference=True)}"

@@ -47,7 +47,7 @@ FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the oth
 
 # Parameters of a main run: whether it is worse than its baseline (or how many items would tell), and changed answers.
 # MLflow's page of several runs opens on the first three parameters that differ, by name, and on the first metric.
-WORSE, FLIPPED = "accuracy", "answers_flipped_pct"
+DEFAULT_POLICY = "default_policy"
 
 # Artifact folders and files of the stages' runs.
 RECORDS, NOISE = "records", "noise"

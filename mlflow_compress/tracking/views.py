@@ -41,13 +41,13 @@ def view_tag(key: str) -> str:
 
 
 def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
-    """Return the state of the table: the verdict in short, metrics, and the verdict in full, in this order.
+    """Return the state of the table: the default policy's answer, metrics, and the verdict in full, in this order.
 
     `description` is the width of its column in pixels. Releases of MLflow that know no order sort columns by name.
     """
-    worse = f"params.`{run_names.WORSE}`"
-    columns = [worse, *(f"metrics.`{name}`" for name in metrics), "attributes.`Description`"]
-    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, worse: 160}
+    answer = f"params.`{run_names.DEFAULT_POLICY}`"
+    columns = [answer, *(f"metrics.`{name}`" for name in metrics), "attributes.`Description`"]
+    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, answer: 160}
     return {
         "selectedColumns": columns,
         "columnOrder": ["0", "attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],

@@ -56,8 +56,8 @@ def test_cut_prompts_are_counted_and_the_verdict_says_so(compressed: mc.Compress
 
 def test_there_is_no_verdict_where_items_have_no_score(compressed: mc.CompressedModel) -> None:
     found = evaluate(compressed, rows(8, too_long=3))
-    reason = "3 of 8 items have no score (an option is longer than the model's context: 3)"
-    assert f": no verdict, because {reason}; " in found.verdict
+    assert ": open under the default policy: 37.5 % of the items have no score > 1 %; " in found.verdict
+    assert "; 3 of 8 items have no score (an option is longer than the model's context: 3)" in found.verdict
     assert found.to_dict()["account"]["unscored"] == {"an option is longer than the model's context": 3}
     check = found.check()
     assert not check.passed and "37.5 % of the items have no score > 1 %" in check.reasons

@@ -17,7 +17,7 @@ from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
 from mlflow_compress.config.policy import ReplacementRule
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, head_to_head, settle
-from mlflow_compress.decide.promotion import Candidate, CandidateOutcome, Decision
+from mlflow_compress.decide.promotion import Candidate, CandidateOutcome, Decision, PolicyAnswer
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import Items, RunRecords
@@ -270,7 +270,9 @@ def candidate(name: str) -> Candidate:
 
 def decision(*names: str) -> Decision:
     outcomes = tuple(
-        CandidateOutcome(candidate=candidate(name), passed=True, reasons=(), rank=rank)
+        CandidateOutcome(
+            candidate=candidate(name), passed=True, answer=PolicyAnswer(word="passes"), reasons=(), rank=rank
+        )
         for rank, name in enumerate(names, 1)
     )
     return Decision(champion=outcomes[0].candidate if outcomes else None, outcomes=outcomes)

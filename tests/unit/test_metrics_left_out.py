@@ -162,16 +162,19 @@ def test_no_verdict_where_too_few_items_have_a_score_and_cut_prompts_are_said():
     pooled = headline(compute_all(FULL))
     lacking = Account(asked=24, unscored={"the variant gave none": 11})
     assert verdict("v", pooled, size_ratio=2.0, account=lacking) == (
-        "v: no verdict, because 11 of 24 items have no score (the variant gave none: 11); 2.0x smaller"
+        "v: open under the default policy: 45.8 % of the items have no score > 1 %; 2.0x smaller; "
+        "11 of 24 items have no score (the variant gave none: 11)"
     )
     plain = verdict("v", pooled, size_ratio=2.0)
     assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, cut=2)) == plain
     assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, unscored={"x": 2}, cut=2)) == (
         f"{plain}; 2 of 200 items have no score (x: 2)"
     )
-    assert verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, cut=3)) == (
-        f"{plain}; 3 of 200 prompts were cut to the model's context"
+    cut = verdict("v", pooled, size_ratio=2.0, account=Account(asked=200, cut=3))
+    assert cut.startswith(
+        "v: open under the default policy: 1.5 % of the prompts were cut to the model's context > 1 %;"
     )
+    assert cut.endswith("; 3 of 200 prompts were cut to the model's context")
     assert pooled["quality/accuracy"].n == 120  # 60 lettered and 60 cloze items; no last words, no generated answers
 
 

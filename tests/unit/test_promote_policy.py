@@ -324,7 +324,8 @@ def test_too_few_items_are_named_and_exit_code_3_says_that_nothing_passes(tracke
     finished(tracker, "rtn-4bit")
     found = mc.promote(model="llama", max_flips_pct=1.5)
     assert found.outcome == "nothing"
-    assert any("About" in remark and "items would do" in remark for remark in found.remarks)
+    [outcome] = found.decision.outcomes
+    assert outcome.answer.text().startswith("open: needs about ") and outcome.answer.text().endswith("items for flips")
     command = ["promote", "--model", "llama"]
     assert cli.main([*command, "--max_kl", "0"]) == 3
     assert cli.main(command) == 0  # promoted

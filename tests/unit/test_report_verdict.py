@@ -52,26 +52,11 @@ def pooled(n=1000, **values):
     return found
 
 
-def test_quiet_accuracy_with_many_flips_gets_a_but():
-    # 6.1 >= max(2 x 0.4, 0.4 + 1): accuracy alone would have hidden the change. Of 7,000 items the standard
-    # error is sqrt(0.061/7,000) = 0.295 points: "worse" needs -0.58 or less, which has 27 %, and "no worse than 1 point"
-    # -0.42 or more, which has 53 %.
+def test_the_policy_comes_first_then_distances_then_accuracy_which_hides_them():
     results = pooled(n=1000, delta=(-0.004, -0.019, 0.011), p=0.69, flips=(6.1, 4.8, 7.8), kl=(0.021, 0.019, 0.023))
     assert verdict("awq-4bit-g128", results, size_ratio=3.6) == (
-        "awq-4bit-g128: open (about 7,000 items would settle it); accuracy -0.4 pt [-1.9, 1.1], "
-        "but 6.1 % [4.8, 7.8] of 1,000 answers flipped; KL 0.021 [0.019, 0.023]; 3.6x smaller"
-    )
-
-
-def test_no_but_where_accuracy_moved_or_flips_are_few():
-    moved = pooled(delta=(-0.055, -0.08, -0.03), p=0.0001, flips=(8.8, 7.0, 10.9), kl=0.1)
-    assert "x: worse; accuracy -5.5 pt [-8.0, -3.0], 8.8 % [7.0, 10.9] of 1,000 answers flipped" in verdict(
-        "x", moved, size_ratio=4.0
-    )
-    # 0.9 flips beside 0.5 points: 0.9 < 2 x 0.5.
-    few = pooled(delta=(0.005, -0.01, 0.02), p=0.3, flips=(0.9, 0.5, 1.6), kl=0.1)
-    assert "accuracy +0.5 pt [-1.0, 2.0], 0.9 % [0.5, 1.6] of 1,000 answers flipped" in verdict(
-        "x", few, size_ratio=4.0
+        "awq-4bit-g128: fails the default policy: flips 6.1 % > 5; 6.1 % [4.8, 7.8] of 1,000 answers flipped; "
+        "KL 0.021 [0.019, 0.023]; accuracy open, -0.4 pt [-1.9, 1.1]; 3.6x smaller"
     )
 
 
@@ -79,9 +64,8 @@ def test_flips_or_a_moved_distribution_are_not_called_unchanged():
     # 46 right to wrong, 46 wrong to right of 975: 92/975 = 9.4 %, delta exactly 0.
     results = pooled(delta=(0.0, -0.0197, 0.0197), p=1.0, flips=(100 * 92 / 975, 7.8, 11.4), kl=0.05)
     text = verdict("x", results, size_ratio=2.0)
-    assert (
-        "x: open (" in text and "accuracy +0.0 pt [-2.0, 2.0], but 9.4 % [7.8, 11.4] of 1,000 answers flipped" in text
-    )
+    assert text.startswith("x: fails the default policy: flips 9.44 % > 5; 9.4 % [7.8, 11.4] of 1,000 answers flipped")
+    assert "accuracy open, +0.0 pt [-2.0, 2.0]" in text
     assert "unchanged" not in text
     assert "none of 1,000 answers flipped (at most 0.38 %); KL 3.0e-06" in verdict(
         "x", pooled(flips=(0.0, 0.0, 0.3827), kl=3e-6), size_ratio=1.9
@@ -91,30 +75,30 @@ def test_flips_or_a_moved_distribution_are_not_called_unchanged():
 
 def test_a_small_sample_says_how_many_items_would_settle_it():
     # No flip in 20 items: the upper end of Wilson's interval, and of Tango's, is z²/(n + z²) = 3.84/23.84 = 16.1 %.
-    # It falls below a point where n > z² (1 - 0.01)/0.01 = 380.3, two digits of which are 390.
-    results = pooled(n=20, delta=(0.0, -0.1611, 0.1611), p=1.0, flips=(0.0, 0.0, 16.11), kl=0.01)
+    # Accuracy's falls below the policy's 2 points where n > z² (1 - 0.02)/0.02 = 188.2, and flips' below 5 % at 74.
+    results = pooled(n=20, items=20, delta=(0.0, -0.1611, 0.1611), p=1.0, flips=(0.0, 0.0, 16.11), kl=(0.01, 0.0, 0.02))
     assert verdict("x", results, size_ratio=2.0) == (
-        "x: open (about 390 items would settle it); accuracy +0.0 pt [-16.1, 16.1], "
-        "none of 20 answers flipped (at most 16 %); KL 0.0100; 2.0x smaller"
+        "x: open under the default policy: needs about 170 more items for flips and accuracy drop; none of 20 answers "
+        "flipped (at most 16 %); KL 0.010 [0, 0.020]; accuracy open, +0.0 pt [-16.1, 16.1]; 2.0x smaller"
     )
 
 
 def test_the_direction_follows_the_interval_and_small_changes_do_not_read_as_zero():
     few = {"flips": 3.0, "kl": 0.1}
     said = verdict("x", pooled(delta=(-0.005, -0.009, -0.001), **few), size_ratio=None)
-    assert said.startswith("x: worse, by less than 1 point; ")
+    assert "; accuracy worse, by less than 1 point, -0.5 pt [-0.9, -0.1]; " in said
     unsure = pooled(delta=(-0.005, -0.018, 0.008), **few)
-    assert verdict("x", unsure, size_ratio=None, margin=2).startswith("x: no worse than 2 points; ")
-    assert verdict("x", unsure, size_ratio=None).startswith("x: open (about ")
-    assert verdict("x", pooled(delta=-0.05, **few), size_ratio=None).startswith("x: open (no interval of")
-    assert "accuracy -0.0200 pt" in verdict("x", pooled(delta=-0.0002), size_ratio=1.0)
+    assert "; accuracy no worse than 2 points, -0.5 pt" in verdict("x", unsure, size_ratio=None, margin=2)
+    assert "; accuracy open, -0.5 pt" in verdict("x", unsure, size_ratio=None)
+    assert "; accuracy without an interval, -5.00 pt" in verdict("x", pooled(delta=-0.05, **few), size_ratio=None)
+    assert "accuracy without an interval, -0.0200 pt" in verdict("x", pooled(delta=-0.0002), size_ratio=1.0)
 
 
 def test_identical_models():
     # Nothing flipped in 1,000 items: the interval ends at 3.84/1003.84 = 0.38 %, above the margin of a point.
     same = pooled(delta=(0.0, -0.0038, 0.0038), p=1.0, flips=(0.0, 0.0, 0.4), every=0.0, kl=(0.0, 0.0, 0.0))
     assert verdict("none", same, size_ratio=1.0) == (
-        "none: no worse than 1 point; answers identical and KL 0 on all 1,000 items; not compressed"
+        "none: fails the default policy: not compressed; answers identical and KL 0 on all 1,000 items; not compressed"
     )
     assert verdict("c", same, size_ratio=1.0, cache_ratio=3.2).endswith("; same size, its cache 3.2x smaller")
     assert verdict("copy", same, size_ratio=1.0, cache_ratio=1.0).endswith(
@@ -124,28 +108,29 @@ def test_identical_models():
 
 def test_what_is_missing_is_said_to_be_missing_and_why():
     assert verdict("x", {}, size_ratio=None) == (
-        "x: open (accuracy not measured); flips not measured; KL not measured; size not known"
+        "x: open under the default policy: KL has no upper end, as a server shows it; flips not measured; accuracy drop not "
+        "measured; flips not measured; KL not measured; accuracy not measured; size not known"
     )
     only_corpus = verdict("x", pooled(corpus=(0.09, 0.08, 0.1)), size_ratio=2.0)
     # Half-width 0.01: first digit 1, so two digits.
-    assert only_corpus.endswith("; corpus KL 0.090 [0.080, 0.100]; 2.0x smaller")
+    assert only_corpus.endswith("; corpus KL 0.090 [0.080, 0.100]; accuracy not measured; 2.0x smaller")
     # None of the items has options, and so none has a KL.
     generated = pooled(n=152, delta=(-0.02, -0.05, 0.01), p=0.2, flips=(4.0, 1.8, 8.3), items=0)
     assert verdict("x", generated, size_ratio=2.0).endswith(
-        "flipped; KL not measured: answers are generated; 2.0x smaller"
+        "flipped; KL not measured: answers are generated; accuracy open, -2.0 pt [-5.0, 1.0]; 2.0x smaller"
     )
     assert verdict("x", generated | pooled(items=152), size_ratio=2.0).endswith(
-        "flipped; KL not measured; 2.0x smaller"
+        "flipped; KL not measured; accuracy open, -2.0 pt [-5.0, 1.0]; 2.0x smaller"
     )
 
 
 def test_a_mean_without_a_trusted_interval_is_replaced_by_the_clipped_one():
     bounded = {"clipped": (0.015, 0.01, 0.02), "above": (0.33, 0.06, 1.9)}
-    assert verdict("x", pooled(kl=0.02, **bounded), size_ratio=2.0).endswith(
-        "; KL per item, clipped, 0.015 [0.010, 0.020]; 0.3 % [0.1, 1.9] of items above 1 nat; 2.0x smaller"
+    assert "; KL per item, clipped, 0.015 [0.010, 0.020]; 0.3 % [0.1, 1.9] of items above 1 nat; " in verdict(
+        "x", pooled(kl=0.02, **bounded), size_ratio=2.0
     )
     trusted = pooled(kl=(0.02, 0.01, 0.05), **bounded)
-    assert verdict("x", trusted, size_ratio=2.0).endswith("; KL 0.02 [0.01, 0.05]; 2.0x smaller")
+    assert "; KL 0.02 [0.01, 0.05]; " in verdict("x", trusted, size_ratio=2.0)
 
 
 def test_a_pruned_model_that_is_saved_dense_and_a_seed_that_was_given_are_said():
@@ -160,7 +145,9 @@ def test_a_pruned_model_that_is_saved_dense_and_a_seed_that_was_given_are_said()
     account = Account(asked=20, setting={"seed": "7 (given)"})
     assert verdict("x", {}, size_ratio=2.0, account=account).endswith("; 2.0x smaller; seed 7 (given)")
     lacks = replace(account, unscored={"the variant gave none": 11})
-    assert verdict("x", {}, size_ratio=2.0, account=lacks).endswith("; 2.0x smaller; seed 7 (given)")
+    said = verdict("x", {}, size_ratio=2.0, account=lacks)
+    assert said.startswith("x: open under the default policy: 55 % of the items have no score > 1 %; 2.0x smaller; ")
+    assert said.endswith("; 11 of 20 items have no score (the variant gave none: 11); seed 7 (given)")
     assert "seed" not in verdict("x", {}, size_ratio=2.0, account=replace(account, setting={}))
 
 

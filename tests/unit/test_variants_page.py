@@ -11,7 +11,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from mlflow_compress.decide.promotion import Decision
+from mlflow_compress.decide.promotion import Decision, PolicyAnswer
 from mlflow_compress.decide.scoreboard import scoreboard
 from mlflow_compress.reporting.page import variants_page
 from mlflow_compress.reporting.page.page_content import explorer_data, packed, page_data, shared_changes
@@ -125,32 +125,36 @@ def test_flips_and_the_change_of_accuracy_say_how_many_answers_broke():
     assert [row["harm"]["word"] for row in values["scores"]["rows"]] == ["worse", "no worse", "open"]
 
 
+REFUSED = PolicyAnswer(word="fails", why="no")
+
+
 def test_the_first_sentence_says_what_the_gates_choose():
     content = page_content()
     assert (
         variants_page.choice_sentence(content)
-        == "Ship near: no worse than 1 point, 2.00x smaller, KL 0.010 [0.005, 0.020], 1.0 % [0.5, 2.0] of answers flipped."
+        == "Ship near: 1.0 % [0.5, 2.0] of answers flipped, KL 0.010 [0.005, 0.020], 2.00x smaller, "
+        "accuracy no worse than 1 point."
     )
     assert variants_page.choice_reason(content) == "It is the only one of 2 variants that passes the default policy."
     outcomes = content.decision.outcomes
     none = replace(content, decision=Decision(champion=None, outcomes=tuple(o for o in outcomes if not o.passed)))
     assert variants_page.choice_sentence(none) == "Ship none of them yet: no variant passes the default policy."
     assert variants_page.choice_reason(none) == (
-        "The closest to the baseline, far, fails: KL (upper end): 0.42 > 0.05; flips in % (upper end): 42 > 5."
+        "The closest to the baseline, far: fails: KL 0.21 > 0.05; flips 21 % > 5."
     )
     # A control is named only where there is nothing else.
     first = content.board.rows[0].name
     assert first == "near"
     both = tuple(
-        replace(o, passed=False, failed=("no",), candidate=replace(o.candidate, compresses=o.candidate.name != first))
+        replace(o, passed=False, answer=REFUSED, candidate=replace(o.candidate, compresses=o.candidate.name != first))
         for o in outcomes
     )
     controlled = replace(content, decision=Decision(champion=None, outcomes=both))
-    assert variants_page.choice_reason(controlled) == "The closest that is compressed, far, fails: no."
+    assert variants_page.choice_reason(controlled) == "The closest that is compressed, far: fails: no."
     alone = replace(
         content, decision=Decision(champion=None, outcomes=tuple(o for o in both if o.candidate.name == first))
     )
-    assert variants_page.choice_reason(alone) == "The closest to the baseline, near, fails: no."
+    assert variants_page.choice_reason(alone) == "The closest to the baseline, near: fails: no."
     empty = replace(
         content, board=scoreboard([], baseline="b", evaluation=None), decision=Decision(champion=None, outcomes=())
     )

@@ -34,7 +34,15 @@ from mlflow_compress.config.policy import Objective, Policy, policy_yaml, read_p
 from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import SPEED, Check, Gate, in_words, without_speed
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, ItemPolicy, check_places, item_policy
-from mlflow_compress.decide.promotion import NO_KL_OF_SERVED, gate_numbers, gates_of, lacking_shares, read_gates
+from mlflow_compress.decide.promotion import (
+    NO_KL_OF_SERVED,
+    PolicyAnswer,
+    gate_numbers,
+    gates_of,
+    lacking_shares,
+    policy_answer,
+    read_gates,
+)
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.kept import keeping
 from mlflow_compress.metrics.core.account import Account, take_account
@@ -343,10 +351,13 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     # An interval of 95 % holds for a number of items that was fixed before: not for where a gate has stopped.
     results = compute_all(work.inputs(models.joined_records(so_far.parts))) if all_used and so_far.parts else []
     harm = harm_of(headline(results), policy.margin)
+    answer = PolicyAnswer(word="passes")
     if all_used and open_gates and not failed:
         # What a promotion would say of the gates that all items together have left open
         values = gate_numbers(results, gates_of(policy).readings)
-        decided = [_row(number, work.wanted.gates[number].checks(values), "all items") for number in open_gates]
+        checks = {number: work.wanted.gates[number].checks(values) for number in open_gates}
+        answer = policy_answer([one for of_gate in checks.values() for one in of_gate], so_far.n_items)
+        decided = [_row(number, of_gate, "all items") for number, of_gate in checks.items()]
         rows = [row for row in rows if row.gate - 1 not in open_gates]
         rows += [replace(row, n=so_far.n_items) for row in decided]
         failed = {row.gate for row in rows if row.verdict == "fail"}
@@ -367,9 +378,10 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     fixed_n = any(row.by == "all items" for row in rows)
     after = "by the fixed-n rule after all items" if fixed_n else f"after {share}{saved}"
     names = "; ".join([*lacking, *(row.reason or row.name for row in rows if row.verdict == "fail")])
-    why = "every gate passes" if passed else f"it fails {names}" if names else "it is anomalous"
+    if not passed and answer.word == "passes":
+        answer = PolicyAnswer(word="fails", why=names or "it is anomalous")
     given = f" Seed {seed}." if (seed := work.conditions.get("seed")) else ""
-    sentence = f"{made.label} {'passes' if passed else 'does not pass'}, {after}: {why}.{given}"
+    sentence = f"{made.label}: {answer.text()}; {after}.{given}"
     undecided = "Gates that are undecided were not needed: one that fails is enough."
     return GateVerdict(
         passed=passed,

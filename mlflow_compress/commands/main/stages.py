@@ -27,6 +27,7 @@ from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.config import ENDPOINT, Parameters, as_text, is_endpoint, parameters
 from mlflow_compress.decide.gates import gate_values
+from mlflow_compress.decide.promotion import PolicyAnswer
 from mlflow_compress.errors import StageError
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
@@ -34,7 +35,7 @@ from mlflow_compress.metrics.core.metric_registry import unmet
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.headline import not_computed
 from mlflow_compress.reporting.numbers import about
-from mlflow_compress.reporting.verdict import verdict, worst_slice
+from mlflow_compress.reporting.verdict import answer_by_default, verdict, worst_slice
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import own_host
 from mlflow_compress.tracking.projects import run_stage
@@ -328,6 +329,18 @@ class Stages:
             return str(self.facts["weights"])
         made = [self.manifest.method, self.manifest.settings, self.manifest.weight_files]
         return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def answer(self) -> PolicyAnswer:
+        """The default policy's answer, of this variant alone."""
+        made = self.manifest
+        return answer_by_default(
+            self.variant,
+            self.pooled,
+            size_ratio=None if made is None else made.size_ratio,
+            cache_ratio=None if made is None else made.cache_ratio,
+            account=self.account,
+        )
 
     @property
     def verdict(self) -> str:

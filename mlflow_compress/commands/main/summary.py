@@ -14,9 +14,7 @@ from mlflow_compress.commands.shared.past_runs import described_runtime
 from mlflow_compress.commands.shared.stored import logged, read_metadata
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
-from mlflow_compress.config.policy import MARGIN
-from mlflow_compress.decide.direction import harm_of
-from mlflow_compress.decide.gates import FLIPS, KL, gate_values
+from mlflow_compress.decide.gates import KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.suite import is_task_file, task_parts
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
@@ -39,16 +37,11 @@ def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
     """Return the method's settings and the size that came of them, as parameters of the main run.
 
     MLflow's page of two runs opens on the parameters that differ, in the order of their names. So a setting that only
-    this method has is named after `method_args`, and what a reader asks first is a parameter too: the direction, the
-    share of changed answers, and the size.
+    this method has is named after `method_args`, and what a reader asks first is a parameter too: the default policy's
+    answer, and the size.
     """
-    manifest, harm = stages.manifest, harm_of(stages.pooled, MARGIN)
-    first: dict[str, object] = {}
-    if harm is not None:
-        settles = harm.word == "open" and harm.items is not None
-        first[run_names.WORSE] = f"open ({harm.items:,} items)" if settles else harm.text
-    if FLIPS in stages.pooled:
-        first[run_names.FLIPPED] = f"{stages.pooled[FLIPS].value:.4g}"
+    manifest = stages.manifest
+    first: dict[str, object] = {run_names.DEFAULT_POLICY: stages.answer.text()}
     if manifest is None:
         return {**first, **stages.settings, "log_weights": NONE}
     common = parameters(QuantizeConfig).keys() - stages.config.compression.method_args.keys()

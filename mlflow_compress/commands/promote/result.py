@@ -55,7 +55,9 @@ class Promotion(Tabular):
         for outcome in self.decision.outcomes:
             sign = f"{outcome.rank}." if outcome.rank else " -"
             items = "" if outcome.candidate.items is None else f" ({outcome.candidate.items} items)"
-            lines.append(f"{sign} {outcome.candidate.name}{items}: {'; '.join(outcome.reasons)}")
+            lines.append(
+                f"{sign} {outcome.candidate.name}{items}: {outcome.answer.text()}. {'; '.join(outcome.reasons)}"
+            )
         return "\n\n".join(["\n".join(lines), *lines_of_run(self.run)])
 
 

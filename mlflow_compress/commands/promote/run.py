@@ -28,10 +28,9 @@ from mlflow_compress.decide.champion import (
     to_compare,
 )
 from mlflow_compress.decide.direction import harm_of
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, FLIPS, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
+from mlflow_compress.decide.gates import DECODE_SPEEDUP, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
 from mlflow_compress.decide.promotion import Candidate, Decision, GateReading, PolicyGates, gates_of
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.stats.intervals import items_for_flips_gate
 from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking import model_registry, run_names
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
@@ -130,26 +129,7 @@ def remarks_of(
         for name in names_of_several
     ]
     lines += [f"{reason[:1].upper()}{reason[1:]}." for reason in settlement.reasons]
-    lines += _too_few_items(decision, policy)
     return [*lines, naming] if naming else lines
-
-
-def _too_few_items(decision: Decision, policy: PolicyGates) -> list[str]:
-    """Return a remark per candidate that flips little enough, but was measured on too few items to show it."""
-    bounds = [gate.bound for gate in policy.gates if isinstance(gate, Gate) and gate.metric == GATE_FLIPS]
-    lines = []
-    for outcome in decision.outcomes:
-        metrics = outcome.candidate.metrics
-        if not bounds or FLIPS not in metrics or GATE_FLIPS not in metrics:
-            continue
-        flips, bound = metrics[FLIPS], min(bounds)
-        if flips < bound < metrics[GATE_FLIPS] and bound < 100:
-            n = items_for_flips_gate(flips / 100, bound / 100)
-            lines.append(
-                f"{outcome.candidate.name}: {flips:.3g} % of its answers flipped, fewer than {bound:g} %, but on too "
-                f"few items to be sure. About {n:,} items would do."
-            )
-    return lines
 
 
 def decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> str:
@@ -191,6 +171,7 @@ def decision_record(
                         "stages": None if outcome.candidate.stages is None else sorted(outcome.candidate.stages),
                     },
                     "passed": outcome.passed,
+                    "answer": outcome.answer.text(),
                     "rank": outcome.rank,
                     "reasons": outcome.reasons,
                 }

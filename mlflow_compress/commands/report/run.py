@@ -221,7 +221,7 @@ def _baseline_grades(tracker: Tracker, children: Mapping[str, Mapping[str, Any]]
 
 def _settings(runs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the settings of compression in which variants differ, and method and bits, by variant."""
-    shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), run_names.WORSE, run_names.FLIPPED}
+    shared = {*parameters(EvaluateConfig), *parameters(JudgeConfig), run_names.DEFAULT_POLICY}
     shared |= {"output_dir", "log_weights", "judge", "resume", "config", "checkpoint"}
     every = {}
     for name, run in runs.items():

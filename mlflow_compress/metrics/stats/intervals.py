@@ -4,6 +4,7 @@ And what items share: how much less a sample says whose items come in groups, su
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -277,3 +278,27 @@ def items_for_flips_gate(flips: float, limit: float) -> int:
     while not passes(n):
         n = max(n + 1, int(n * 1.01))
     return n
+
+
+def items_to_exclude(change: float, excluded: Sequence[float], discordant: float) -> float:
+    """Return how many items exclude one of these changes of accuracy with a power of 80 %, if `change` is the true one.
+
+    All are shares; `discordant` is that of items that only one model has right. The formula is in `harm_verdict`.
+    """
+    from scipy.optimize import brentq  # 0.3 s, which a command that finds everything done does not wait for
+
+    spread = math.sqrt(max(discordant - change**2, 1e-18))
+    gaps = [(abs(change - at), z_value(0.95) * math.sqrt(max(discordant, abs(at)) - at**2)) for at in excluded]
+
+    def lacking(root: float) -> float:
+        return 0.8 - sum(float(special.ndtr((gap * root - needed) / spread)) for gap, needed in gaps)
+
+    # Enough for one of them alone, with a little more, as the solver wants a change of sign.
+    most = min((needed + 0.85 * spread) / gap for gap, needed in gaps)
+    return float(brentq(lacking, 0.0, most)) ** 2
+
+
+def round_up(n: float) -> int:
+    """Return a number of items rounded up to two digits."""
+    unit = 10 ** max(math.floor(math.log10(n)) - 1, 0) if n >= 1 else 1
+    return math.ceil(n / unit) * unit

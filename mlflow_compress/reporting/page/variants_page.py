@@ -87,9 +87,11 @@ def verdicts_table(content: PageContent) -> Table:
                 Words(variant.verdict, [Words(users)] if (users := for_users(headline(variant.results))) else []),
                 None
                 if outcome is None
-                else Words("passes", style="better")
-                if outcome.passed
-                else Words(f"fails: {'; '.join(outcome.failed)}", style="same"),
+                else Words(
+                    outcome.answer.text(),
+                    [] if outcome.passed else list(map(Words, outcome.failed)),
+                    style="better" if outcome.passed else "same",
+                ),
             )
             for variant, outcome in zip(content.variants, said, strict=True)
         ],
@@ -348,9 +350,9 @@ def _first_answers(answers: Mapping[str, Any]) -> Table:
 
 
 _TOLD = {
-    RATIO: "{} smaller",
-    KL: "KL {}",
     FLIPS: "{} of answers flipped",
+    KL: "KL {}",
+    RATIO: "{} smaller",
     DECODE_SPEEDUP: "decodes at {} the baseline's speed",
     MEMORY_RATIO: "{} its peak memory",
 }
@@ -379,7 +381,7 @@ def choice_reason(content: PageContent) -> str:
         which, name = "The closest to the baseline", closest[0]
         if smaller and smaller[0] != name:  # a control, which can never be shipped, says little about what can
             which, name = "The closest that is compressed", smaller[0]
-        return f"{which}, {name}, fails: {'; '.join(outcomes[name].failed)}."
+        return f"{which}, {name}: {outcomes[name].answer.text()}."
     n, passing = len(decision.outcomes), sum(outcome.passed for outcome in decision.outcomes)
     if n == 1:
         return f"It passes {content.policy}."
@@ -403,7 +405,7 @@ def _values(board: Scoreboard, name: str) -> str:
         for key, words in _TOLD.items()
         if key in row.cells and key in columns
     ]
-    return ", ".join([*([row.harm.text] if row.harm is not None else []), *told])
+    return ", ".join([*told, *([f"accuracy {row.harm.text}"] if row.harm is not None else [])])
 
 
 def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
