@@ -28,7 +28,8 @@ class Words:
         return " ".join(self.words[np.searchsorted(self.cumulative, self.rng.random(max(1, n_words)))])
 
 
-def _question(words: Words) -> tuple[str, list[str]]:
+def drawn_question(words: Words) -> tuple[str, list[str]]:
+    """Return a question and its options."""
     # MMLU's questions have a median of 30 words and a long tail; its options have about 8 words.
     n = int(words.rng.lognormal(3.4, 0.8))
     return words.text(n) + "?", [words.text(int(words.rng.lognormal(1.6, 0.8))) for _ in LETTERS]
@@ -44,11 +45,11 @@ def items(n: int, seed: int = 0) -> Items:
     words = Words(seed)
     beginnings = []
     for number in range(CATEGORIES):
-        shots = [_shown(*_question(words), answer=f" {words.rng.choice(list(LETTERS))}") for _ in range(SHOTS)]
+        shots = [_shown(*drawn_question(words), answer=f" {words.rng.choice(list(LETTERS))}") for _ in range(SHOTS)]
         beginnings.append("\n\n".join([f"The following are questions about category {number}.", *shots, ""]))
     rows = []
     for number in range(n):
-        question, options = _question(words)
+        question, options = drawn_question(words)
         category = number * CATEGORIES // n
         rows.append(
             {

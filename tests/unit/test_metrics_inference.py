@@ -24,7 +24,7 @@ from mlflow_compress.metrics import compute_all, headline, unmet
 from mlflow_compress.metrics.kl_tail import mean_is_trusted, shows_clipped
 from mlflow_compress.metrics.stats import bootstrap as boot
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson, z_value
-from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, mcnemar_mid_p, non_inferior
+from mlflow_compress.metrics.stats.significance import holm, larger_part_p, mcnemar_exact, mcnemar_mid_p, non_inferior
 from mlflow_compress.records import MetricResult
 from tests import metric_records
 from tests.metric_records import QUICK
@@ -208,6 +208,28 @@ def test_bootstrap_agrees_with_scipy(method):
     ).confidence_interval
     # Monte Carlo error of a 2.5 % quantile from 20,000 resamples is about 1 % of the interval's width.
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.03 * (theirs.high - theirs.low))
+
+
+@pytest.mark.parametrize("n", [300, 2_500])  # resampled 2,000 times in one block, and in two
+def test_metrics_of_as_many_items_share_their_resamples(n, monkeypatch):
+    draws, draw = [], boot._draw
+    monkeypatch.setattr(boot, "_draw", lambda *given: draws.append(given) or draw(*given))
+    first, second = (list(boot.resample_counts(n, 2000, seed=977)) for _ in range(2))
+    assert len(draws) == len(first) == -(-2000 // min(boot._CHUNK // n, 2000))
+    monkeypatch.setattr(boot, "_KEPT", 0)
+    alone = list(boot.resample_counts(n, 2000, seed=977))
+    assert len(draws) == 2 * len(first)  # too many to be kept
+    for one in zip(first, second, alone, strict=True):
+        assert all(np.array_equal(one[0], other) for other in one)
+
+
+def test_distances_of_as_many_items_share_their_permutations(monkeypatch):
+    seeds, rng = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: seeds.append(seed) or rng(seed))
+    rows, parts = rng(0).normal(size=(2, 4_500)), np.arange(4_500) % 3
+    for values in rows:
+        larger_part_p(values, parts, seed=977)
+    assert len(seeds) == len(set(map(tuple, seeds))) > 0
 
 
 def test_bca_equals_the_exhaustive_bootstrap():

@@ -43,7 +43,7 @@ def classifier() -> Any:
     return classifier
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**15)  # all questions of MMLU, which the variants of a sweep share
 def _most_probable(text: str) -> tuple[str, float]:
     code, probability = classifier().classify(text)
     return code, probability

@@ -16,6 +16,7 @@ Statistic = Callable[[Float], Float]
 Method = Literal["bca", "percentile"]
 
 _CHUNK = 4_000_000  # resampled rows held at once: 32 MB of float64
+_KEPT = 32_000_000  # those kept for further metrics of as many units, in a byte each: 16,000 units, 2,000 times
 _MAX_LOST = 0.05  # share of resamples in which the statistic may be undefined
 
 
@@ -50,23 +51,30 @@ def _draw(rng: np.random.Generator, n: int, rows: int) -> npt.NDArray[np.uint8]:
     return np.bincount(picks.ravel(), minlength=rows * n).reshape(rows, n).astype(np.uint8)
 
 
-@lru_cache(maxsize=16)
-def _cached_counts(n: int, resamples: int, seed: int) -> npt.NDArray[np.uint8]:
-    counts = _draw(np.random.default_rng(seed), n, resamples)
+def _blocks(n: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.uint8]]:
+    rng, step = np.random.default_rng(seed), max(1, _CHUNK // n)
+    for start in range(0, resamples, step):
+        yield _draw(rng, n, min(step, resamples - start))
+
+
+def _all_counts(n: int, resamples: int, seed: int) -> npt.NDArray[np.uint8]:
+    counts = np.concatenate(list(_blocks(n, resamples, seed)))
     counts.setflags(write=False)
     return counts
+
+
+_small, _large = lru_cache(maxsize=16)(_all_counts), lru_cache(maxsize=4)(_all_counts)  # 64 and 128 MB at most
 
 
 def resample_counts(n: int, resamples: int, seed: int) -> Iterator[Float]:
     """Iterate over how often each of n units is drawn, in blocks of shape (some of the resamples, n)."""
     # The same (n, resamples, seed) always gives the same resamples, so metrics of the same items share them.
-    if n * resamples <= _CHUNK:
-        yield _cached_counts(n, resamples, seed).astype(np.float64)
+    if n * resamples > _KEPT:
+        yield from (counts.astype(np.float64) for counts in _blocks(n, resamples, seed))
         return
-    rng = np.random.default_rng(seed)
-    step = max(1, _CHUNK // n)
+    counts, step = (_small if n * resamples <= _CHUNK else _large)(n, resamples, seed), max(1, _CHUNK // n)
     for start in range(0, resamples, step):
-        yield _draw(rng, n, min(step, resamples - start)).astype(np.float64)
+        yield counts[start : start + step].astype(np.float64)
 
 
 def _check(resamples: int, level: float) -> None:

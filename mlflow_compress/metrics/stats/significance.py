@@ -241,8 +241,7 @@ PERMUTATIONS = 4999
 ENOUGH = 20
 """A part's p-value is known well enough when as many permutations reach its statistic."""
 
-_CELLS = 2_000_000  # permuted values that are held at once
-_KEPT = 20_000_000  # those that are kept for the next distance: 40 MB
+_CELLS = 2_000_000  # permuted values that are held at once: 4 MB
 
 
 def larger_part_p(
@@ -301,11 +300,11 @@ def _orders(n: int, seed: int) -> Iterator[Int]:
     done, block = 0, 100
     while done < PERMUTATIONS:
         rows = max(1, min(block, PERMUTATIONS - done, _CELLS // n))
-        yield _drawn(n, rows, done, seed) if PERMUTATIONS * n <= _KEPT else _drawn.__wrapped__(n, rows, done, seed)
+        yield _drawn(n, rows, done, seed)
         done, block = done + rows, 2 * block
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)
 def _drawn(n: int, rows: int, after: int, seed: int) -> Int:
     """Return random orders; several distances of the same items share them, as drawing takes most of the time."""
     orders = np.tile(np.arange(n, dtype=np.min_scalar_type(n)), (rows, 1))
