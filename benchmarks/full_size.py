@@ -17,7 +17,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ class DrawnModel(LocalModel):
         number = self.numbers.setdefault(self.weights, len(self.numbers))
         return DrawnScorer(NOISE * number if after is None else 1e-6, 2 + number)
 
-    def capture(self, folder: Path, loaded: Any) -> AbstractContextManager[Any]:
+    def capture(self, folder: Path, loaded: Any) -> Any:
         folder.mkdir(parents=True)
         (folder / "none.txt").write_text("drawn")
         return nullcontext()
@@ -196,8 +196,8 @@ def main() -> None:
     options.add_argument("--questions", default="2850,14042", help="numbers of questions (default: %(default)s)")
     options.add_argument("--profile", default="", help="parts, comma-separated, whose functions are listed too")
     given = options.parse_args()
-    LocalEngine.open = drawn  # type: ignore[method-assign]
-    Encoder.write = Encoder.remember = lambda *given: None  # type: ignore[method-assign,assignment]
+    LocalEngine.open = drawn  # type: ignore[method-assign,assignment]
+    Encoder.write = Encoder.remember = lambda *given: None  # type: ignore[method-assign]
     watch = Watch(list(filter(None, given.profile.split(","))))
     watch.counted(make_variant._RUNS, "quantize", "quantize")
     watch.counted(make_variant._RUNS, "evaluate", "evaluate")
