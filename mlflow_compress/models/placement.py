@@ -4,9 +4,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
 
 BALANCED = "balanced"
 
@@ -56,6 +59,12 @@ def certainly_without_gpu() -> bool:
 def certainly_on_cpu(device: str) -> bool:
     """Return whether models of this device parameter certainly run on a CPU, without importing torch."""
     return device == "cpu" or (device == "auto" and certainly_without_gpu())
+
+
+def sent_to(device: "torch.device", tensor: "torch.Tensor") -> "torch.Tensor":
+    """Return a tensor of this process on a device. A GPU gets it while it computes: nothing waits for the copy."""
+    host = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return host.to(device, non_blocking=True)
 
 
 def _sizes(max_memory: Mapping[str, str]) -> dict[int | str, int]:

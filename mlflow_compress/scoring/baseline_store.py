@@ -28,6 +28,7 @@ from mlflow_compress.errors import AlignmentError, StoreError, UnsupportedError
 from mlflow_compress.files import read_json_object, read_typed
 from mlflow_compress.hashes import sha256_file
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
+from mlflow_compress.models.placement import sent_to
 from mlflow_compress.scoring.forward.head import Head, rebuild_head
 
 Keys = npt.NDArray[np.uint8]
@@ -340,7 +341,7 @@ class StateStore:
 
         A store of log-probabilities returns these: they are normalised logits, rounded to float16.
         """
-        states = self.states(rows).to(device)
+        states = sent_to(device, self.states(rows))
         return states.float() if self.manifest.kind == LOG_PROBS else self._head.to(device).logits(states)
 
     @cached_property
@@ -489,7 +490,7 @@ class SentStates:
 
     def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
         manifest = self.head.manifest
-        states = from_bytes(self.rows[rows], manifest.dtype, (len(rows), -1)).to(device)
+        states = sent_to(device, from_bytes(self.rows[rows], manifest.dtype, (len(rows), -1)))
         return states.float() if manifest.kind == LOG_PROBS else self.head.rebuilt.to(device).logits(states)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.placement import sent_to
 from mlflow_compress.scoring.baseline_store import CapturedStates, SentStates, StateStore, StateWriter
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
@@ -149,19 +150,17 @@ class ScoringPass:
             chunk = [states[begin : begin + self.head_rows].clone() for states in all_states]
             rows = slice(group.rows.start + begin, group.rows.start + begin + len(chunk[0]))
             logits = self.runner.head.logits(chunk[0])
-            if self.capture is not None:
-                self.capture.append(rows.start, chunk[0], logits, plan.keys[rows], targets.first_tokens[rows])
             baseline = None
             if isinstance(self.baseline, ModelRunner):
                 baseline = self.baseline.head.logits(chunk[1]).to(logits.device)
             elif self.baseline is not None and baseline_rows is not None:
                 baseline = self.baseline.logits(baseline_rows[rows], logits.device)
-            stats = compute_logit_stats(logits, baseline)
             start, stop = np.searchsorted(targets.row, [rows.start, rows.stop])
-            row = torch.from_numpy(targets.row[start:stop] - rows.start)
-            token = torch.from_numpy(targets.token[start:stop])
-            chosen = logits[row.to(logits.device), token.to(logits.device)].double().cpu()
-            results = {"logprob": chosen - stats.log_normaliser[row], "argmax": stats.argmax, **stats.distances}
+            asked = torch.from_numpy(np.stack([targets.row[start:stop] - rows.start, targets.token[start:stop]]))
+            stats = compute_logit_stats(logits, baseline, sent_to(logits.device, asked))
+            if self.capture is not None:  # afterwards: it waits until the device has computed everything
+                self.capture.append(rows.start, chunk[0], logits, plan.keys[rows], targets.first_tokens[rows])
+            results = {"logprob": stats.logprob, "argmax": stats.argmax, **stats.distances}
             if self.entropy:
                 results["entropy"] = stats.entropy
             parts.append({name: values.numpy() for name, values in results.items()})

@@ -94,17 +94,21 @@ def textbook_agreement(a: list[int], b: list[int], p: float = 0.9) -> tuple[floa
     return shares[-1], shares[-1] * p ** len(a) + (1 - p) / p * weighted
 
 
+def overlap_of(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return top_tokens.top_token_overlap(top_tokens.common_tokens(a, b))
+
+
 def test_rankings_by_hand() -> None:
     # Depth 1: {1}/{2} share 0; depth 2: {1, 2} both, 2; depth 3: {1, 2, 3} and {1, 2, 4}, 2.
-    share, overlap = top_tokens.top_token_overlap(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 4]]))
+    share, overlap = overlap_of(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 4]]))
     assert share.tolist() == pytest.approx([2 / 3])
     # p = 0.9: (2/3) 0.9³ + (1/9) (0 x 0.9 + 1 x 0.9² + (2/3) 0.9³) = 0.486 + (0.81 + 0.486)/9.
     assert overlap.tolist() == pytest.approx([0.486 + 1.296 / 9])
     # p = 1/2: (2/3)/8 + 1 x (0/1 x 1/2 + 2/2 x 1/4 + 2/3 x 1/8) = 1/12 + 1/4 + 1/12.
     assert textbook_agreement([1, 2, 3], [2, 1, 4], p=0.5) == pytest.approx((2 / 3, 5 / 12))
     same = torch.arange(20).view(2, 10)
-    assert [x.tolist() for x in top_tokens.top_token_overlap(same, same)] == [[1.0, 1.0], pytest.approx([1.0, 1.0])]
-    assert [x.tolist() for x in top_tokens.top_token_overlap(same, same + 100)] == [[0.0, 0.0]] * 2
+    assert [x.tolist() for x in overlap_of(same, same)] == [[1.0, 1.0], pytest.approx([1.0, 1.0])]
+    assert [x.tolist() for x in overlap_of(same, same + 100)] == [[0.0, 0.0]] * 2
 
 
 def test_small_distances_are_not_drowned_by_rounding(kernel: str) -> None:

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.length_regimes import BASE, length_regimes
+from mlflow_compress.models.placement import sent_to
 from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead, replaced_modules
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
@@ -36,7 +37,7 @@ class _MlpAtRows(torch.nn.Module):
         self.mlp, self.where = mlp, where
 
     def forward(self, states: Tensor) -> Any:
-        where = tuple(index.to(states.device) for index in self.where)
+        where = tuple(index.to(states.device) for index in self.where)  # copied where a model is on several devices
         computed = self.mlp(states[where][None])
         if not isinstance(computed, Tensor):  # a mixture of experts returns its router's choices too
             return self.mlp(states)
@@ -105,35 +106,32 @@ class Body:
         return hidden
 
     def _run_padded(self, unit: PaddedBatch) -> Tensor:
-        lengths = [len(s) for s in unit.sequences]
+        lengths = np.asarray([len(s) for s in unit.sequences])
         # A causal model never sees padding on the right; any id will do.
-        ids = np.zeros((len(lengths), max(lengths)), dtype=np.int64)
-        real = np.zeros_like(ids)
+        ids = np.zeros((len(lengths), lengths.max()), dtype=np.int64)
         for row, sequence in enumerate(unit.sequences):
             ids[row, : len(sequence)] = sequence
-            real[row, : len(sequence)] = 1
-        # With a mask of ones, sdpa would not choose its faster causal kernel.
-        mask = None if min(lengths) == max(lengths) else torch.from_numpy(real).to(self.device)
         batch_rows = np.repeat(np.arange(len(lengths)), [len(r) for r in unit.rows])
-        where = torch.from_numpy(batch_rows), torch.from_numpy(np.concatenate(unit.rows))
-        with mlp_at_rows(self._last_layer, where):
-            hidden = self._forward(
-                input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask, use_cache=False
-            )
+        flat, ends, *where = self._sent(ids.reshape(-1), lengths, batch_rows, np.concatenate(unit.rows))
+        mask = None  # with a mask of ones, sdpa would not choose its faster causal kernel
+        if lengths.min() < lengths.max():
+            mask = (torch.arange(ids.shape[1], device=self.device) < ends[:, None]).long()
+        with mlp_at_rows(self._last_layer, (where[0], where[1])):
+            hidden = self._forward(input_ids=flat.view(ids.shape), attention_mask=mask, use_cache=False)
         return hidden[where[0].to(hidden.device), where[1].to(hidden.device)]
 
     def _run_packed(self, unit: PackedBatch, attention: TreeAttention | None) -> Tensor:
         prefix = self._prefixes[unit.prefix] if unit.prefix != NO_PREFIX else []
         cache = fork_kv_cache(prefix, self.n_layers)
         seen = prefix[0][0].shape[-2] if prefix else 0
-        mask = None if unit.is_path and not seen else self._mask(unit, seen)
-        rows = torch.from_numpy(unit.rows)
+        ids, positions, ends, rows = self._sent(unit.ids, unit.positions, unit.ends, unit.rows)
+        mask = None if unit.is_path and not seen else self._mask(ends, seen)
         where = torch.zeros_like(rows), rows
-        as_tree = attention.for_pack(unit, mask, seen, self.n_layers - 1) if attention else nullcontext()
+        as_tree = attention.for_pack(unit, rows, mask, seen, self.n_layers - 1) if attention else nullcontext()
         with as_tree, mlp_at_rows(self._last_layer, where):
             hidden = self._forward(
-                input_ids=torch.from_numpy(unit.ids.astype(np.int64))[None].to(self.device),
-                position_ids=torch.from_numpy(unit.positions.astype(np.int64))[None].to(self.device),
+                input_ids=ids[None],
+                position_ids=positions[None],
                 attention_mask=mask,
                 past_key_values=cache,
                 use_cache=True,
@@ -142,16 +140,21 @@ class Body:
             self._prefixes[unit.keep] = [(layer.keys, layer.values) for layer in cache.layers]
         return hidden[0, rows.to(hidden.device)]
 
-    def _mask(self, unit: PackedBatch, seen: int) -> Tensor:
+    def _sent(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
+        """Return arrays of integers, of one dimension each, on the model's device: all a unit needs goes up at once."""
+        whole = torch.from_numpy(np.concatenate(arrays, dtype=np.int64))
+        return sent_to(self.device, whole).split([len(array) for array in arrays])
+
+    def _mask(self, ends: Tensor, seen: int) -> Tensor:
         """Return the additive mask, shape (1, 1, q, seen + q): a token sees the cached prefix and its own path."""
         dtype = self.model.dtype if self.model.dtype.is_floating_point else torch.float32
-        n = len(unit.ids)
-        index = torch.arange(n)
-        ends = torch.from_numpy(unit.ends)
+        n = len(ends)
+        index = torch.arange(n, device=ends.device)
         visible = (index[:, None] >= index[None, :]) & (index[:, None] < ends[None, :])
-        mask = torch.zeros((1, 1, n, seen + n), dtype=dtype)
+        # Its rows begin at multiples of 8, or the attention of a GPU would copy the whole of it in every layer.
+        mask = torch.zeros((1, 1, n, -(-(seen + n) // 8) * 8), dtype=dtype, device=ends.device)[..., : seen + n]
         mask[0, 0, :, seen:].masked_fill_(~visible, torch.finfo(dtype).min)
-        return mask.to(self.device)
+        return mask
 
 
 class WholeModelBody(Body):

@@ -85,20 +85,18 @@ class Head:
         self.name: str = names[0]
         self.module = module
         self.is_linear = type(module) is torch.nn.Linear
-        self._float32_module: torch.nn.Module | None = None
         self._buffer: Tensor | None = None
         if self.is_linear and module.weight.dtype in (torch.float16, torch.bfloat16):
-            self._float32_module = copy.deepcopy(module).float()
+            module = copy.deepcopy(module).float()
+        self._module = module  # what is run
 
     def to(self, device: torch.device) -> "Head":
-        for module in (self.module, self._float32_module):
-            if module is not None:
-                module.to(device)
+        self._module.to(device)
         return self
 
     @property
     def device(self) -> torch.device:
-        return torch.device(next(self.module.parameters()).device)
+        return torch.device(next(self._module.parameters()).device)
 
     def logits(self, states: Tensor) -> Tensor:
         """Return float32 logits, shape (n, vocab_size), of hidden states, shape (n, hidden_size).
@@ -106,7 +104,7 @@ class Head:
         On a CPU the next call may overwrite the result. Equal states give equal bits, whatever their memory address.
         """
         states = aligned(states.to(self.device))
-        if self._float32_module is not None:
+        if self._module is not self.module:
             states = states.float()
         with torch.inference_mode(), self._without_body(_ReadyStates(states[None])):
             dummy = torch.zeros((1, len(states)), dtype=torch.long, device=states.device)
@@ -115,7 +113,7 @@ class Head:
 
     @contextmanager
     def _without_body(self, body: torch.nn.Module) -> Iterator[None]:
-        module = self._float32_module if self._float32_module is not None else self.module
+        module = self._module
         # A module with a `forward` of its own (accelerate's hooks) moves weights between devices: it runs as it is.
         reuses_buffer = self.is_linear and self.device.type == "cpu" and "forward" not in vars(module)
         if reuses_buffer:

@@ -7,11 +7,12 @@ positions only. Tokens of different branches do not see each other, so nothing e
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mlflow_compress.scoring.plan.packing import Ids, PackedBatch
@@ -19,6 +20,8 @@ from mlflow_compress.scoring.plan.packing import Ids, PackedBatch
 Tensor = torch.Tensor
 _SMALLEST_BRANCH = 32  # tokens; a call for a smaller branch costs more time than it saves
 _SDPA = "sdpa"
+# Without cuDNN's, which torch prefers on some GPUs: it is compiled for each new shape, and nearly every pack has one.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,16 @@ class TreeAttention:
         self._pack: _Pack | None = None
 
     @contextmanager
-    def for_pack(self, unit: PackedBatch, mask: Tensor | None, seen: int, last_layer: int) -> Iterator[None]:
+    def for_pack(
+        self, unit: PackedBatch, rows: Tensor, mask: Tensor | None, seen: int, last_layer: int
+    ) -> Iterator[None]:
         """Within this block, attention calls that carry this mask are computed as a tree.
 
-        `mask` is the one that the model is given, shape (1, 1, q, seen + q); with None nothing changes. All tokens see
-        `seen` cached ones. The output of `last_layer` is right at the scored positions and 0 elsewhere.
+        `rows` are the unit's on the model's device. `mask` is the one that the model is given, shape
+        (1, 1, q, seen + q); with None nothing changes. All tokens see `seen` cached ones. The output of `last_layer` is
+        right at the scored positions and 0 elsewhere.
         """
-        self._pack = None if mask is None else _Pack(unit, mask, seen, last_layer)
+        self._pack = None if mask is None else _Pack(unit.ends, rows, mask, seen, last_layer)
         try:
             yield
         finally:
@@ -84,7 +90,7 @@ class TreeAttention:
             # In the last layer, if few enough positions are scored.
             is_last = getattr(module, "layer_idx", None) == pack.last_layer
             at_rows = is_last and 4 * len(pack.rows) <= pack.n_tokens
-            if at_rows or (pack.tree.children and query.device.type == "cpu" and key.shape[-1] == value.shape[-1]):
+            if at_rows or (query.device.type == "cpu" and pack.tree.children and key.shape[-1] == value.shape[-1]):
                 groups = query.shape[1] // key.shape[1]
                 key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
                 scale = kwargs.get("scaling")
@@ -99,13 +105,14 @@ def install_tree_attention() -> Iterator[TreeAttention]:
     """Within this block, transformers' "sdpa" attention is the `TreeAttention` that the block receives.
 
     transformers looks attention functions up by name, in one table of the process. The entry is replaced once for a
-    whole pass, and is put back however the block ends.
+    whole pass, and is put back however the block ends. Of torch's kernels those are used that take any lengths.
     """
     original = ALL_ATTENTION_FUNCTIONS[_SDPA]
     attention = TreeAttention(original)
     ALL_ATTENTION_FUNCTIONS[_SDPA] = attention
     try:
-        yield attention
+        with sdpa_kernel(_KERNELS):
+            yield attention
     finally:
         ALL_ATTENTION_FUNCTIONS[_SDPA] = original
 
@@ -113,15 +120,19 @@ def install_tree_attention() -> Iterator[TreeAttention]:
 class _Pack:
     """The pack that is being computed: its mask, its tree and its scored positions."""
 
-    def __init__(self, unit: PackedBatch, mask: Tensor, seen: int, last_layer: int) -> None:
-        self.mask, self.rows, self.tree = mask, torch.from_numpy(unit.rows), build_branches(unit.ends)
-        self.n_tokens, self.last_layer, self._seen = len(unit.ids), last_layer, seen
+    def __init__(self, ends: Ids, rows: Tensor, mask: Tensor, seen: int, last_layer: int) -> None:
+        self.mask, self.rows, self._ends = mask, rows, ends
+        self.n_tokens, self.last_layer, self._seen = len(ends), last_layer, seen
 
         @cache  # every layer needs the same blocks
         def mask_block(row: int, last_row: int, column: int, last_column: int) -> Tensor:
             return mask[..., row:last_row, column:last_column].contiguous()
 
         self.mask_block = mask_block
+
+    @cached_property
+    def tree(self) -> Branch:
+        return build_branches(self._ends)
 
     def is_mask(self, attention_mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
         n = self.n_tokens

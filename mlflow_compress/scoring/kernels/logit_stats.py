@@ -10,7 +10,7 @@ from mlflow_compress.errors import CheckpointError
 from mlflow_compress.scoring.kernels import numba_kernel, row_stats
 from mlflow_compress.scoring.kernels.row_stats import (
     DIVERGENCES,
-    RowStats,
+    common_tokens,
     most_probable,
     stable_divergences,
     top_token_overlap,
@@ -23,9 +23,10 @@ _STABLE_ELEMENTS = 1 << 22  # elements per call of `stable_divergences`
 
 @dataclass(frozen=True)
 class LogitStats:
-    """Statistics of n rows of logits; every tensor has shape (n,) and is on the CPU."""
+    """Statistics of n rows of logits; every tensor is on the CPU, and of shape (n,) unless said otherwise."""
 
     log_normaliser: Tensor  # ``ln sum e^x`` of the logits x: the log-probability of token t is ``x[t]`` minus this
+    logprob: Tensor  # Log-probability of each target, in nats; shape (n_targets,)
     argmax: Tensor  # The most probable token; at a tie the lowest id
     entropy: Tensor  # ``-sum p ln p`` in nats
     # Empty without a baseline. Else ``kl``, ``kl_reverse``, ``js``, ``tv``, float64 (see
@@ -35,24 +36,48 @@ class LogitStats:
     distances: dict[str, Tensor]
 
 
-def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None) -> LogitStats:
-    """Return the statistics of rows of logits, and their distances from a baseline's.
+def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None, targets: Tensor | None = None) -> LogitStats:
+    """Return the statistics of rows of logits, their distances from a baseline's, and the targets' log-probabilities.
 
-    Both are float32 of shape (n, vocab_size), n >= 1; `baseline` may be log-probabilities.
+    Both are float32 of shape (n, vocab_size), n >= 1; `baseline` may be log-probabilities. `targets` are the rows and
+    the tokens of what is scored, shape (2, n_targets).
     """
-    sums = _sums(logits, baseline)
-    argmax = most_probable(logits, sums.maxima).cpu()
+    row, token = torch.zeros((2, 0), dtype=torch.long, device=logits.device) if targets is None else targets
+    sums = (numba_kernel if logits.device.type == "cpu" else row_stats).compute_row_stats(logits, baseline)
+    found = {
+        "log_normaliser": sums.log_normaliser,
+        "of_targets": logits[row, token].double() - sums.log_normaliser[row],
+        "argmax": most_probable(logits, sums.maxima),
+        "entropy": sums.entropy,
+    }
+    if baseline is not None:
+        assert sums.base_log_normaliser is not None and sums.base_maxima is not None and sums.distances is not None
+        found["base_log_normaliser"] = sums.base_log_normaliser
+        found["base_argmax"] = most_probable(baseline, sums.base_maxima)
+        found["common"] = common_tokens(top_tokens(baseline, sums.base_maxima), top_tokens(logits, sums.maxima))
+        found["distances"] = sums.distances
+    found = _fetched(found)
+    _require_finite(found["log_normaliser"], found.get("base_log_normaliser"))
     distances = {}
-    if baseline is not None and sums.base_maxima is not None:
-        distances = _distances(logits, baseline, sums)
-        distances["same_top"] = most_probable(baseline, sums.base_maxima).cpu() == argmax
-        tops = top_tokens(baseline, sums.base_maxima), top_tokens(logits, sums.maxima)
-        distances["top10"], distances["rbo10"] = top_token_overlap(*tops)
-    entropies = sums.entropy
-    for row in torch.nonzero(~entropies.isfinite())[:, 0].tolist():
-        p = torch.softmax(logits[row].double(), dim=0)
-        entropies[row] = -torch.special.xlogy(p, p).sum()  # a token of probability 0 adds 0
-    return LogitStats(sums.log_normaliser, argmax, entropies, distances)
+    if baseline is not None:
+        for rows in _unsure(found["distances"], logits.shape[1]):
+            both = (torch.log_softmax(x[rows], dim=1) for x in (baseline, logits))
+            found["distances"][:, rows] = stable_divergences(*both).double().cpu()
+        distances = dict(zip(DIVERGENCES, found["distances"], strict=True))
+        distances["same_top"] = found["base_argmax"] == found["argmax"]
+        distances["top10"], distances["rbo10"] = top_token_overlap(found["common"])
+    entropies = found["entropy"]
+    for i in torch.nonzero(~entropies.isfinite())[:, 0].tolist():
+        p = torch.softmax(logits[i].double(), dim=0)
+        entropies[i] = -torch.special.xlogy(p, p).sum()  # a token of probability 0 adds 0
+    return LogitStats(found["log_normaliser"], found["of_targets"], found["argmax"].long(), entropies, distances)
+
+
+def _fetched(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in float64 on the CPU. They come in one copy: each waits until the device has nothing to do."""
+    flat = torch.cat([tensor.double().reshape(-1) for tensor in found.values()]).cpu()
+    parts = flat.split([tensor.numel() for tensor in found.values()])
+    return {name: part.view(tensor.shape) for part, (name, tensor) in zip(parts, found.items(), strict=True)}
 
 
 def load_loops() -> None:
@@ -77,27 +102,18 @@ class KlBaseline:
 def compute_kl(logits: Tensor, baseline: KlBaseline) -> tuple[Tensor, Tensor]:
     """Return KL(baseline || model), float64 in nats, and the model's most probable tokens; both shape (n,), on the CPU.
 
-    They are those of `compute_logit_stats` within rounding; the other statistics are not computed. Equal rows give
-    exactly 0.
+    They are those of `compute_logit_stats` within rounding; on a CPU the other statistics are not computed. Equal rows
+    give exactly 0.
     """
     if logits.device.type != "cpu":
-        base = baseline.logits.to(logits.device)
-        sums = _sums(logits, base)
-        return _distances(logits, base, sums)["kl"], most_probable(logits, sums.maxima).cpu()
+        stats = compute_logit_stats(logits, baseline.logits.to(logits.device))
+        return stats.distances["kl"], stats.argmax
     kl, top, *log_normalisers = numba_kernel.compute_kl_rows(logits, baseline.rows)
     _require_finite(*log_normalisers)
     for row in _unsure(kl[None], logits.shape[1]):
         both = (x[row] for x in (torch.from_numpy(baseline.rows.logits), logits))
         kl[row] = stable_divergences(*(torch.log_softmax(x, dim=1) for x in both))[0]
     return kl.double(), top
-
-
-def _sums(logits: Tensor, baseline: Tensor | None) -> RowStats:
-    """Return the sums of all rows. Logits that are not numbers are refused."""
-    kernel = numba_kernel if logits.device.type == "cpu" else row_stats
-    sums: RowStats = kernel.compute_row_stats(logits, baseline)
-    _require_finite(sums.log_normaliser, sums.base_log_normaliser)
-    return sums
 
 
 def _require_finite(*log_normalisers: Tensor | None) -> None:
@@ -115,12 +131,3 @@ def _unsure(distances: Tensor, width: int) -> Iterator[Tensor]:
     n_rows = max(1, _STABLE_ELEMENTS // width)
     for start in range(0, len(unsure), n_rows):
         yield unsure[start : start + n_rows]
-
-
-def _distances(logits: Tensor, baseline: Tensor, sums: RowStats) -> dict[str, Tensor]:
-    """Return the distances by name; rows for which the fast formulas are not exact take the stable ones."""
-    assert sums.distances is not None
-    distances = sums.distances
-    for row in _unsure(distances, logits.shape[1]):
-        distances[:, row] = stable_divergences(*(torch.log_softmax(x[row], dim=1) for x in (baseline, logits)))
-    return dict(zip(DIVERGENCES, distances.double().cpu(), strict=True))

@@ -10,9 +10,9 @@ class RowStats(NamedTuple):
     """Sums over the vocabulary, row by row."""
 
     maxima: torch.Tensor  # Highest logit of each block (see `block_maxima`); shape (n, n_blocks)
-    # ``ln sum e^x``, on the CPU; not finite where a logit is NaN or +inf, or no logit is finite; shape (n,)
+    # ``ln sum e^x``; not finite where a logit is NaN or +inf, or no logit is finite; shape (n,)
     log_normaliser: torch.Tensor
-    entropy: torch.Tensor  # ``-sum p ln p`` in nats, on the CPU; not finite where a token has probability 0; shape (n,)
+    entropy: torch.Tensor  # ``-sum p ln p`` in nats; not finite where a token has probability 0; shape (n,)
     base_maxima: torch.Tensor | None = None  # The same of the baseline
     base_log_normaliser: torch.Tensor | None = None
     distances: torch.Tensor | None = None  # As `distances_from_sums` returns them; shape (4, n)
@@ -83,7 +83,9 @@ def stable_divergences(logp: Tensor, logq: Tensor) -> Tensor:
 
 def _clip_to_range(divergences: Tensor) -> Tensor:
     """Clip each divergence to its range, which rounding may exceed; NaN remains NaN."""
-    return divergences.clamp_(divergences.new_zeros(4, 1), divergences.new_tensor(UPPER_BOUNDS)[:, None])
+    for divergence, highest in zip(divergences, UPPER_BOUNDS, strict=True):
+        divergence.clamp_(0.0, highest)
+    return divergences
 
 
 def _kl_sum(p: Tensor, d: Tensor, diff: Tensor) -> Tensor:
@@ -121,18 +123,22 @@ def top_tokens(logits: Tensor, maxima: Tensor, k: int = TOP) -> Tensor:
     return columns.gather(1, _values(logits, columns).topk(min(k, width), dim=1).indices)
 
 
-def top_token_overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the share of common tokens and the extrapolated rank-biased overlap of two rankings of shape (n, k).
+def common_tokens(a: Tensor, b: Tensor) -> Tensor:
+    """Return how many tokens are common to the first d of two rankings of shape (n, k), for d = 1 .. k."""
+    same = a[:, :, None] == b[:, None, :]
+    return same.cumsum(dim=1).cumsum(dim=2).diagonal(dim1=1, dim2=2)
 
-    ``RBO = (X_k/k) p^k + (1 - p)/p sum_{d=1..k} (X_d/d) p^d``, where `X_d` counts the common tokens among the first d
-    (Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010, equation 30).
+
+def top_token_overlap(common: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the share of common tokens and the extrapolated rank-biased overlap of two rankings.
+
+    ``RBO = (X_k/k) p^k + (1 - p)/p sum_{d=1..k} (X_d/d) p^d``, where `X_d` counts the common tokens among the first d,
+    as `common_tokens` does (Webber, Moffat and Zobel, "A similarity measure for indefinite rankings", TOIS 2010,
+    equation 30).
     """
-    k = a.shape[1]
+    k = common.shape[1]
     rank = torch.arange(k)
-    same = (a[:, :, None] == b[:, None, :]).double().cpu()
-    depth = torch.maximum(rank[:, None], rank[None, :])  # a common token counts from the deeper of its two ranks on
-    overlap = torch.stack([(same * (depth <= d)).sum(dim=(1, 2)) for d in range(k)], dim=1)
-    shares = overlap / (rank + 1)
+    shares = common.double() / (rank + 1)
     weights = PERSISTENCE ** (rank + 1).double()
     rbo = shares[:, -1] * PERSISTENCE**k + (1 - PERSISTENCE) / PERSISTENCE * (shares @ weights)
     return shares[:, -1], rbo
@@ -181,7 +187,7 @@ def _normalised(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _joined(tiles: list[list[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return block maxima, log-normaliser and entropy of all rows; the last two in float64 on the CPU."""
+    """Return block maxima, log-normaliser and entropy of all rows; the last two in float64."""
     maxima, *columns = (torch.cat(values) for values in zip(*tiles, strict=True))
-    highest, total, mean = (column[:, 0].double().cpu() for column in columns)
+    highest, total, mean = (column[:, 0].double() for column in columns)
     return maxima, highest + total.log(), total.log() - mean / total
