@@ -2,7 +2,8 @@
 
 It measures the GPU's ceiling (an 8192-cube product in bfloat16), a pass over the questions beside the backend of
 lm-evaluation-harness at its best batch, what the pass copies and waits for (torch.profiler), and then the main job,
-without judge and speed, by parts: see `parts.py`. Without a GPU it says so and does the same with a tiny model, so that the script itself is tried.
+without judge and speed, by parts: see `parts.py`. Without a GPU it says so and does the same with a tiny model, so that
+the script itself is tried.
 
 The questions are MMLU's, five a subject, where `--data` is a folder in hub layout that has it. Else they are made of
 random words, with MMLU's lengths and subjects.
