@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -71,7 +72,7 @@ class PretendGpu(TorchFunctionMode):
             free = isinstance(args[0], Pinned) and kwargs.get("non_blocking")
             self._note("up" if free else "up, waits")
         elif (name in ("tensor", "as_tensor") and goes_up) or (name == "new_tensor" and there):
-            if len(args[-1]):  # of nothing nothing is copied
+            if np.size(args[-1]):  # of nothing nothing is copied
                 self._note("up, waits")
         elif comes_down:
             self._note("down")

@@ -143,7 +143,7 @@ class Body:
     def _sent(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
         """Return arrays of integers, of one dimension each, on the model's device: all a unit needs goes up at once."""
         whole = torch.from_numpy(np.concatenate(arrays, dtype=np.int64))
-        return sent_to(self.device, whole).split([len(array) for array in arrays])
+        return torch.split(sent_to(self.device, whole), [len(array) for array in arrays])
 
     def _mask(self, ends: Tensor, seen: int) -> Tensor:
         """Return the additive mask, shape (1, 1, q, seen + q): a token sees the cached prefix and its own path."""

@@ -76,7 +76,7 @@ def compute_logit_stats(logits: Tensor, baseline: Tensor | None = None, targets:
 def _fetched(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors in float64 on the CPU. They come in one copy: each waits until the device has nothing to do."""
     flat = torch.cat([tensor.double().reshape(-1) for tensor in found.values()]).cpu()
-    parts = flat.split([tensor.numel() for tensor in found.values()])
+    parts = torch.split(flat, [tensor.numel() for tensor in found.values()])
     return {name: part.view(tensor.shape) for part, (name, tensor) in zip(parts, found.items(), strict=True)}
 
 
