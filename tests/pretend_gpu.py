@@ -62,7 +62,7 @@ class PretendGpu(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         leaves = tree_leaves((args, kwargs))
         there = any(isinstance(leaf, OnGpu) for leaf in leaves)
-        asked = [leaf for leaf in leaves if isinstance(leaf, torch.device) or leaf in ("cpu", "cuda", "cuda:0")]
+        asked = [leaf for leaf in leaves if isinstance(leaf, torch.device) or _is_device(leaf)]
         goes_up = (bool(asked) and torch.device(asked[0]).type == "cuda") or name == "cuda"
         comes_down = name in _MOVES and there and not goes_up and (bool(asked) or name == "cpu")
         if name == "pin_memory":
@@ -94,6 +94,10 @@ class PretendGpu(TorchFunctionMode):
         self.seen.append((kind, self.layer))
 
 
+def _is_device(leaf: Any) -> bool:
+    return isinstance(leaf, str) and leaf in ("cpu", "cuda", "cuda:0")
+
+
 def _is(leaf: Any, asked: list[Any]) -> bool:
     return any(leaf is one for one in asked)
 
@@ -112,9 +116,9 @@ def _by_truth(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _from_cpu(index: tuple[Any, ...]) -> bool:
-    return any(
-        isinstance(leaf, torch.Tensor) and not isinstance(leaf, OnGpu) and leaf.ndim for leaf in tree_leaves(index)
-    )
+    """Return whether an index, or what is written there, is an array or a tensor of the CPU with a dimension."""
+    arrays = [leaf for leaf in tree_leaves(index) if isinstance(leaf, torch.Tensor | np.ndarray)]
+    return any(not isinstance(array, OnGpu) and array.ndim for array in arrays)
 
 
 def send(model: torch.nn.Module, device: torch.device = GPU) -> torch.nn.Module:
