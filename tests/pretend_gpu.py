@@ -16,16 +16,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 GPU = torch.device("cuda:0")
-_WAITS = ("item", "tolist", "numpy", "nonzero", "equal", "unique", "masked_select", "is_nonzero")
-_WAITS += ("__bool__", "__int__", "__float__", "__index__")
+_QUESTIONS = ("item", "tolist", "numpy", "nonzero", "equal", "unique", "masked_select", "is_nonzero")
+_WAITS = (*_QUESTIONS, "__bool__", "__int__", "__float__", "__index__")
 _MOVES = ("to", "cpu", "cuda")
 
 
 class OnGpu(torch.Tensor):
     """A tensor that says it is on the GPU."""
 
-    device = property(lambda self: GPU)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    device = property(lambda self: GPU)
+    is_cuda = property(lambda self: True)
 
 
 class Pinned(torch.Tensor):
