@@ -22,7 +22,7 @@ from mlflow_compress.models.identity import max_length, stored_config, weights_h
 from mlflow_compress.models.length_regimes import forget_longer_sequences
 from mlflow_compress.models.memory_alignment import align_weights, rounding_identity
 from mlflow_compress.models.model_files import library_errors, weights_errors
-from mlflow_compress.models.placement import BALANCED, placement
+from mlflow_compress.models.placement import BALANCED, placement, room_for_states
 from mlflow_compress.models.source_model import resolve_folder
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -37,8 +37,8 @@ class LoadConfig:
     # "auto" (a GPU if there is one, else the CPU), "cuda", "balanced" (spread over all GPUs, then the host's memory,
     # then the disk, by accelerate), or a torch device such as "cuda:1"
     device: str = "auto"
-    # With "balanced": most memory for weights by device, such as {"cpu": "2GiB", "0": "70GiB"}. Embeddings and head
-    # come on top where they do not fit.
+    # With "balanced": most memory by device, such as {"cpu": "2GiB", "0": "70GiB"}, for weights and, of the host's, a
+    # quarter for hidden states between layers. Embeddings and head come on top where they do not fit.
     max_memory: Mapping[str, str] = field(default_factory=dict)
     # With "balanced": where offloaded weights are kept that the checkpoint does not have as they are needed; None: the
     # system's folder for temporary files
@@ -120,6 +120,8 @@ def load_model(config: LoadConfig) -> LoadedModel:
     folder = model_folder(config.path)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     placed, kernel = placement(config.device, config.max_memory), checkpoint_config.attention(folder)
+    if "cpu" in placed.get("max_memory", {}):
+        placed["max_memory"]["cpu"] -= room_for_states(config.max_memory)
     kept_on_disk = offloading.offload_folder(config.offload_dir) if config.device == BALANCED else None
     if kept_on_disk is not None:
         placed["offload_folder"] = kept_on_disk.name

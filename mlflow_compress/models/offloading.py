@@ -6,7 +6,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -92,6 +92,23 @@ def _hook(module: torch.nn.Module) -> Any:
     """Return the hook that fetches a module's weights; None where they stay where they are."""
     hook = getattr(module, "_hf_hook", None)
     return hook if getattr(hook, "offload", False) and getattr(hook, "weights_map", None) is not None else None
+
+
+@contextmanager
+def held(layer: torch.nn.Module) -> Iterator[None]:
+    """Within this block, the weights of a layer are in memory, however often it runs; they are fetched once."""
+    from accelerate.utils import set_module_tensor_to_device
+
+    fetched = [module for module in layer.modules() if _hook(module) is not None]
+    try:
+        for module in fetched:
+            _keep(module)
+        yield
+    finally:
+        for module in fetched:
+            for name in [name for name, _ in module.named_parameters(recurse=False)]:
+                set_module_tensor_to_device(module, name, "meta")
+            module._hf_hook.offload = True
 
 
 def _keep(module: torch.nn.Module) -> None:

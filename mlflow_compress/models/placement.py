@@ -43,6 +43,14 @@ def placement(device: str, max_memory: Mapping[str, str] | None = None) -> dict[
         raise ConfigError("Unknown device", allowed="auto, balanced, cpu, cuda, cuda:0, ...", got=device) from error
 
 
+def room_for_states(max_memory: Mapping[str, str]) -> int:
+    """Return the bytes that hidden states may take between two layers: a quarter of what models may take of the host's
+    memory, or of what is free now."""
+    from accelerate.utils import get_max_memory
+
+    return int(_sizes(max_memory).get("cpu") or get_max_memory()["cpu"]) // 4
+
+
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA's driver, of AMD's, and of either under WSL
 
 

@@ -18,10 +18,14 @@ from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash
 from mlflow_compress.models.length_regimes import LengthRegime, length_regimes
 from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.models.offloading import is_offloaded
+from mlflow_compress.models.placement import room_for_states
 from mlflow_compress.records import OptionDistances, OptionScores, Request, TokenAnswers, TokenDistances, TokenScores
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, StoredModel
 from mlflow_compress.scoring.child_process import in_forks
-from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
+from mlflow_compress.scoring.forward.body import Body, reason_not_to_pack, split_body_and_head
+from mlflow_compress.scoring.forward.by_layer import BodyByLayer, body_by_layer
+from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays, PassParts, joined_arrays
 from mlflow_compress.scoring.kernels.logit_stats import load_loops
@@ -172,9 +176,10 @@ class InThisProcess:
     """Runs passes with a loaded model: in this process, or in several forks of it."""
 
     def __init__(self, loaded: LoadedModel, processes: int) -> None:
-        self._body, self._head, self.whole_model_reason = split_body_and_head(loaded.model)
+        self._body, self._head, self.whole_model_reason = _split(loaded)
         self._configuration = loaded.configuration()
-        self._processes = processes
+        # Forks would fetch offloaded weights once each, and hold as many layers at once.
+        self._processes = 1 if is_offloaded(loaded.model) else processes
 
     def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
         reason = reason_not_to_pack(self._body, max_length)
@@ -188,8 +193,20 @@ class InThisProcess:
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         base = work.baseline
-        compared = ModelRunner(*split_body_and_head(base.model)[:2]) if isinstance(base, LoadedModel) else base
+        compared = ModelRunner(*_split(base)[:2]) if isinstance(base, LoadedModel) else base
+        if isinstance(self._body, BodyByLayer):
+            self._body.say_reads(work.plan, group_units(work.plan, work.head_rows))
         return run_pass(work, ModelRunner(self._body, self._head), compared, self._processes)
+
+
+def _split(loaded: LoadedModel) -> tuple[Body, LanguageModelHead, str | None]:
+    """Return what `split_body_and_head` does; the body of a model with offloaded weights runs layer by layer."""
+    body, head, whole_model_reason = split_body_and_head(loaded.model)
+    if is_offloaded(loaded.model):
+        body, reason = body_by_layer(body, room_for_states(loaded.config.max_memory if loaded.config else {}))
+        if reason is not None:
+            logger.warning("Weights are fetched again for every batch: the model cannot run by layer (%s)", reason)
+    return body, head, whole_model_reason
 
 
 Part = tuple[int, int, Arrays, Mapping[str, Any] | None]  # The arguments of `PassParts.add`

@@ -14,6 +14,7 @@ import torch
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.placement import sent_to
 from mlflow_compress.scoring.baseline_store import CapturedStates, SentStates, StateStore, StateWriter
+from mlflow_compress.scoring.forward.by_layer import BodyByLayer, sweeps
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
 from mlflow_compress.scoring.journal import Arrays, joined_arrays
@@ -115,11 +116,17 @@ class ScoringPass:
         last_use = last_uses(plan.units)
         try:
             with install_tree_attention() as attention:
-                for number in range(len(cut)) if numbers is None else numbers:
-                    states = self._states_of(plan, cut[number], attention, last_use)
-                    results = self._reduce(plan, cut[number], states, targets, baseline_rows)
-                    states.clear()  # they are not kept while the results are used
-                    yield number, results
+                bodies = [runner.body for runner in self._runners()]
+                for sweep in sweeps(bodies, plan, cut, range(len(cut)) if numbers is None else numbers):
+                    for body in bodies:
+                        if isinstance(body, BodyByLayer):
+                            units = [unit for number in sweep for unit in range(len(plan.units))[cut[number].units]]
+                            body.prepare(plan, units, attention, last_use)
+                    for number in sweep:
+                        states = self._states_of(plan, cut[number], attention, last_use)
+                        results = self._reduce(plan, cut[number], states, targets, baseline_rows)
+                        states.clear()  # they are not kept while the results are used
+                        yield number, results
         finally:
             for runner in self._runners():
                 runner.body.clear()

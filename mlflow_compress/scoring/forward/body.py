@@ -14,7 +14,7 @@ from mlflow_compress.models.placement import sent_to
 from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead, replaced_modules
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
-from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch
+from mlflow_compress.scoring.plan.packing import NO_PREFIX, Ids, PackedBatch, PaddedBatch
 
 Tensor = torch.Tensor
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_tokens, head_dim)
@@ -243,20 +243,26 @@ def reason_not_to_pack(body: Body, max_length: int) -> str | None:
     return _probe(body, int(config.vocab_size))
 
 
-def _probe(body: Body, vocab_size: int) -> str | None:
+def probe_units(vocab_size: int) -> tuple[Ids, PackedBatch, PackedBatch]:
+    """Return 20 token ids, a pack of the first 8, and one of two branches behind it with 6 of the others each."""
     ids = np.random.default_rng(0).integers(0, vocab_size, size=20).astype(np.int32)
-    stem, left, right = ids[:8], ids[8:14], ids[14:20]
     every = np.arange
-    first = PackedBatch(stem, every(8, dtype=np.int32), np.full(8, 8, np.int32), every(0), keep=1)
+    first = PackedBatch(ids[:8], every(8, dtype=np.int32), np.full(8, 8, np.int32), every(0), keep=1)
     both = PackedBatch(
-        np.concatenate([left, right]),
+        ids[8:],
         np.concatenate([every(8, 14, dtype=np.int32)] * 2),
         np.repeat(np.asarray([6, 12], np.int32), 6),
         every(12),
         prefix=1,
     )
+    return ids, first, both
+
+
+def _probe(body: Body, vocab_size: int) -> str | None:
+    ids, first, both = probe_units(vocab_size)
+    stem, left, right = ids[:8], ids[8:14], ids[14:]
     wanted = [np.concatenate([stem, left]), np.concatenate([stem, right]), left, right]
-    plain = [body.run(PaddedBatch([s], [every(len(s) - 6, len(s))])).float() for s in wanted]
+    plain = [body.run(PaddedBatch([s], [np.arange(len(s) - 6, len(s))])).float() for s in wanted]
     try:
         with install_tree_attention() as attention:
             body.run(first, attention)

@@ -1,0 +1,232 @@
+"""Models whose weights wait on a disk: all batches of a sweep go through a layer before the next layer is fetched.
+
+The model's own `forward` is called for each batch and layer, with its decoder layers replaced: those before the present
+one hand hidden states on, the present one gets the states that the batch has reached. So masks, position embeddings and
+whatever else a layer is given are made by the model's own code, and are not kept. Between two layers only the hidden
+states of the sweep are.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mlflow_compress.models import offloading
+from mlflow_compress.models.weight_groups import decoder_layers
+from mlflow_compress.scoring.forward.body import Body, WholeModelBody, probe_units
+from mlflow_compress.scoring.forward.head import replaced_modules
+from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
+from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch, Plan, UnitGroup, n_scored_rows
+
+Tensor = torch.Tensor
+Unit = PackedBatch | PaddedBatch
+
+logger = logging.getLogger(__name__)
+
+
+class _Reached(Exception):  # noqa: N818 - it ends a forward pass, and is no error
+    """Carries what the present layer returns out of the model's forward."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+
+class _Stand(torch.nn.Module):
+    """Stands where a decoder layer is, and looks like it."""
+
+    def __init__(self, body: "BodyByLayer", number: int, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.__dict__.update(_body=body, _number=number, _layer=layer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_layer"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        body = self._body
+        if self._number < body.present:
+            states = args[0] if args else kwargs["hidden_states"]
+            return (states, *[None] * body.n_others) if body.n_others is not None else states
+        if body.states is not None:
+            args, kwargs = (
+                ((body.states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": body.states})
+            )
+        output = self._layer(*args, **kwargs)
+        if self._number == body.n_layers - 1:
+            return output
+        raise _Reached(output)
+
+
+class BodyByLayer(Body):
+    """A body that runs many units layer by layer (`prepare`) before they are asked for one by one (`run`).
+
+    `room` is how many bytes the hidden states of one sweep may take; at least a group of units is run at once.
+    """
+
+    def __init__(self, body: Body, room: int) -> None:
+        super().__init__(body.model)
+        self._whole, self._last_layer = body, body._last_layer
+        self.room, self.returns_log_probs = room, isinstance(body, WholeModelBody)
+        self.present = 0  # The number of the layer that computes
+        self.states: Tensor | None = None  # What it is given instead of the embeddings
+        self.n_others: int | None = None  # Values that a layer returns behind its hidden states; None: no tuple
+        self._reached: Tensor | None = None
+        self._ready: dict[int, Tensor] = {}
+        name, layers = decoder_layers(self.model) or ("", torch.nn.ModuleList())
+        self._layers = list(layers)
+        self._stands = {f"{name}.{n}": _Stand(self, n, layer) for n, layer in enumerate(layers)}
+
+    def run(self, unit: Unit, attention: TreeAttention | None = None) -> Tensor:
+        ready = self._ready.pop(id(unit), None)
+        return super().run(unit, attention) if ready is None else ready
+
+    def has(self, prefix: int) -> bool:
+        return bool(self._ready) or super().has(prefix)
+
+    def clear(self) -> None:
+        super().clear()
+        self._ready.clear()
+
+    def prepare(
+        self, plan: Plan, numbers: Iterable[int], attention: TreeAttention, last_use: dict[int, list[int]]
+    ) -> None:
+        """Compute the plan's units with these numbers, of which `run` then returns the states.
+
+        Where memory runs out, nothing is prepared, and `run` computes as if this had not been called.
+        """
+        self.clear()
+        work = list(_with_makers(plan, numbers, last_use))
+        try:
+            with torch.inference_mode():
+                self._sweep(work, attention)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            self.clear()
+            logger.warning("Memory ran out on %d batches at once; going on batch by batch", len(work))
+
+    def say_reads(self, plan: Plan, groups: Sequence[UnitGroup]) -> None:
+        """Say how often the waiting weights are read for a plan, and what its hidden states take at most."""
+        waiting = sum(p.nbytes for layer in self._layers for p in layer.parameters() if p.device.type == "meta")
+        taken = [
+            sum(states_bytes(self, plan, groups[n]) for n in sweep)
+            for sweep in sweeps([self], plan, groups, range(len(groups)))
+        ]
+        text = "Layer by layer: %d x %.2f GB of weights are read, up to %.2f GB of hidden states are in memory"
+        logger.warning(text, len(taken), waiting / 1e9, max(taken, default=0) / 1e9)
+
+    def _sweep(self, work: list[tuple[Unit, list[int]]], attention: TreeAttention) -> None:
+        states: list[Tensor | None] = [None] * len(work)
+        try:
+            with replaced_modules(self.model, self._stands):
+                for self.present, layer in enumerate(self._layers):
+                    with offloading.held(layer):
+                        for index, (unit, unused) in enumerate(work):
+                            self.states, states[index] = states[index], None
+                            out = super().run(unit, attention)
+                            if isinstance(unit, PackedBatch) and unit.keep != NO_PREFIX:
+                                # Only this layer's are needed; those of the others are read for their length.
+                                self._prefixes[unit.keep] = [self._prefixes[unit.keep][self.present]] * self.n_layers
+                            for prefix in unused:
+                                self.forget(prefix)
+                            last = self.present == self.n_layers - 1
+                            states[index] = (out if last or self._reached is None else self._reached).cpu()
+                    self._prefixes.clear()
+        finally:
+            self.present, self.states, self._reached = 0, None, None
+        self._ready = {id(unit): out for (unit, _), out in zip(work, states, strict=True) if out is not None}
+
+    def _forward(self, **inputs: Any) -> Tensor:
+        try:
+            return self._whole._forward(**inputs)
+        except _Reached as reached:
+            output = reached.output
+        is_tuple = isinstance(output, tuple)
+        self.n_others = len(output) - 1 if is_tuple else None
+        states: Tensor = output[0] if is_tuple else output
+        self._reached = states
+        return states
+
+
+def _with_makers(
+    plan: Plan, numbers: Iterable[int], last_use: dict[int, list[int]]
+) -> Iterator[tuple[Unit, list[int]]]:
+    """Return the units with these numbers, before them the packs whose prefixes they need; and what is unused then."""
+    made: set[int] = {NO_PREFIX}
+
+    def makers(unit: Unit) -> Iterator[tuple[Unit, list[int]]]:
+        if isinstance(unit, PackedBatch):
+            if unit.prefix not in made:
+                maker = plan.makers[unit.prefix]
+                yield from makers(maker)
+                yield maker, []
+            made.add(unit.keep)
+
+    for number in numbers:
+        unit = plan.units[number]
+        yield from makers(unit)
+        yield unit, last_use.get(number, [])
+
+
+def sweeps(
+    bodies: Sequence[Any], plan: Plan, groups: Sequence[UnitGroup], numbers: Iterable[int]
+) -> Iterator[list[int]]:
+    """Return the numbers of the groups, cut into what is run at once: one group where no body runs by layer."""
+    by_layer = [body for body in bodies if isinstance(body, BodyByLayer)]
+    sweep: list[int] = []
+    n_bytes = 0
+    for number in numbers:
+        more = max((states_bytes(body, plan, groups[number]) for body in by_layer), default=0)
+        if sweep and (not by_layer or n_bytes + more > min(body.room for body in by_layer)):
+            yield sweep
+            sweep, n_bytes = [], 0
+        sweep.append(number)
+        n_bytes += more
+    if sweep:
+        yield sweep
+
+
+def states_bytes(body: BodyByLayer, plan: Plan, group: UnitGroup) -> int:
+    """Return the bytes of a group's hidden states, and of a layer's keys and values of the prefixes that it keeps."""
+    config = body.model.config.get_text_config(decoder=True)
+    tokens = rows = 0
+    for unit in plan.units[group.units]:
+        if isinstance(unit, PaddedBatch):
+            tokens += len(unit.sequences) * max(map(len, unit.sequences))
+        else:
+            tokens += unit.n_tokens * (3 if unit.keep != NO_PREFIX else 1)
+        rows += n_scored_rows(unit)
+    width = int(config.hidden_size) * body.model.dtype.itemsize
+    return tokens * width + rows * (4 * int(config.vocab_size) if body.returns_log_probs else width)
+
+
+def body_by_layer(body: Body, room: int) -> tuple[Body, str | None]:
+    """Return a body that runs layer by layer, and None; or the body as it is, and why it cannot.
+
+    A probe compares the two on padded sequences and on packs behind a prefix, bit for bit.
+    """
+    if decoder_layers(body.model) is None:
+        return body, "its decoder layers are not found"
+    other = BodyByLayer(body, room)
+    ids, first, both = probe_units(int(body.model.config.get_text_config(decoder=True).vocab_size))
+    padded: Unit = PaddedBatch([ids, ids[:13]], [np.arange(3, 20), np.arange(13)])
+    with install_tree_attention() as attention:
+        for units in ([padded], [first, both]):
+            try:
+                wanted = [body.run(unit, attention) for unit in units]
+            except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError):
+                continue  # a model that takes no packs
+            finally:
+                body.clear()
+            try:
+                other.prepare(Plan(units, np.zeros((0, 16), np.uint8), []), range(len(units)), attention, {})
+                same = all(other.run(unit).equal(states.cpu()) for unit, states in zip(units, wanted, strict=True))
+            except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+                return body, f"{type(error).__name__}: {error}"
+            finally:
+                other.clear()
+            if not same:
+                return body, "its states differ from those of a whole forward pass"
+    return other, None
