@@ -288,7 +288,8 @@ def _computed(
     for number, results in scoring.run(work.plan, work.targets, numbers):
         fresh.append(results)
         part = None
-        if number + 1 not in to_do or (work.resume is not None and time.monotonic() - written >= work.seconds):
+        is_due = work.resume is not None and time.monotonic() - written >= work.seconds and not scoring.is_ahead()
+        if number + 1 not in to_do or is_due:
             captured = work.capture.take() if work.capture is not None else None
             part = number + 1 - len(fresh), number + 1, joined_arrays(fresh), captured
             fresh, written = [], time.monotonic()

@@ -131,6 +131,10 @@ class ScoringPass:
             for runner in self._runners():
                 runner.body.clear()
 
+    def is_ahead(self) -> bool:
+        """Whether groups are computed already that were not asked for yet: they are there at once."""
+        return any(isinstance(r.body, BodyByLayer) and r.body.is_ahead for r in self._runners())
+
     def _runners(self) -> list[ModelRunner]:
         return [self.runner, *([self.baseline] if isinstance(self.baseline, ModelRunner) else [])]
 

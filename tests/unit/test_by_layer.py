@@ -1,7 +1,5 @@
 """Scoring layer by layer: the records are those of whole forward passes, and weights are read once a sweep."""
 
-import importlib.util
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +14,21 @@ from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.compression import compress_model, method_config
+from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models import offloading
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Request
 from mlflow_compress.scoring import engine
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.forward.by_layer import BodyByLayer, body_by_layer
+from mlflow_compress.scoring.forward.by_layer import BodyByLayer, body_by_layer, states_bytes, sweeps
+from mlflow_compress.scoring.plan.packing import Plan, UnitGroup
 from tests.unit.test_offloading import LITTLE, make as make_llama
 
-SIZES = {"batch_tokens": 256, "head_rows": 8, "progress": False}
+SIZES: dict[str, Any] = {"batch_tokens": 96, "head_rows": 1, "progress": False}
 
 
 def requests() -> list[Request]:
-    return suite_of(EvaluateConfig(model="demo", limit=2)).requests[:40]
+    return suite_of(EvaluateConfig(model="demo", limit=4)).requests[:60]
 
 
 def records(loaded: LoadedModel, path: str = "auto") -> tuple[Any, Any, str]:
@@ -54,10 +54,10 @@ def by_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         assert reason is None, reason
         return body, head, whole
 
-    def counting(*args: Any) -> None:
+    def counting(*args: Any) -> list[torch.Tensor]:
         counted["sweeps"] += 1
         counted["units"] += len(args[1])
-        sweep(*args)
+        return sweep(*args)
 
     monkeypatch.setattr(engine, "split_body_and_head", split)
     monkeypatch.setattr(BodyByLayer, "_sweep", counting)
@@ -72,5 +72,146 @@ def test_records_are_those_of_whole_passes(name: str, request: pytest.FixtureReq
     wanted = records(loaded)
     counted = request.getfixturevalue("by_layer")
     found = records(loaded)
-    assert counted["units"] > counted["sweeps"] > 3, "more than the probes, and several units at once"
+    assert counted["units"] > counted["sweeps"] > 2, "more than the probes, and several units at once"
     assert found[2] == wanted[2] and found[0].equals(wanted[0]) and found[1].equals(wanted[1])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("base"))
+
+
+def on_disk(path: Path, folder: Path) -> LoadedModel:
+    return load_model(
+        LoadConfig(path=str(path), device="balanced", max_memory=LITTLE, offload_dir=str(folder), dtype="float32")
+    )
+
+
+class Sweeps:
+    """Lets a pass be computed in a number of sweeps, from when its probes are over."""
+
+    def __init__(self, n_sweeps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_held = 0  # Blocks of weights: in a sweep what lies outside the layers, then 3 layers
+        self.waiting = 0  # Bytes of weights on the disk
+        self.stop_at: int | None = None  # The number of a block, counted over all sweeps
+        self.n_sweeps = n_sweeps
+        self.fetched = 0
+        hold, fetch = offloading.held, offloading._Fetched.__getitem__
+
+        def held(layer: torch.nn.Module) -> Any:
+            self.n_held += 1
+            if self.n_held == self.stop_at:
+                raise KeyboardInterrupt
+            return hold(layer)
+
+        def counting(weights: Any, name: str) -> Any:
+            weight = fetch(weights, name)
+            self.fetched += weight.nbytes
+            return weight
+
+        def begin(body: BodyByLayer, plan: Plan, groups: list[UnitGroup]) -> None:
+            each = [states_bytes(body, plan, group) for group in groups]
+            numbers = range(len(groups))
+            for room in np.linspace(1, sum(each), 500).astype(int).tolist():
+                body.room = room
+                if len(list(sweeps([body], plan, groups, numbers))) == self.n_sweeps:
+                    break
+            else:
+                pytest.fail(f"the groups {each} are not cut into {self.n_sweeps}")
+            self.n_held = self.fetched = 0
+            self.waiting = sum(4 * p.numel() for p in body.model.parameters() if p.device.type == "meta")
+
+        monkeypatch.setattr(offloading, "held", held)
+        monkeypatch.setattr(offloading._Fetched, "__getitem__", counting)
+        monkeypatch.setattr(BodyByLayer, "say_reads", begin)
+
+
+@pytest.mark.parametrize("n_sweeps", [1, 2, 5])
+@pytest.mark.parametrize("path", ["packed", "plain"])
+def test_weights_are_read_once_a_sweep(
+    base: Path, tmp_path: Path, path: str, n_sweeps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load_model(LoadConfig(path=str(base), device="cpu"))
+    wanted = records(whole, path)
+    counted = Sweeps(n_sweeps, monkeypatch)
+    scorer = Scorer(on_disk(base, tmp_path), ScoringConfig(path=path, **SIZES))
+    found, _ = scorer.score(requests())
+    assert found.table.equals(wanted[0])
+    assert counted.fetched == n_sweeps * counted.waiting and counted.n_held == 4 * n_sweeps
+
+
+@pytest.mark.parametrize("stopped_at", [2, 7, 12, 20])
+def test_a_killed_pass_loses_the_sweep_that_was_computed(
+    base: Path, tmp_path: Path, stopped_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 5 sweeps over 3 layers; what is written down is written after each."""
+    wanted = records(load_model(LoadConfig(path=str(base), device="cpu")))
+    counted = Sweeps(5, monkeypatch)
+    loaded, config = on_disk(base, tmp_path), ScoringConfig(shard_seconds=0.0, **SIZES)
+    begun = BodyByLayer.say_reads
+
+    def begin(*args: Any) -> None:
+        begun(*args)
+        counted.stop_at = stopped_at
+
+    monkeypatch.setattr(BodyByLayer, "say_reads", begin)
+    with pytest.raises(KeyboardInterrupt):
+        Scorer(loaded, config).score(requests(), resume=tmp_path / "parts")
+    counted.stop_at = None
+    monkeypatch.setattr(BodyByLayer, "say_reads", begun)
+    found, _ = Scorer(loaded, config).score(requests(), resume=tmp_path / "parts")
+    assert found.table.equals(wanted[0])
+    finished = (stopped_at - 1) // 4
+    assert counted.n_held == 4 * (5 - finished)
+    assert all(p.device.type == "meta" for p in loaded.model.model.layers.parameters()), "nothing stays in memory"
+
+
+def test_a_layer_that_needs_more_than_its_states_is_run_batch_by_batch(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here each layer adds what the layer before it has left behind."""
+    loaded = on_disk(base, tmp_path)
+    layers, left = loaded.model.model.layers, [torch.zeros(())]
+    for layer in layers:
+        plain = layer.forward
+
+        def forward(states: torch.Tensor, *args: Any, _plain: Any = plain, **kwargs: Any) -> torch.Tensor:
+            out: torch.Tensor = _plain(states, *args, **kwargs) + left[0]
+            left[0] = out.mean()
+            return out
+
+        layer.forward = forward
+    scorer = Scorer(loaded, ScoringConfig(**SIZES))
+    assert not isinstance(scorer._execution._body, BodyByLayer)  # type: ignore[attr-defined]
+    assert "fetched again for every batch" in caplog.text and "states differ" in caplog.text
+
+
+def test_a_sweep_that_runs_out_of_memory_goes_on_batch_by_batch(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = records(load_model(LoadConfig(path=str(base), device="cpu")))
+    scorer = Scorer(on_disk(base, tmp_path), ScoringConfig(**SIZES))
+    assert isinstance(scorer._execution._body, BodyByLayer)  # type: ignore[attr-defined]
+
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(BodyByLayer, "_sweep", full)
+    found, _ = scorer.score(requests())
+    assert found.table.equals(wanted[0]) and "going on batch by batch" in caplog.text
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_compressed_model_has_the_records_of_whole_passes(
+    name: str, tmp_path: Path, no_fresh_process: None, request: pytest.FixtureRequest
+) -> None:
+    base, out = make(name, tmp_path / "base", torch.bfloat16), tmp_path / "rtn"
+    try:
+        compress_model(str(base), "rtn", method_config("rtn", group_size=64), [], out, device="cpu")
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    wanted = records(load_model(LoadConfig(path=str(out), device="cpu")))
+    request.getfixturevalue("by_layer")
+    found = records(load_model(LoadConfig(path=str(out), device="cpu")))
+    assert found[0].equals(wanted[0]) and found[1].equals(wanted[1])

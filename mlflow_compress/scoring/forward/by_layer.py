@@ -23,6 +23,8 @@ from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedB
 Tensor = torch.Tensor
 Unit = PackedBatch | PaddedBatch
 
+_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)  # of a model's code
+
 logger = logging.getLogger(__name__)
 
 
@@ -78,12 +80,17 @@ class BodyByLayer(Body):
         self._layers = list(layers)
         self._stands = {f"{name}.{n}": _Stand(self, n, layer) for n, layer in enumerate(layers)}
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether units are prepared that were not run yet."""
+        return bool(self._ready)
+
     def run(self, unit: Unit, attention: TreeAttention | None = None) -> Tensor:
         ready = self._ready.pop(id(unit), None)
         return super().run(unit, attention) if ready is None else ready
 
     def has(self, prefix: int) -> bool:
-        return bool(self._ready) or super().has(prefix)
+        return self.is_ahead or super().has(prefix)
 
     def clear(self) -> None:
         super().clear()
@@ -97,15 +104,17 @@ class BodyByLayer(Body):
         Where memory runs out, nothing is prepared, and `run` computes as if this had not been called.
         """
         self.clear()
-        work = list(_with_makers(plan, numbers, last_use))
+        work = list(_with_makers(plan, numbers))
         try:
             with torch.inference_mode():
-                self._sweep(work, attention)
+                states = self._sweep(work, attention, last_use)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
             self.clear()
             logger.warning("Memory ran out on %d batches at once; going on batch by batch", len(work))
+            return
+        self._ready = {id(unit): out for (unit, number), out in zip(work, states, strict=True) if number is not None}
 
     def say_reads(self, plan: Plan, groups: Sequence[UnitGroup]) -> None:
         """Say how often the waiting weights are read for a plan, and what its hidden states take at most."""
@@ -117,26 +126,30 @@ class BodyByLayer(Body):
         text = "Layer by layer: %d x %.2f GB of weights are read, up to %.2f GB of hidden states are in memory"
         logger.warning(text, len(taken), waiting / 1e9, max(taken, default=0) / 1e9)
 
-    def _sweep(self, work: list[tuple[Unit, list[int]]], attention: TreeAttention) -> None:
-        states: list[Tensor | None] = [None] * len(work)
+    def _sweep(
+        self, work: list[tuple[Unit, int | None]], attention: TreeAttention, last_use: dict[int, list[int]]
+    ) -> list[Tensor]:
+        """Return what `Body.run` does for each unit."""
+        states: list[Any] = [None] * len(work)
         try:
-            with replaced_modules(self.model, self._stands):
+            # What lies outside the layers, such as the last norm, is held too.
+            with replaced_modules(self.model, self._stands), offloading.held(self.model):
                 for self.present, layer in enumerate(self._layers):
                     with offloading.held(layer):
-                        for index, (unit, unused) in enumerate(work):
+                        for index, (unit, number) in enumerate(work):
                             self.states, states[index] = states[index], None
                             out = super().run(unit, attention)
                             if isinstance(unit, PackedBatch) and unit.keep != NO_PREFIX:
                                 # Only this layer's are needed; those of the others are read for their length.
                                 self._prefixes[unit.keep] = [self._prefixes[unit.keep][self.present]] * self.n_layers
-                            for prefix in unused:
+                            for prefix in last_use.get(number, ()) if number is not None else ():
                                 self.forget(prefix)
                             last = self.present == self.n_layers - 1
                             states[index] = (out if last or self._reached is None else self._reached).cpu()
                     self._prefixes.clear()
         finally:
             self.present, self.states, self._reached = 0, None, None
-        self._ready = {id(unit): out for (unit, _), out in zip(work, states, strict=True) if out is not None}
+        return states
 
     def _forward(self, **inputs: Any) -> Tensor:
         try:
@@ -150,24 +163,21 @@ class BodyByLayer(Body):
         return states
 
 
-def _with_makers(
-    plan: Plan, numbers: Iterable[int], last_use: dict[int, list[int]]
-) -> Iterator[tuple[Unit, list[int]]]:
-    """Return the units with these numbers, before them the packs whose prefixes they need; and what is unused then."""
+def _with_makers(plan: Plan, numbers: Iterable[int]) -> Iterator[tuple[Unit, int | None]]:
+    """Return the units with these numbers, and before them, without a number, the packs whose prefixes they need."""
     made: set[int] = {NO_PREFIX}
 
-    def makers(unit: Unit) -> Iterator[tuple[Unit, list[int]]]:
+    def makers(unit: Unit) -> Iterator[tuple[Unit, None]]:
         if isinstance(unit, PackedBatch):
             if unit.prefix not in made:
                 maker = plan.makers[unit.prefix]
                 yield from makers(maker)
-                yield maker, []
+                yield maker, None
             made.add(unit.keep)
 
     for number in numbers:
-        unit = plan.units[number]
-        yield from makers(unit)
-        yield unit, last_use.get(number, [])
+        yield from makers(plan.units[number])
+        yield plan.units[number], number
 
 
 def sweeps(
@@ -211,22 +221,21 @@ def body_by_layer(body: Body, room: int) -> tuple[Body, str | None]:
         return body, "its decoder layers are not found"
     other = BodyByLayer(body, room)
     ids, first, both = probe_units(int(body.model.config.get_text_config(decoder=True).vocab_size))
-    padded: Unit = PaddedBatch([ids, ids[:13]], [np.arange(3, 20), np.arange(13)])
+    units: list[Unit] = [PaddedBatch([ids, ids[:13]], [np.arange(3, 20), np.arange(13)])]
     with install_tree_attention() as attention:
-        for units in ([padded], [first, both]):
-            try:
-                wanted = [body.run(unit, attention) for unit in units]
-            except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError):
-                continue  # a model that takes no packs
-            finally:
-                body.clear()
-            try:
-                other.prepare(Plan(units, np.zeros((0, 16), np.uint8), []), range(len(units)), attention, {})
-                same = all(other.run(unit).equal(states.cpu()) for unit, states in zip(units, wanted, strict=True))
-            except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
-                return body, f"{type(error).__name__}: {error}"
-            finally:
-                other.clear()
-            if not same:
-                return body, "its states differ from those of a whole forward pass"
-    return other, None
+        wanted = [body.run(units[0], attention)]
+        try:
+            wanted += [body.run(pack, attention) for pack in (first, both)]
+            units += [first, both]
+        except _ERRORS:
+            wanted = wanted[:1]  # a model that takes no packs
+        finally:
+            body.clear()
+        try:
+            other.prepare(Plan(units, np.zeros((0, 16), np.uint8), []), range(len(units)), attention, {})
+            same = all(other.run(unit).equal(states.cpu()) for unit, states in zip(units, wanted, strict=True))
+        except _ERRORS as error:
+            return body, f"{type(error).__name__}: {error}"
+        finally:
+            other.clear()
+    return (other, None) if same else (body, "its states differ from those of a whole forward pass")
