@@ -232,7 +232,7 @@ def compress(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -331,7 +331,7 @@ def diagnose(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -471,7 +471,7 @@ def evaluate(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -681,7 +681,7 @@ def gate(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -932,7 +932,7 @@ def judge(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -1118,7 +1118,7 @@ def plan(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -1480,7 +1480,7 @@ def run(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -1743,7 +1743,7 @@ def search(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -1950,7 +1950,7 @@ def speed(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
@@ -2098,7 +2098,7 @@ def sweep(
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
-        device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free [none]
+        device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     offload_dir
         device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed

@@ -36,7 +36,7 @@ class SourceConfig(Group):
         "auto", "where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk"
     )
     max_memory: Pairs = option(
-        {}, "device=balanced: most memory for weights by device: cpu=2GiB,0=70GiB; none: what is free"
+        {}, "device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free"
     )
     offload_dir: OptionalText = option(
         None, "device=balanced: folder for weights on the disk; none: that of temporary files", path="folder"

@@ -99,16 +99,16 @@ def held(layer: torch.nn.Module) -> Iterator[None]:
     """Within this block, the weights of a layer are in memory, however often it runs; they are fetched once."""
     from accelerate.utils import set_module_tensor_to_device
 
-    fetched = [module for module in layer.modules() if _hook(module) is not None]
+    fetched = [(module, hook) for module in layer.modules() if (hook := _hook(module)) is not None]
     try:
-        for module in fetched:
+        for module, _ in fetched:
             _keep(module)
         yield
     finally:
-        for module in fetched:
+        for module, hook in fetched:
             for name in [name for name, _ in module.named_parameters(recurse=False)]:
                 set_module_tensor_to_device(module, name, "meta")
-            module._hf_hook.offload = True
+            hook.offload = True
 
 
 def _keep(module: torch.nn.Module) -> None:

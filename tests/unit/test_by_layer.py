@@ -22,7 +22,8 @@ from mlflow_compress.scoring import engine
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.by_layer import BodyByLayer, body_by_layer, states_bytes, sweeps
 from mlflow_compress.scoring.plan.packing import Plan, UnitGroup
-from tests.unit.test_offloading import LITTLE, make as make_llama
+from tests.unit.test_offloading import LITTLE
+from tests.unit.test_offloading import make as make_llama
 
 SIZES: dict[str, Any] = {"batch_tokens": 96, "head_rows": 1, "progress": False}
 

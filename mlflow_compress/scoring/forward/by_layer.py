@@ -134,18 +134,19 @@ class BodyByLayer(Body):
         try:
             # What lies outside the layers, such as the last norm, is held too.
             with replaced_modules(self.model, self._stands), offloading.held(self.model):
-                for self.present, layer in enumerate(self._layers):
+                for present, layer in enumerate(self._layers):
+                    self.present = present
                     with offloading.held(layer):
                         for index, (unit, number) in enumerate(work):
                             self.states, states[index] = states[index], None
                             out = super().run(unit, attention)
                             if isinstance(unit, PackedBatch) and unit.keep != NO_PREFIX:
                                 # Only this layer's are needed; those of the others are read for their length.
-                                self._prefixes[unit.keep] = [self._prefixes[unit.keep][self.present]] * self.n_layers
+                                self._prefixes[unit.keep] = [self._prefixes[unit.keep][present]] * self.n_layers
                             for prefix in last_use.get(number, ()) if number is not None else ():
                                 self.forget(prefix)
-                            last = self.present == self.n_layers - 1
-                            states[index] = (out if last or self._reached is None else self._reached).cpu()
+                            reached, self._reached = self._reached, None  # None behind the last layer
+                            states[index] = (out if reached is None else reached).cpu()
                     self._prefixes.clear()
         finally:
             self.present, self.states, self._reached = 0, None, None
@@ -208,7 +209,7 @@ def states_bytes(body: BodyByLayer, plan: Plan, group: UnitGroup) -> int:
         else:
             tokens += unit.n_tokens * (3 if unit.keep != NO_PREFIX else 1)
         rows += n_scored_rows(unit)
-    width = int(config.hidden_size) * body.model.dtype.itemsize
+    width = int(config.hidden_size) * int(body.model.dtype.itemsize)
     return tokens * width + rows * (4 * int(config.vocab_size) if body.returns_log_probs else width)
 
 
