@@ -168,6 +168,7 @@ SCORE = """
 import json, sys
 from pathlib import Path
 from benchmarks.anonymous_memory import anonymous_peak
+from mlflow_compress.models.loading import LoadConfig, load_model
 from tests.unit.test_offloading import LITTLE, scored
 folder, out, other = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 scored(load_model(LoadConfig(path=other, device="cpu")), out / "first")  # imports, kernels: any model needs them
