@@ -4,18 +4,28 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic.fields import FieldInfo
 
 from mlflow_compress import demo
-from mlflow_compress.commands.in_memory import MODELS, is_loaded_model, is_rows, save_loaded_model, write_task_files
-from mlflow_compress.config import EMBEDDED, Parameters, parameters, parse
+from mlflow_compress.commands.in_memory import (
+    MODELS,
+    check_questions,
+    checked_policy,
+    is_loaded_model,
+    is_rows,
+    save_loaded_model,
+    write_policy,
+    write_task_files,
+)
+from mlflow_compress.config import EMBEDDED, Parameters, Policy, parameters, parse
 from mlflow_compress.config.declarations import AUTO, NONE, as_typed, choices, read_file
 from mlflow_compress.errors import CheckpointError, ConfigError, require_extra
 from mlflow_compress.files import read_json_object
@@ -28,6 +38,7 @@ P = TypeVar("P", bound=Parameters)
 F = TypeVar("F", bound=Callable[..., Any])
 StoreLike = str | PathLike[str] | None
 PathOrText = str | PathLike[str]
+PolicyLike = str | PathLike[str] | Mapping[str, object] | Policy
 Say = Callable[[str], None]
 
 
@@ -134,12 +145,21 @@ def _show_parameters(function: Callable[..., Any], cls: type[Parameters]) -> Non
 def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) -> P:
     """Return checked parameters with absolute paths.
 
-    A path object is its text, and a result the path it stands for. A loaded model, and rows of items, become files in
-    the folder that keeps the state of the store. Every command calls it before it imports what does its work.
+    A path object is its text, and a result the path it stands for. A loaded model, rows of items and a policy become
+    files in the folder that keeps the state of the store. Every command calls it before it imports what does its work.
     """
     _check_environment()
+    if store is not None:
+        path_text("store", store)
     values = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
+    for name, value in values.items():
+        if isinstance(value, Iterator):
+            what = f"Parameter '{name}' holds what can be read only once"
+            raise ConfigError(what, allowed="a list", got=type(value).__name__, fix=f"Give {name}=list(...)")
+    if "policy" in values:
+        values["policy"] = policy_path(values["policy"], store)
     if is_rows(values.get("tasks")):
+        check_questions(values["tasks"])
         values["tasks"] = write_task_files(values["tasks"], _inputs(store))
     for name in MODELS:
         if is_loaded_model(values.get(name)):
@@ -260,11 +280,31 @@ def _own_baseline(checkpoint: str | None) -> str:
     return next((name for name, folder in demo.MODELS.items() if Path(base).parts[-3:] == folder.parts[-3:]), base)
 
 
+def policy_path(policy: Any, store: StoreLike) -> Any:
+    """Return the file of a policy that Python users hold in memory; anything else is returned unchanged."""
+    if not isinstance(policy, Mapping | Policy):
+        return policy
+    checked = checked_policy(policy)  # before the store is asked for, which takes a second
+    return str(write_policy(checked, _inputs(store)))
+
+
+def run_id_of(name: str, value: object) -> str:
+    """Return the id of the run of a result, or the text that is one; anything else is a `ConfigError`."""
+    run = getattr(value, "run", None)
+    return path_text(name, value) if run is None else str(run.run_id)
+
+
 def path_text(name: str, value: object) -> str:
     """Return a path, or a result that stands for one, as text; anything else is a `ConfigError`."""
     if isinstance(value, str | PathLike) and isinstance(path := fspath(value), str):
         return path
-    raise ConfigError(f"'{name}' must be a path, an id or a result", got=f"{type(value).__name__}: {value!r}")
+    raise ConfigError(f"'{name}' must be a path, an id or a result", got=_brief(value))
+
+
+def _brief(value: object) -> str:
+    """Return a wrong value with its type; of what may be large, the type alone."""
+    kind = type(value).__name__
+    return f"{kind}: {value!r}" if isinstance(value, int | float | bytes | list | tuple | dict | NoneType) else kind
 
 
 def _inputs(store: StoreLike) -> Path:
@@ -286,7 +326,7 @@ def opened_store(store: StoreLike, config: Parameters | None = None) -> Store | 
         )
     from mlflow_compress.tracking.folder_store import FolderStore
 
-    return FolderStore(fspath(store))
+    return FolderStore(path_text("store", store))
 
 
 def silent(line: object) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from mlflow_compress.config.policy import Policy, policy_of, policy_yaml
 from mlflow_compress.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ DEFAULT_NAME = "items"  # of a task whose rows are given without a name
 
 def is_loaded_model(value: object) -> bool:
     """Return whether a value is a transformers model, or a pair of one and its tokenizer."""
-    return hasattr(value[0] if isinstance(value, tuple) and value else value, "save_pretrained")
+    return hasattr(value[0] if isinstance(value, list | tuple) and value else value, "save_pretrained")
 
 
 def is_rows(value: object) -> bool:
@@ -37,14 +38,16 @@ def is_rows(value: object) -> bool:
 
 def save_loaded_model(parameter: str, value: Any, inputs: Path) -> Path:
     """Save a loaded model with its tokenizer as safetensors, and return the folder, which is one for the same model."""
-    if not (isinstance(value, tuple) and len(value) == 2 and all(hasattr(part, "save_pretrained") for part in value)):
+    parts = value if isinstance(value, list | tuple) else (value,)
+    # Both can be saved; weights are what a tokenizer does not have.
+    if [hasattr(part, "save_pretrained") and hasattr(part, "state_dict") for part in parts] != [True, False]:
         raise ConfigError(
-            f"Parameter '{parameter}' holds a loaded model without its tokenizer",
+            f"Parameter '{parameter}' holds no loaded model followed by its tokenizer",
             allowed="a folder, a name on the hub, or (model, tokenizer)",
-            got=type(value).__name__,
-            fix=f"Give {parameter}=(model, tokenizer)",
+            got=", ".join(type(part).__name__ for part in parts),
+            fix=f"Give {parameter}=(model, tokenizer), in this order",
         )
-    model, tokenizer = value
+    model, tokenizer = parts
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(str(model.config.name_or_path)).name).strip("-") or "model"
     inputs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=inputs) as scratch:
@@ -74,14 +77,49 @@ def save_loaded_model(parameter: str, value: Any, inputs: Path) -> Path:
     return folder
 
 
-def write_task_files(value: Any, inputs: Path) -> str:
-    """Write the rows of every task in `inputs`, as JSON lines, and return the files, separated by commas."""
+def checked_policy(value: Mapping[str, Any] | Policy) -> Policy:
+    """Return the policy of a dictionary; one that cannot be used is a `ConfigError`."""
+    return value if isinstance(value, Policy) else policy_of(value, "in parameter 'policy'")
+
+
+def write_policy(policy: Policy, inputs: Path) -> Path:
+    """Write a policy as the YAML file that every command reads, and return the file."""
+    text = policy_yaml(policy, comments=False).encode()
+    file = inputs / f"policy-{hashlib.sha256(text).hexdigest()[:12]}.yaml"
+    inputs.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text)
+    return file
+
+
+def check_questions(value: Any) -> None:
+    """Refuse rows that no family of questions takes. A message calls them as Python does: tasks['sums'][0]."""
+    from mlflow_compress.items.sources.question_files import check_rows
+
+    for name, lines in task_lines(value).items():
+        where = f"tasks[{name!r}]" if isinstance(value, Mapping) else "tasks"
+        check_rows([json.loads(line) for line in lines], where)
+
+
+def task_lines(value: Any) -> dict[str, list[str]]:
+    """Return the rows of every task as JSON, by its name."""
     tasks = value if isinstance(value, Mapping) else {DEFAULT_NAME: value}
-    files = []
+    by_name = {}
     for name, rows in tasks.items():
         if Path(str(name)).name != str(name):
             raise ConfigError("The name of a task cannot be a path", got=name)
         lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in _rows(rows)]
+        if not lines:
+            raise ConfigError("Parameter 'tasks' holds a task without rows", got=name, fix="Give it rows of items")
+        by_name[str(name)] = lines
+    if not by_name:
+        raise ConfigError("Parameter 'tasks' names no task", fix="Give it rows of items by the name of their task")
+    return by_name
+
+
+def write_task_files(value: Any, inputs: Path) -> str:
+    """Write the rows of every task in `inputs`, as JSON lines, and return the files, separated by commas."""
+    files = []
+    for name, lines in task_lines(value).items():
         try:
             text = "".join(f"{line}\n" for line in lines).encode()
         except UnicodeEncodeError as error:

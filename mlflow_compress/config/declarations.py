@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
@@ -40,7 +41,10 @@ def one_error(error: ValidationError, known: list[str]) -> ConfigError:
 
 def _wrong_value(name: str, first: Details, same: Sequence[Details]) -> ConfigError:
     """Return the error for one value; of a parameter that accepts several types, `same` has an entry per type."""
-    got, what = first["input"], f"Parameter '{name}'"
+    value, what = first["input"], f"Parameter '{name}'"
+    # The text of a model or of a table is no help.
+    plain = isinstance(value, str | int | float | list | tuple | dict | NoneType)
+    got = value if plain else type(value).__name__
     context = first.get("ctx", {})
     literal = next((detail for detail in same if detail["type"] == "literal_error"), None)
     kind = _KINDS.get(same[0]["type"].split("_")[0])

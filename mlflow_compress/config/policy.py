@@ -1,6 +1,7 @@
 """The promotion policy: what a variant must satisfy, what ranks higher, and who may be replaced. Read from YAML."""
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from textwrap import wrap
@@ -300,11 +301,17 @@ def read_policy(path: str | None) -> Policy:
     """Return the checked policy of a YAML file, or the default policy; what a file leaves out has its default."""
     if path is None:
         return Policy()
-    content = read_file(Path(path), parameter="policy")
+    return policy_of(read_file(Path(path), parameter="policy"), path)
+
+
+def policy_of(content: Mapping[str, Any], where: str) -> Policy:
+    """Return the checked policy of what a file or a dictionary holds; `where` names that in messages."""
+    if not all(isinstance(name, str) for name in content):
+        raise ConfigError(f"The policy {where} holds what is no name", allowed=Policy.model_fields, got=list(content))
     try:
         return Policy(**content)
     except ConfigError as error:
-        raise ConfigError(f"The policy {path} cannot be used: {str(error).rstrip('.')}") from error
+        raise ConfigError(f"The policy {where} cannot be used: {str(error).rstrip('.')}") from error
 
 
 def policy_yaml(policy: Policy, *, comments: bool = True) -> str:

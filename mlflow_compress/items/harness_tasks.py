@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, UnsupportedError, nearest, require_extra
+from mlflow_compress.errors import (
+    ConfigError,
+    DataError,
+    MissingDependencyError,
+    MlflowCompressError,
+    UnsupportedError,
+    nearest,
+    require_extra,
+)
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing_data, quiet_bars, reason
 
@@ -38,6 +46,13 @@ def _texts() -> dict[Path, str]:
 
 def check_is_mentioned(name: str) -> None:
     """Refuse a name that no definition contains as a word: no task, group or tag has it."""
+    if find_spec("lm_eval") is None:
+        near = nearest(name, TASKS.names(), n=3)
+        own = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise MissingDependencyError(
+            f"Task {name!r} is none of those that `mlflow-compress tasks` lists",
+            fix=f"{own}If it is one of lm-evaluation-harness, run: pip install 'mlflow-compress[harness]'",
+        )
     word = re.compile(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])")
     if not any(name in text and word.search(text) for text in _texts().values()):
         raise _unknown(name)

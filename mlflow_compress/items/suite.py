@@ -11,6 +11,7 @@ import pyarrow as pa
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
 from mlflow_compress.items.families.tool_prompts import TOOLS, with_calls
+from mlflow_compress.items.named.demo import PARTS
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
@@ -200,6 +201,9 @@ def check_tasks_named(spec: str, *, model: str) -> None:
     errors: list[MlflowCompressError] = []
     for part in _parts(spec, model):
         try:
+            if not spec.strip():
+                allowed = "task names and files (.jsonl, .txt); in Python rows of items too"
+                raise ConfigError("Parameter 'tasks' names no task", allowed=allowed, fix="Give tasks=NAMES or files")
             if not part:
                 raise ConfigError("Parameter 'tasks' has an empty name", got=spec)
             if (named := _behind_name(part)) is not None and named[0].argument is not None:
@@ -210,6 +214,8 @@ def check_tasks_named(spec: str, *, model: str) -> None:
                 check_file(Path(part))
             elif (name := part.partition("@")[0]) in TASKS.names():
                 TASKS.get(name).require_packages(name)
+            elif name in PARTS:
+                raise ConfigError("This is a part of a task", got=name, fix=f"Give tasks={EMBEDDED}, all of it")
             else:
                 from mlflow_compress.items.harness_tasks import check_is_mentioned
 

@@ -13,6 +13,7 @@ from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import Corpus, Parts, TaskSettings
 
 FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus.txt")
+PARTS = tuple(f"{EMBEDDED}_{Path(name).stem}" for name in FILES)  # their names in records
 
 
 def _build(settings: TaskSettings, shots: int | None) -> Parts:
@@ -20,7 +21,9 @@ def _build(settings: TaskSettings, shots: int | None) -> Parts:
         raise ConfigError(
             "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give num_fewshot=N"
         )
-    parts = Parts.join([load_file(demo.DATA_DIR / name, settings, name=f"demo_{Path(name).stem}") for name in FILES])
+    parts = Parts.join(
+        [load_file(demo.DATA_DIR / file, settings, name=part) for file, part in zip(FILES, PARTS, strict=True)]
+    )
     # Every paragraph of the corpus is a text of its own.
     corpora = [Corpus.of(c.name, c.text.split("\n\n"), between="\n\n") for c in parts.corpora if isinstance(c, Corpus)]
     return replace(parts, corpora=tuple(corpora))

@@ -1,11 +1,11 @@
 """Reads and checks question files (JSONL). Every error has file and line."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_compress.errors import ConfigError, DataError, raise_together
+from mlflow_compress.errors import ConfigError, DataError, nearest, raise_together
 from mlflow_compress.files import parse_json
 from mlflow_compress.items.task import FAMILIES, Corpus, Family, Parts, Row, TaskSettings, check_tasks
 
@@ -80,8 +80,8 @@ def _answer_index(place: str, row: dict[str, Any]) -> None:
     row["answer"] = index
 
 
-def _check_row(path: Path, row: dict[str, Any], family: Family, seen: set[str]) -> None:
-    place = f"{path}, line {row['line']}: "
+def _check_row(place: str, row: dict[str, Any], family: Family, seen: set[str]) -> None:
+    place = f"{place}: "
     for name, value in row.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and len(text) > MAX_CHARS:
@@ -114,28 +114,55 @@ def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
     rows, errors = _parsed(path)
     if not rows:
         raise_together(list(errors.values()))
+    return _checked(rows, errors, lambda line: f"{path}, line {line}"), rows
+
+
+def check_rows(rows: Sequence[Row], where: str) -> None:
+    """Refuse rows in memory that a question file could not hold; `where` is what the caller calls them."""
+    _checked([{**row, "line": number} for number, row in enumerate(rows)], {}, lambda number: f"{where}[{number}]")
+
+
+def _checked(rows: Sequence[Row], errors: dict[int, DataError], place: Callable[[int], str]) -> str:
+    """Return the family of rows; what is wrong in them is raised with `errors`, each with its place by its "line"."""
     # If several families fit, it is the one that has the fields of all of them.
     fits = {name: family for name, family in FAMILIES.items() if set(family.fields) <= set(rows[0])}
     wanted = {field for family in fits.values() for field in family.fields}
     fits = {name: family for name, family in fits.items() if wanted <= {*family.fields, *family.optional}}
     if len(fits) != 1:
         raise DataError(
-            f"{path}, line {rows[0]['line']}: the fields do not identify the task family",
+            f"{place(rows[0]['line'])}: the fields do not identify the task family",
             allowed=[f"{name}: {'+'.join(family.fields)}" for name, family in FAMILIES.items()],
             got=sorted(set(rows[0]) - {"line"}),
+            fix=_meant(set(rows[0]) - {"line"}),
         )
     name = next(iter(fits))
     seen: set[str] = set()
     with FAMILIES.blaming(name):
         for row in rows:
             try:
-                _check_row(path, row, FAMILIES.get(name), seen)
+                _check_row(place(row["line"]), row, FAMILIES.get(name), seen)
             except DataError as error:
                 errors[row["line"]] = error
     raise_together([errors[line] for line in sorted(errors)])
     if all(row.get("split") == "dev" for row in rows):
-        raise DataError("Every row is a few-shot example (split 'dev')", got=str(path), fix="Add rows of split 'test'")
-    return name, rows
+        what = "Every row is a few-shot example (split 'dev')"
+        raise DataError(what, got=place(rows[0]["line"]), fix="Add rows of split 'test'")
+    return name
+
+
+# What other formats call our fields; no edit of a few letters leads from one to the other.
+_ELSEWHERE = {"options": "choices", "label": "answer", "gold": "answer", "instruction": "question", "input": "question"}
+
+
+def _meant(given: set[str]) -> str | None:
+    """Return the question which field was meant, for every name that no family has and that is like one it has."""
+    known = {field for _, family in FAMILIES.items() for field in (*family.fields, *family.optional)}
+    near = [f"{field!r} for {name!r}" for name in sorted(given - known) for field in _likely(name, known - given)]
+    return f"Did you mean {', '.join(near)}?" if near else None
+
+
+def _likely(name: str, known: set[str]) -> list[str]:
+    return [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in known else nearest(name, known)
 
 
 def file_task_name(path: Path) -> str:
