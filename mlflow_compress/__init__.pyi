@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Literal
+from typing import Literal, overload
 
-from mlflow_compress.commands.command import PathOrText, Say, StoreLike
+from mlflow_compress.commands.command import PathOrText, PolicyLike, Say, StoreLike
 from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
@@ -20,7 +20,9 @@ from mlflow_compress.commands.compare.run import Forecast as Forecast
 from mlflow_compress.commands.gate.run import GateVerdict as GateVerdict
 from mlflow_compress.commands.rate.run import HumanRatings as HumanRatings
 from mlflow_compress.commands.shared.tabular import Listing as Listing
+from mlflow_compress.records import MetricResult as MetricResult
 from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
+from mlflow_compress.config.policy import Policy as Policy
 from mlflow_compress.commands.promote.result import Promotion as Promotion
 from mlflow_compress.commands.receipt.result import Receipt as Receipt
 from mlflow_compress.commands.receipt.result import ReceiptComparison as ReceiptComparison
@@ -50,7 +52,9 @@ __all__ = [
     "GateVerdict",
     "HumanRatings",
     "Listing",
+    "MetricResult",
     "MlflowCompressError",
+    "Policy",
     "Promotion",
     "Receipt",
     "ReceiptComparison",
@@ -102,9 +106,9 @@ def approve(
     version: int | str | None = None,
     *,
     by: str | None = None,
-    model: str | ModelInMemory = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     reason: str | None = None,
-    policy: str | PathLike[str] | None = None,
+    policy: PolicyLike | None = None,
     experiment: str = "auto",
 ) -> Approval:
     """Return who has the alias now, after a reviewer's approval has moved it.
@@ -129,7 +133,7 @@ def blind(
     run: AnswerEvaluation | VariantRun | str | None = None,
     *,
     store: StoreLike = None,
-    output: str = "blind",
+    output: str | PathLike[str] = "blind",
     limit: int = 0,
     seed: int | Literal["auto"] = "auto",
     experiment: str = "auto",
@@ -204,7 +208,7 @@ def compress(
     seed: int = 42,
     trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
-    bits: int | Literal["auto"] = "auto",
+    bits: int | str = "auto",
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
     calibration_samples: int | Literal["auto"] = "auto",
@@ -212,7 +216,7 @@ def compress(
     method_args: str | Mapping[str, object] = {},
     checkpoint: str | PathLike[str] | ModelInMemory | None = None,
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
-    output_dir: str = "auto",
+    output_dir: str | PathLike[str] = "auto",
     experiment: str = "auto",
 ) -> CompressedModel:
     """Return a compressed checkpoint, which was loaded again in a fresh process and computes what it should.
@@ -280,14 +284,14 @@ def diagnose(
     trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     method: str = "awq",
-    bits: int | Literal["auto"] = "auto",
+    bits: int | str = "auto",
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
-    output_dir: str = "auto",
+    output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
@@ -561,20 +565,20 @@ def evaluate(
     """
 
 def export(
-    run: str,
+    run: Evaluation | VariantRun | str,
     *,
     output: PathOrText = "receipt.zip",
-    policy: PathOrText | None = None,
+    policy: PolicyLike | None = None,
     key: PathOrText | None = None,
     records: bool = True,
     store: StoreLike = None,
 ) -> Receipt:
     """Return the receipt of the evaluation of a main run or an evaluate run, after writing it to `output`.
 
-    `policy` is a file, or None for the default policy. `key` is the PEM file of an Ed25519 private key; without it the
-    environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is unsigned. `records=False` leaves
-    out the records, which hold the questions: their digests stay. `store` is the folder in which the run is looked up
-    in place of MLflow's tracking store.
+    `policy` is a file, a dictionary, a `Policy`, or None for the default policy. `key` is the PEM file of an Ed25519
+    private key; without it the environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is
+    unsigned. `records=False` leaves out the records, which hold the questions: their digests stay. `store` is the folder
+    in which the run is looked up in place of MLflow's tracking store.
     """
 
 def forecast(
@@ -651,12 +655,12 @@ def gate(
     judges: str | Sequence[object] = "all",
     judge_max_tokens: int | Literal["auto"] = "auto",
     vllm_python: str | PathLike[str] | None = None,
-    policy: str | PathLike[str] | None = None,
+    policy: PolicyLike | None = None,
     min_decode_speedup: float | None = None,
     max_memory_ratio: float | None = None,
     error: float = 0.05,
     block: int = 20,
-    output: str | None = None,
+    output: str | PathLike[str] | None = None,
     experiment: str = "auto",
 ) -> GateVerdict:
     """Return whether a checkpoint passes a policy, after no more items than that takes.
@@ -825,7 +829,7 @@ def gc(
 
 def history(
     *,
-    model: str | ModelInMemory = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     alias: str = "champion",
     experiment: str = "auto",
 ) -> AliasHistory:
@@ -842,11 +846,11 @@ def history(
     """
 
 def hub_folder(
-    run: str,
+    run: Evaluation | VariantRun | str,
     *,
     output: PathOrText = "hub",
     base_model: str | None = None,
-    policy: PathOrText | None = None,
+    policy: PolicyLike | None = None,
     key: PathOrText | None = None,
     store: StoreLike = None,
 ) -> Receipt:
@@ -1066,7 +1070,7 @@ def plan(
     data_dir: str | PathLike[str] | None = None,
     tokenizer: str | PathLike[str] | None = None,
     method: str = "awq",
-    bits: int = 4,
+    bits: int | str = 4,
     calibration_samples: int | Literal["auto"] = "auto",
     calibration_length: int = 256,
     variants: int = 1,
@@ -1225,9 +1229,9 @@ def policy(
 
 def promote(
     *,
-    model: str | ModelInMemory = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     evaluation: str = "auto",
-    policy: str | PathLike[str] | None = None,
+    policy: PolicyLike | None = None,
     max_kl: float | None = None,
     max_kl_outliers_pct: float | None = None,
     max_flips_pct: float | None = None,
@@ -1308,9 +1312,9 @@ def ratings(
     """
 
 def report(
-    *runs: str,
-    output: str = "report.html",
-    policy: str | PathLike[str] | None = None,
+    *runs: Sweep | VariantRun | str | Sequence[VariantRun | str],
+    output: str | PathLike[str] = "report.html",
+    policy: PolicyLike | None = None,
     format: Literal["auto", "html", "md", "csv", "json"] = "auto",
     experiment: str = "auto",
 ) -> VariantsReport:
@@ -1320,8 +1324,8 @@ def report(
 
     Parameters
     ----------
-    *runs : str
-        Ids of main runs of one evaluation, or of a sweep's run.
+    *runs : Sweep, VariantRun, str, or a list of VariantRun and str
+        What `sweep` or `run` returned, or the ids of main runs of one evaluation or of a sweep's run.
     output
         file to write: .html, .md, .csv or .json [report.html]
     policy
@@ -1355,7 +1359,7 @@ def resume(
 
 def rollback(
     *,
-    model: str | ModelInMemory = "demo",
+    model: str | PathLike[str] | ModelInMemory = "demo",
     alias: str = "champion",
     reason: str | None = None,
     experiment: str = "auto",
@@ -1388,7 +1392,7 @@ def run(
     trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     method: str = "awq",
-    bits: int | Literal["auto"] = "auto",
+    bits: int | str = "auto",
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
     calibration_samples: int | Literal["auto"] = "auto",
@@ -1396,7 +1400,7 @@ def run(
     method_args: str | Mapping[str, object] = {},
     checkpoint: str | PathLike[str] | ModelInMemory | None = None,
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
-    output_dir: str = "auto",
+    output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
@@ -1662,6 +1666,7 @@ def run(
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
 
+@overload
 def search(
     *,
     progress: Say | None = None,
@@ -1679,8 +1684,8 @@ def search(
     bits_per_weight: str | Sequence[object] | int | float | None = None,
     max_bytes: str | Sequence[object] | int | float | None = None,
     max_kl: str | Sequence[object] | int | float | None = None,
-    repair: str | None = None,
-    policy: str | PathLike[str] | None = None,
+    repair: None = None,
+    policy: PolicyLike | None = None,
     search_text: str | PathLike[str] | None = None,
     search_windows: int = 64,
     search_rounds: int = 2,
@@ -1693,7 +1698,7 @@ def search(
     calibration_length: int = 256,
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
-    output_dir: str = "auto",
+    output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
@@ -1720,7 +1725,7 @@ def search(
     vllm_args: str | Mapping[str, object] = {},
     log_weights: Literal["auto", "true", "false"] = "auto",
     experiment: str = "auto",
-) -> Search | Repair:
+) -> Search:
     """Return variants of mixed precision: the closest within a budget of bits, or the smallest within a KL.
 
     This is ``mlflow-compress search``. Each format's cost in each group of layers is the measured KL of the baseline
@@ -1865,6 +1870,128 @@ def search(
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
 
+@overload
+def search(
+    *,
+    progress: Say | None = None,
+    model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    formats: str | Sequence[object] = "gptq:3,gptq:4,gptq:8",
+    cache_formats: str | Sequence[object] | None = None,
+    cache_tokens: int | Literal["auto"] = "auto",
+    bits_per_weight: str | Sequence[object] | int | float | None = None,
+    max_bytes: str | Sequence[object] | int | float | None = None,
+    max_kl: str | Sequence[object] | int | float | None = None,
+    repair: str,
+    policy: PolicyLike | None = None,
+    search_text: str | PathLike[str] | None = None,
+    search_windows: int = 64,
+    search_rounds: int = 2,
+    search_tolerance: float = 0.25,
+    estimate: Literal["none", "fisher"] = "none",
+    measured_swaps: int = 0,
+    group_size: str | int | float = "auto",
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    method_args: str | Mapping[str, object] = {},
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
+    output_dir: str | PathLike[str] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
+    engine: str = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    log_weights: Literal["auto", "true", "false"] = "auto",
+    experiment: str = "auto",
+) -> Repair: ...
+
+@overload
+def search(
+    *,
+    progress: Say | None = None,
+    model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    formats: str | Sequence[object] = "gptq:3,gptq:4,gptq:8",
+    cache_formats: str | Sequence[object] | None = None,
+    cache_tokens: int | Literal["auto"] = "auto",
+    bits_per_weight: str | Sequence[object] | int | float | None = None,
+    max_bytes: str | Sequence[object] | int | float | None = None,
+    max_kl: str | Sequence[object] | int | float | None = None,
+    repair: str | None,
+    policy: PolicyLike | None = None,
+    search_text: str | PathLike[str] | None = None,
+    search_windows: int = 64,
+    search_rounds: int = 2,
+    search_tolerance: float = 0.25,
+    estimate: Literal["none", "fisher"] = "none",
+    measured_swaps: int = 0,
+    group_size: str | int | float = "auto",
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    method_args: str | Mapping[str, object] = {},
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
+    output_dir: str | PathLike[str] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
+    engine: str = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    log_weights: Literal["auto", "true", "false"] = "auto",
+    experiment: str = "auto",
+) -> Search | Repair: ...
+
 def serve_webhook(
     *,
     progress: Say | None = None,
@@ -1872,7 +1999,7 @@ def serve_webhook(
     port: int = 8765,
     tag: str = "decide",
     gate: str | PathLike[str] | None = None,
-    policy: str | PathLike[str] | None = None,
+    policy: PolicyLike | None = None,
     needs: Literal["none", "approval"] = "none",
     alias: str = "champion",
     experiment: str = "auto",
@@ -1990,6 +2117,7 @@ def speed(
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
 
+@overload
 def sweep(
     *,
     progress: Callable[[SweepProgress], None] | None = None,
@@ -2002,7 +2130,7 @@ def sweep(
     trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     methods: str | Sequence[object] = "rtn,gptq,awq",
-    bits: str | Sequence[object] | int | float = "auto",
+    bits: int | str | Sequence[object] = "auto",
     group_size: str | Sequence[object] | int | float = "auto",
     grid: str | PathLike[str] | None = None,
     calibration: str | PathLike[str] = "auto",
@@ -2011,7 +2139,7 @@ def sweep(
     replicates: int = 1,
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
-    output_dir: str = "auto",
+    output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
@@ -2075,10 +2203,10 @@ def sweep(
     judge: bool = True,
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
-    policy: str | PathLike[str] | None = None,
-    dry_run: bool = False,
+    policy: PolicyLike | None = None,
+    dry_run: Literal[False] = False,
     experiment: str = "auto",
-) -> Sweep | SweepPlan:
+) -> Sweep:
     """Return the scoreboard of many variants of one baseline, after logging each as a main run of its own.
 
     This is ``mlflow-compress sweep``: every combination of methods, bits and group sizes that is supported. What an
@@ -2284,6 +2412,188 @@ def sweep(
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
+
+@overload
+def sweep(
+    *,
+    progress: Callable[[SweepProgress], None] | None = None,
+    model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    methods: str | Sequence[object] = "rtn,gptq,awq",
+    bits: int | str | Sequence[object] = "auto",
+    group_size: str | Sequence[object] | int | float = "auto",
+    grid: str | PathLike[str] | None = None,
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    replicates: int = 1,
+    method_args: str | Mapping[str, object] = {},
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
+    output_dir: str | PathLike[str] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    items: str = "all",
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
+    engine: str = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    instructions: str | PathLike[str] = "auto",
+    instruction_limit: int = 0,
+    show_logged: bool = False,
+    num_samples: int = 5,
+    max_new_tokens: int = 128,
+    encoder: str | PathLike[str] = "embedded",
+    encoder_base_url: str | None = None,
+    bertscore_model: str | PathLike[str] | None = None,
+    judges: str | Sequence[object] = "all",
+    judge_max_tokens: int | Literal["auto"] = "auto",
+    judge_model: str | Sequence[object] = "gpt-4",
+    judge_base_url: str = "auto",
+    judge_repeats: int = 1,
+    judge_attempts: int = 3,
+    judge_max_unscored: float = 0.05,
+    judge_concurrency: int = 16,
+    judge_timeout: float = 120.0,
+    judge_max_retries: int = 5,
+    judge_requests_per_minute: int = 0,
+    judge_tokens_per_minute: int = 0,
+    judge_prices: str | PathLike[str] | None = None,
+    judge_max_cost: float = 0.0,
+    judge_traces: bool = True,
+    judge_prompts: str | PathLike[str] | None = None,
+    speed_prompt_tokens: int | Literal["auto"] = "auto",
+    speed_new_tokens: int | Literal["auto"] = "auto",
+    speed_repeats: int = 5,
+    speed_threads: int | Literal["auto"] = "auto",
+    judge: bool = True,
+    speed: bool = True,
+    log_weights: Literal["auto", "true", "false"] = "auto",
+    policy: PolicyLike | None = None,
+    dry_run: Literal[True],
+    experiment: str = "auto",
+) -> SweepPlan: ...
+
+@overload
+def sweep(
+    *,
+    progress: Callable[[SweepProgress], None] | None = None,
+    model: str | PathLike[str] | ModelInMemory = "demo",
+    other_baseline: bool = False,
+    device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
+    max_memory: str | Mapping[str, object] = {},
+    offload_dir: str | PathLike[str] | None = None,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+    data_dir: str | PathLike[str] | None = None,
+    methods: str | Sequence[object] = "rtn,gptq,awq",
+    bits: int | str | Sequence[object] = "auto",
+    group_size: str | Sequence[object] | int | float = "auto",
+    grid: str | PathLike[str] | None = None,
+    calibration: str | PathLike[str] = "auto",
+    calibration_samples: int | Literal["auto"] = "auto",
+    calibration_length: int = 256,
+    replicates: int = 1,
+    method_args: str | Mapping[str, object] = {},
+    target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
+    output_dir: str | PathLike[str] = "auto",
+    tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
+    num_fewshot: int = 5,
+    num_shuffles: int = 2,
+    shuffle_fewshot: bool = False,
+    all_orders: int = 0,
+    prompt_style: str | Sequence[object] = "auto",
+    limit: int = 0,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = True,
+    noise_items: int = 200,
+    items: str = "all",
+    trace_instructions: str | PathLike[str] = "auto",
+    trace_prompts: int = 100,
+    trace_samples: int = 1,
+    trace_max_new_tokens: int | Literal["auto"] = "auto",
+    trace_temperature: float = 1.0,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    system_prompt: str | None = None,
+    redact: str | PathLike[str] | None = None,
+    engine: str = "local",
+    workers: int | Literal["auto"] = "auto",
+    cpus_per_worker: int = 1,
+    ray_address: str | None = None,
+    vllm_python: str | PathLike[str] | None = None,
+    vllm_args: str | Mapping[str, object] = {},
+    served_model: str | None = None,
+    baseline_served_model: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
+    endpoint_chat: Literal["auto", "true", "false"] = "auto",
+    endpoint_concurrency: int = 16,
+    endpoint_timeout: float = 120.0,
+    endpoint_max_retries: int = 5,
+    instructions: str | PathLike[str] = "auto",
+    instruction_limit: int = 0,
+    show_logged: bool = False,
+    num_samples: int = 5,
+    max_new_tokens: int = 128,
+    encoder: str | PathLike[str] = "embedded",
+    encoder_base_url: str | None = None,
+    bertscore_model: str | PathLike[str] | None = None,
+    judges: str | Sequence[object] = "all",
+    judge_max_tokens: int | Literal["auto"] = "auto",
+    judge_model: str | Sequence[object] = "gpt-4",
+    judge_base_url: str = "auto",
+    judge_repeats: int = 1,
+    judge_attempts: int = 3,
+    judge_max_unscored: float = 0.05,
+    judge_concurrency: int = 16,
+    judge_timeout: float = 120.0,
+    judge_max_retries: int = 5,
+    judge_requests_per_minute: int = 0,
+    judge_tokens_per_minute: int = 0,
+    judge_prices: str | PathLike[str] | None = None,
+    judge_max_cost: float = 0.0,
+    judge_traces: bool = True,
+    judge_prompts: str | PathLike[str] | None = None,
+    speed_prompt_tokens: int | Literal["auto"] = "auto",
+    speed_new_tokens: int | Literal["auto"] = "auto",
+    speed_repeats: int = 5,
+    speed_threads: int | Literal["auto"] = "auto",
+    judge: bool = True,
+    speed: bool = True,
+    log_weights: Literal["auto", "true", "false"] = "auto",
+    policy: PolicyLike | None = None,
+    dry_run: bool,
+    experiment: str = "auto",
+) -> Sweep | SweepPlan: ...
 
 def tasks(
 ) -> Listing:

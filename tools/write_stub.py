@@ -26,14 +26,23 @@ HEADER = '''"""Written by tools/write_stub.py from the registry of commands: wha
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Literal
+from typing import Literal, overload
 
-from mlflow_compress.commands.command import PathOrText, Say, StoreLike
+from mlflow_compress.commands.command import PathOrText, PolicyLike, Say, StoreLike
 from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 '''
 _LIST = get_args(Names)[1]  # the validator that joins a list by commas
-_NUMBERS = ("bits", "group_size", "bits_per_weight", "max_bytes", "max_kl")  # text that is often a number
+_OVERLOADS = {
+    "sweep": (
+        "dry_run",
+        {"Literal[False] = False": "Sweep", "Literal[True]": "SweepPlan", "bool": "Sweep | SweepPlan"},
+    ),
+    "search": ("repair", {"None = None": "Search", "str": "Repair", "str | None": "Search | Repair"}),
+}
+"""Functions whose result depends on a parameter: that parameter, and its types, each with the result."""
+
+_NUMBERS = ("group_size", "bits_per_weight", "max_bytes", "max_kl")  # text that is often a number
 
 
 def type_text(annotation: Any) -> str:
@@ -57,9 +66,13 @@ def _literal(value: object) -> str:
 def parameter_type(name: str, declared: FieldInfo) -> str:
     """Return what Python may give for a parameter: more than its type where text stands for a list, path or number."""
     types = type_text(declared.annotation).split(" | ")
+    if name == "policy":
+        return "PolicyLike | None"
+    if name == "bits":  # what a command line has read is text
+        types = ["int", "str"]
     if types == ["bool"] or "Literal" in types[0]:
         return " | ".join(types)
-    if path_kind(declared) is not None:
+    if path_kind(declared) is not None or name in MODELS or name.startswith("output"):
         types.append("PathLike[str]")
     if any(isinstance(part, BeforeValidator) and part.func is _LIST.func for part in declared.metadata):
         types.append("Sequence[object]")
@@ -87,7 +100,21 @@ def _written(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def function_text(function: Callable[..., Any], declared: dict[str, FieldInfo]) -> str:
-    """Return a function of the front door with every parameter of its command written out."""
+    """Return a function of the front door with every parameter of its command written out, once per overload."""
+    text = _one_text(function, declared)
+    if function.__name__ not in _OVERLOADS:
+        return text
+    name, results = _OVERLOADS[function.__name__]
+    head, documented, body = text.partition(':\n    """')
+    texts = []
+    for kind, result in results.items():
+        lines = [f"    {name}: {kind}," if line.startswith(f"    {name}: ") else line for line in head.split("\n")]
+        lines[-1] = f") -> {result}"
+        texts.append("@overload\n" + "\n".join(lines) + (f"{documented}{body}" if not texts else ": ...\n"))
+    return "\n".join(texts)
+
+
+def _one_text(function: Callable[..., Any], declared: dict[str, FieldInfo]) -> str:
     written = _written(function)
     lines, star = [], False
     for name, parameter in inspect.signature(function).parameters.items():

@@ -1,12 +1,14 @@
 """The package outside its checkout: as a wheel, as a source distribution, and as an MLflow project of a git repository."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -76,42 +78,66 @@ def test_a_wheel_holds_the_stages_and_the_templates_of_the_report(built: Path) -
     assert not {name for name in names if name.split("/")[0] not in ("mlflow_compress",) and ".dist-info" not in name}
 
 
-RIGHT = """
-import mlflow_compress as mc
-
-found = mc.evaluate("folder", limit=2, tasks=["demo", "piqa"], dtype="bfloat16")
-flips: float = found["distance/flips_pct"].value
-small: mc.CompressedModel = mc.compress("demo", "rtn", bits=4, method_args={"backend": "gptqmodel"})
-mc.evaluate(small, progress=print, tasks=[{"id": "1", "question": "?"}])
-shape: tuple[int, int] = found.items().shape
-"""
 WRONG = {
     'mc.evaluate("folder", limt=2)': "limt",
     'mc.evaluate("folder", limit="two")': "limit",
     "mc.evalute()": "evalute",
     'mc.run(dtype="int4")': "dtype",
-    'mc.compress("demo", "rtn").folders': "folders",
+    "made.folders": "folders",
+    "swept.seconds": "seconds",
+    "planned.failed": "failed",
+    "report_of_rows: mc.VariantsReport = mc.report(rows)": "report",
+    "mc.promote(policy=5)": "policy",
+    "mc.compress(bits=4.5)": "bits",
+    "label: int = found.name": "int",
+    "mc.gate(made, store=1)": "store",
 }
+SCRIPT = (ROOT / "tests" / "every_command.py").read_text()
+
+
+def installed(way: str, built: Path, folder: Path) -> Path:
+    """Install a wheel, or the checkout in place, in a new environment; return its Python. Dependencies are ours."""
+    if way == "wheel":
+        [wheel] = built.glob("*.whl")
+    else:
+        source = tracked_files(folder / "checkout")
+        build = "import setuptools.build_meta as b, sys; b.build_editable(sys.argv[1])"
+        started([sys.executable, "-c", build, str(folder)], source)
+        [wheel] = folder.glob("*.whl")
+    started([sys.executable, "-m", "venv", "--without-pip", "environment"], folder)
+    python = folder / "environment" / "bin" / "python"
+    site = Path(
+        started([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).stdout.strip()
+    )
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+    started([*pip, str(wheel)], folder)
+    (site / "of_tests.pth").write_text(sysconfig.get_path("purelib"))
+    return python
 
 
 @pytest.mark.ci
-def test_a_type_checker_finds_wrong_calls_of_an_installed_wheel(built: Path, tmp_path: Path) -> None:
-    [wheel] = built.glob("*.whl")
-    site = tmp_path / "site"
-    started(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel)],
-        tmp_path,
-    )
-    (tmp_path / "calls.py").write_text("\n".join([RIGHT, *WRONG]))
-    command = [sys.executable, "-P", "-m", "mypy", "--config-file=", "--ignore-missing-imports", "calls.py"]
-    environment = {**os.environ, "MYPYPATH": str(site)}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    errors = [line for line in done.stdout.splitlines() if line.startswith("calls.py:") and ": error: " in line]
-    assert len(errors) == len(WRONG), done.stdout
-    first = RIGHT.count("\n") + 2
-    for number, (error, word) in enumerate(zip(errors, WRONG.values(), strict=True), first):
-        assert error.startswith(f"calls.py:{number}:") and f'"{word}"' in error, error
+@pytest.mark.parametrize("way", ["wheel", "editable"])
+def test_type_checkers_find_wrong_calls_and_no_other_after_both_ways_of_installing(
+    way: str, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    python = installed(way, built, tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text("\n".join([SCRIPT, *WRONG]))
+    # The types of models are not ours: reading torch and transformers takes minutes.
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n[mypy-torch.*,transformers.*]\nfollow_imports = skip\n")
+    checkers = {"mypy": [sys.executable, "-P", "-m", "mypy", "--python-executable", str(python)]}
+    if find_spec("pyright") is not None:  # it brings node, and is in no extra
+        checkers["pyright"] = [sys.executable, "-P", "-m", "pyright", "--pythonpath", str(python)]
+    for name, command in checkers.items():
+        done = subprocess.run([*command, script.name], cwd=tmp_path, capture_output=True, text=True, check=False)
+        errors = [line.strip() for line in done.stdout.splitlines() if re.search(r"script\.py:\d+:.*error: ", line)]
+        found = [int(re.search(r"script\.py:(\d+)", line)[1]) for line in errors]  # type: ignore[index]
+        first = SCRIPT.count("\n") + 2
+        assert found == list(range(first, first + len(WRONG))), f"{name}: {done.stdout}{done.stderr}"
+        if name == "mypy":
+            for error, word in zip(errors, WRONG.values(), strict=True):
+                assert word in error, error
 
 
 def test_an_installed_wheel_runs_the_main_job_in_an_empty_folder(built: Path, tmp_path: Path) -> None:

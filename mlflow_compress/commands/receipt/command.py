@@ -3,9 +3,21 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
+from mlflow_compress.commands.command import (
+    Argument,
+    PathOrText,
+    PolicyLike,
+    StoreLike,
+    opened_store,
+    path_text,
+    policy_path,
+    register_command,
+    run_id_of,
+)
 
 if TYPE_CHECKING:
+    from mlflow_compress.commands.evaluate.result import Evaluation
+    from mlflow_compress.commands.main.stages import VariantRun
     from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 
 _RECEIPT = Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"})
@@ -33,20 +45,20 @@ def _path(name: str, value: PathOrText | None) -> Path | None:
     ),
 )
 def export(
-    run: str,
+    run: "Evaluation | VariantRun | str",
     *,
     output: PathOrText = "receipt.zip",
-    policy: PathOrText | None = None,
+    policy: PolicyLike | None = None,
     key: PathOrText | None = None,
     records: bool = True,
     store: StoreLike = None,
 ) -> "Receipt":
     """Return the receipt of the evaluation of a main run or an evaluate run, after writing it to `output`.
 
-    `policy` is a file, or None for the default policy. `key` is the PEM file of an Ed25519 private key; without it the
-    environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is unsigned. `records=False` leaves
-    out the records, which hold the questions: their digests stay. `store` is the folder in which the run is looked up
-    in place of MLflow's tracking store.
+    `policy` is a file, a dictionary, a `Policy`, or None for the default policy. `key` is the PEM file of an Ed25519
+    private key; without it the environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is
+    unsigned. `records=False` leaves out the records, which hold the questions: their digests stay. `store` is the folder
+    in which the run is looked up in place of MLflow's tracking store.
 
     Examples
     --------
@@ -57,9 +69,9 @@ def export(
     from mlflow_compress.commands.receipt.run import export_receipt
 
     return export_receipt(
-        run,
+        run_id_of("run", run),
         Path(path_text("output", output)),
-        _path("policy", policy),
+        _path("policy", policy_path(policy, store)),
         _path("key", key),
         records=records,
         store=opened_store(store),
@@ -133,11 +145,11 @@ def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | 
     ),
 )
 def hub_folder(
-    run: str,
+    run: "Evaluation | VariantRun | str",
     *,
     output: PathOrText = "hub",
     base_model: str | None = None,
-    policy: PathOrText | None = None,
+    policy: PolicyLike | None = None,
     key: PathOrText | None = None,
     store: StoreLike = None,
 ) -> "Receipt":
@@ -156,10 +168,10 @@ def hub_folder(
     from mlflow_compress.commands.receipt.hub_folder import write_hub_folder
 
     return write_hub_folder(
-        run,
+        run_id_of("run", run),
         Path(path_text("output", output)),
         base_model,
-        _path("policy", policy),
+        _path("policy", policy_path(policy, store)),
         _path("key", key),
         opened_store(store),
     )

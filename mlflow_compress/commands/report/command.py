@@ -1,12 +1,15 @@
 """The command that puts variants side by side."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.command import Positional, configured, path_text, register_command
+from mlflow_compress.commands.command import Positional, configured, register_command, run_id_of
 from mlflow_compress.commands.report.parameters import ReportConfig
 
 if TYPE_CHECKING:
+    from mlflow_compress.commands.main.stages import VariantRun
     from mlflow_compress.commands.report.run import VariantsReport
+    from mlflow_compress.commands.sweep.result import Sweep
 
 
 @register_command(
@@ -16,15 +19,15 @@ if TYPE_CHECKING:
     positional=Positional("runs", "RUN", "main runs, or a sweep's run"),
     short={"output": "-o"},
 )
-def report(*runs: str, **parameters: Any) -> "VariantsReport":
+def report(*runs: "Sweep | VariantRun | str | Sequence[VariantRun | str]", **parameters: Any) -> "VariantsReport":
     """Return the variants of one evaluation side by side, after writing one page that compares them.
 
     The page is one HTML file, which opens from disk and in MLflow's artifact view, and loads nothing.
 
     Parameters
     ----------
-    *runs : str
-        Ids of main runs of one evaluation, or of a sweep's run.
+    *runs : Sweep, VariantRun, str, or a list of VariantRun and str
+        What `sweep` or `run` returned, or the ids of main runs of one evaluation or of a sweep's run.
     **parameters
 
     Raises
@@ -41,7 +44,8 @@ def report(*runs: str, **parameters: Any) -> "VariantsReport":
         ...
     mlflow_compress.errors.ConfigError: No run to report on. Allowed: ids of main runs of one evaluation, ...
     """
-    values = {"runs": ",".join(path_text("runs", run) for run in runs), **parameters} if runs else parameters
+    single = [one for run in runs for one in (run if isinstance(run, list | tuple) else [run])]
+    values = {"runs": ",".join(run_id_of("runs", run) for run in single), **parameters} if runs else parameters
     config = configured(ReportConfig, values)
     from mlflow_compress.commands.report.run import run_report
 
