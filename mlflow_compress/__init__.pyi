@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, overload
 
-from mlflow_compress.commands.command import PathOrText, PolicyLike, Say, StoreLike
+from mlflow_compress.commands.command import PathOrText, PolicyLike, ResultOfRun, Say, StoreLike
 from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
@@ -565,7 +565,7 @@ def evaluate(
     """
 
 def export(
-    run: Evaluation | VariantRun | str,
+    run: ResultOfRun | str,
     *,
     output: PathOrText = "receipt.zip",
     policy: PolicyLike | None = None,
@@ -577,8 +577,8 @@ def export(
 
     `policy` is a file, a dictionary, a `Policy`, or None for the default policy. `key` is the PEM file of an Ed25519
     private key; without it the environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is
-    unsigned. `records=False` leaves out the records, which hold the questions: their digests stay. `store` is the folder
-    in which the run is looked up in place of MLflow's tracking store.
+    unsigned. `records=False` leaves out the records, which hold the questions: their digests stay. `store` is the
+    folder in which the run is looked up in place of MLflow's tracking store.
     """
 
 def forecast(
@@ -846,7 +846,7 @@ def history(
     """
 
 def hub_folder(
-    run: Evaluation | VariantRun | str,
+    run: ResultOfRun | str,
     *,
     output: PathOrText = "hub",
     base_model: str | None = None,
@@ -1312,7 +1312,7 @@ def ratings(
     """
 
 def report(
-    *runs: Sweep | VariantRun | str | Sequence[VariantRun | str],
+    *runs: ResultOfRun | str | Sequence[ResultOfRun | str],
     output: str | PathLike[str] = "report.html",
     policy: PolicyLike | None = None,
     format: Literal["auto", "html", "md", "csv", "json"] = "auto",

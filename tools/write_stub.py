@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Literal, overload
 
-from mlflow_compress.commands.command import PathOrText, PolicyLike, Say, StoreLike
+from mlflow_compress.commands.command import PathOrText, PolicyLike, ResultOfRun, Say, StoreLike
 from mlflow_compress.commands.in_memory import ModelInMemory, TaskRows
 from mlflow_compress.commands.sweep.result import SweepProgress
 '''

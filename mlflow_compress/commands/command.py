@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic.fields import FieldInfo
@@ -32,7 +32,7 @@ from mlflow_compress.files import read_json_object
 from mlflow_compress.home import FOLDER_SCHEME, home
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.registry import Registry
-from mlflow_compress.tracking.store import Store, is_run_id, require_runs
+from mlflow_compress.tracking.store import RunLink, Store, is_run_id, require_runs
 
 P = TypeVar("P", bound=Parameters)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,6 +40,13 @@ StoreLike = str | PathLike[str] | None
 PathOrText = str | PathLike[str]
 PolicyLike = str | PathLike[str] | Mapping[str, object] | Policy
 Say = Callable[[str], None]
+
+
+class ResultOfRun(Protocol):
+    """What a command returned that a run holds."""
+
+    @property
+    def run(self) -> RunLink | None: ...
 
 
 @dataclass(frozen=True)

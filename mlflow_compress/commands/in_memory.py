@@ -40,7 +40,8 @@ def save_loaded_model(parameter: str, value: Any, inputs: Path) -> Path:
     """Save a loaded model with its tokenizer as safetensors, and return the folder, which is one for the same model."""
     parts = value if isinstance(value, list | tuple) else (value,)
     # Both can be saved; weights are what a tokenizer does not have.
-    if [hasattr(part, "save_pretrained") and hasattr(part, "state_dict") for part in parts] != [True, False]:
+    saved = all(hasattr(part, "save_pretrained") for part in parts)
+    if not saved or [hasattr(part, "state_dict") for part in parts] != [True, False]:
         raise ConfigError(
             f"Parameter '{parameter}' holds no loaded model followed by its tokenizer",
             allowed="a folder, a name on the hub, or (model, tokenizer)",

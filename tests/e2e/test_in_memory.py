@@ -79,7 +79,7 @@ def test_a_loaded_model_and_rows_give_the_numbers_of_folder_and_file(loaded: tup
 def test_what_is_no_complete_model_is_refused(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     with pytest.raises(mc.MlflowCompressError, match=re.escape("Give model=(model, tokenizer)")):
         mc.compress(loaded[0], "rtn", store=tmp_path)
-    with pytest.raises(mc.MlflowCompressError, match="without its tokenizer"):
+    with pytest.raises(mc.MlflowCompressError, match="no loaded model followed by its tokenizer"):
         mc.evaluate((loaded[0], "gpt2"), store=tmp_path)
 
 

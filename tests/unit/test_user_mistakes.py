@@ -62,6 +62,10 @@ MISTAKES: dict[str, tuple[Call, tuple[str, ...]]] = {
     ),
     "a list, tokenizer first": (lambda: mc.evaluate("f", model=[Tokenizer(), Network()]), ("'model'", "in this order")),
     "a model alone": (lambda: mc.evaluate("f", model=Network()), ("Network", "Give model=(model, tokenizer)")),
+    "a model and a name": (
+        lambda: mc.evaluate("f", model=(Network(), "llama")),
+        ("Network, str", "(model, tokenizer)"),
+    ),
     "two models": (lambda: mc.evaluate("f", model=(Network(), Network())), ("Network, Network", "(model, tokenizer)")),
     "a model as tasks": (lambda: mc.evaluate("f", tasks=Network()), ("'tasks' must be text", "Got: 'Network'")),
     "a number as a store": (lambda: mc.evaluate("f", store=5), ("'store' must be a path", "int: 5")),

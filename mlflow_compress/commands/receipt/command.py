@@ -7,6 +7,7 @@ from mlflow_compress.commands.command import (
     Argument,
     PathOrText,
     PolicyLike,
+    ResultOfRun,
     StoreLike,
     opened_store,
     path_text,
@@ -16,8 +17,6 @@ from mlflow_compress.commands.command import (
 )
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.evaluate.result import Evaluation
-    from mlflow_compress.commands.main.stages import VariantRun
     from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 
 _RECEIPT = Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"})
@@ -45,7 +44,7 @@ def _path(name: str, value: PathOrText | None) -> Path | None:
     ),
 )
 def export(
-    run: "Evaluation | VariantRun | str",
+    run: ResultOfRun | str,
     *,
     output: PathOrText = "receipt.zip",
     policy: PolicyLike | None = None,
@@ -57,8 +56,8 @@ def export(
 
     `policy` is a file, a dictionary, a `Policy`, or None for the default policy. `key` is the PEM file of an Ed25519
     private key; without it the environment variable MLFLOW_COMPRESS_SIGNING_KEY names the file, or the receipt is
-    unsigned. `records=False` leaves out the records, which hold the questions: their digests stay. `store` is the folder
-    in which the run is looked up in place of MLflow's tracking store.
+    unsigned. `records=False` leaves out the records, which hold the questions: their digests stay. `store` is the
+    folder in which the run is looked up in place of MLflow's tracking store.
 
     Examples
     --------
@@ -145,7 +144,7 @@ def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | 
     ),
 )
 def hub_folder(
-    run: "Evaluation | VariantRun | str",
+    run: ResultOfRun | str,
     *,
     output: PathOrText = "hub",
     base_model: str | None = None,

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.command import Positional, configured, register_command, run_id_of
+from mlflow_compress.commands.command import Positional, ResultOfRun, configured, register_command, run_id_of
 from mlflow_compress.commands.report.parameters import ReportConfig
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.main.stages import VariantRun
     from mlflow_compress.commands.report.run import VariantsReport
-    from mlflow_compress.commands.sweep.result import Sweep
 
 
 @register_command(
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     positional=Positional("runs", "RUN", "main runs, or a sweep's run"),
     short={"output": "-o"},
 )
-def report(*runs: "Sweep | VariantRun | str | Sequence[VariantRun | str]", **parameters: Any) -> "VariantsReport":
+def report(*runs: ResultOfRun | str | Sequence[ResultOfRun | str], **parameters: Any) -> "VariantsReport":
     """Return the variants of one evaluation side by side, after writing one page that compares them.
 
     The page is one HTML file, which opens from disk and in MLflow's artifact view, and loads nothing.

@@ -122,7 +122,7 @@ def check_rows(rows: Sequence[Row], where: str) -> None:
     _checked([{**row, "line": number} for number, row in enumerate(rows)], {}, lambda number: f"{where}[{number}]")
 
 
-def _checked(rows: Sequence[Row], errors: dict[int, DataError], place: Callable[[int], str]) -> str:
+def _checked(rows: Sequence[dict[str, Any]], errors: dict[int, DataError], place: Callable[[int], str]) -> str:
     """Return the family of rows; what is wrong in them is raised with `errors`, each with its place by its "line"."""
     # If several families fit, it is the one that has the fields of all of them.
     fits = {name: family for name, family in FAMILIES.items() if set(family.fields) <= set(rows[0])}
