@@ -199,11 +199,11 @@ def choice_notes(
     if tied:
         notes.append(f"Tied with {', '.join(tied)}: neither KL nor right answers tell them apart on these items.")
     kl = champion.metrics.get(KL, 0.0)
-    for other in (o.candidate for o in others if o.candidate.metrics.get(KL, kl) < kl and SIZE in champion.metrics):
-        more = 100 * (other.metrics[SIZE] / champion.metrics[SIZE] - 1)
-        notes.append(
-            f"Not {other.name}, which is closer (KL {other.metrics[KL]:.3g}, not {kl:.3g}): {more:.3g} % larger."
-        )
+    for other in (o.candidate for o in others if o.candidate.served_by != () or champion.served_by == ()):
+        if SIZE in champion.metrics and other.metrics.get(KL, kl) < kl:
+            more = 100 * (other.metrics[SIZE] / champion.metrics[SIZE] - 1)
+            closer = f"Not {other.name}, which is closer (KL {other.metrics[KL]:.3g}, not {kl:.3g})"
+            notes.append(f"{closer}: {more:.3g} % larger.")
     unread = [o.candidate.name for o in others if o.candidate.served_by == ()] if champion.served_by != () else []
     notes += [f"Not {', '.join(unread)}: only this package reads the format, no server does."] if unread else []
     smaller = _smaller(decision)

@@ -188,7 +188,6 @@ WITHOUT = {  # the package that is not installed -> arguments, who needs it, and
     "lm_eval": [
         (["main", "--method", "rtn", "--tasks", "demo,mmlu"], "Task 'mmlu'", "harness"),
         (["evaluate", "--tasks", "paper"], "Task 'paper'", "harness"),
-        (["main", "--method", "rtn", "--tasks", "boolq"], "A task of lm-evaluation-harness", "harness"),
     ],
     "bitsandbytes": [(["main", "--method", "bnb-nf4"], "Method 'bnb-nf4'", "bitsandbytes")],
 }

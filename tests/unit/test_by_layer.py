@@ -19,7 +19,7 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Request
 from mlflow_compress.scoring import engine
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
-from mlflow_compress.scoring.forward.by_layer import BodyByLayer, body_by_layer, states_bytes, sweeps
+from mlflow_compress.scoring.forward.by_layer import BodyByLayer, body_by_layer, sweep_bytes, sweeps
 from mlflow_compress.scoring.plan.packing import Plan, UnitGroup
 from tests.unit.test_offloading import LITTLE
 from tests.unit.test_offloading import make as make_llama
@@ -110,7 +110,7 @@ class Sweeps:
             return weight
 
         def begin(body: BodyByLayer, plan: Plan, groups: list[UnitGroup]) -> None:
-            each = [states_bytes(body, plan, group) for group in groups]
+            each = [sweep_bytes(body, plan, group) for group in groups]
             numbers = range(len(groups))
             for room in np.linspace(1, sum(each), 500).astype(int).tolist():
                 body.room = room

@@ -163,7 +163,7 @@ def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None
         runs.append(run.run_id)
     state = saved_view(tracker, "leaderboard-aaaaaaaa")
     assert state["searchFilter"] == f"tags.`stage` = 'main' and tags.`evaluation` = '{'a' * 16}'"
-    columns = ["params.`accuracy`", "metrics.`distance/flips_pct`", "metrics.`distance/kl_mean`"]
+    columns = ["params.`default_policy`", "metrics.`distance/flips_pct`", "metrics.`distance/kl_mean`"]
     assert state["selectedColumns"][:3] == columns == state["columnOrder"][2:5]  # type: ignore[index]
     charts = saved_view(tracker, "charts-aaaaaaaa")
     assert charts["searchFilter"] == state["searchFilter"]

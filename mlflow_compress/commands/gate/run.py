@@ -377,8 +377,10 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     saved = "" if all_used else f" ({100 * (1 - so_far.n_items / available):.0f} % saved)"
     fixed_n = any(row.by == "all items" for row in rows)
     after = "by the fixed-n rule after all items" if fixed_n else f"after {share}{saved}"
-    names = "; ".join([*lacking, *(row.reason or row.name for row in rows if row.verdict == "fail")])
-    if not passed and answer.word == "passes":
+    names = "; ".join(row.reason or row.name for row in rows if row.verdict == "fail")
+    if lacking:
+        answer = PolicyAnswer(word="open", why="; ".join(lacking))
+    elif anomalous or any(row.verdict == "fail" and row.gate - 1 not in open_gates for row in rows):
         answer = PolicyAnswer(word="fails", why=names or "it is anomalous")
     given = f" Seed {seed}." if (seed := work.conditions.get("seed")) else ""
     sentence = f"{made.label}: {answer.text()}; {after}.{given}"

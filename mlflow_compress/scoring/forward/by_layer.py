@@ -120,7 +120,7 @@ class BodyByLayer(Body):
         """Say how often the waiting weights are read for a plan, and what its hidden states take at most."""
         waiting = sum(p.nbytes for layer in self._layers for p in layer.parameters() if p.device.type == "meta")
         taken = [
-            sum(states_bytes(self, plan, groups[n]) for n in sweep)
+            sum(sweep_bytes(self, plan, groups[n]) for n in sweep)
             for sweep in sweeps([self], plan, groups, range(len(groups)))
         ]
         text = "Layer by layer: %d x %.2f GB of weights are read, up to %.2f GB of hidden states are in memory"
@@ -189,7 +189,7 @@ def sweeps(
     sweep: list[int] = []
     n_bytes = 0
     for number in numbers:
-        more = max((states_bytes(body, plan, groups[number]) for body in by_layer), default=0)
+        more = max((sweep_bytes(body, plan, groups[number]) for body in by_layer), default=0)
         if sweep and (not by_layer or n_bytes + more > min(body.room for body in by_layer)):
             yield sweep
             sweep, n_bytes = [], 0
@@ -199,7 +199,7 @@ def sweeps(
         yield sweep
 
 
-def states_bytes(body: BodyByLayer, plan: Plan, group: UnitGroup) -> int:
+def sweep_bytes(body: BodyByLayer, plan: Plan, group: UnitGroup) -> int:
     """Return the bytes of a group's hidden states, and of a layer's keys and values of the prefixes that it keeps."""
     config = body.model.config.get_text_config(decoder=True)
     tokens = rows = 0
