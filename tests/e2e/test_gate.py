@@ -187,7 +187,7 @@ def test_the_command_s_exit_codes(near: Path, workdir: Path, capsys: pytest.Capt
     command = ["gate", "--checkpoint", str(near), "--block", "5", *OPTIONS]
     assert cli.main([*command, "--policy", policy(workdir, LOOSE), "--output", "verdict"]) == 0
     shown = capsys.readouterr()
-    assert "passes, after" in shown.out and "gates decided" in shown.err
+    assert ": passes; after" in shown.out and "gates decided" in shown.err
     assert (workdir / "verdict" / "verdict.md").is_file()
     never = policy(workdir, "kl: none\nmargins: []\ngates: [{metric: distance/rbo10, at_least: 0.9999}]\n")
     assert cli.main([*command, "--policy", never]) == 3
