@@ -130,14 +130,18 @@ class Gate:
     def _times_items(self, value: float, end: float, metrics: Mapping[str, float]) -> float:
         """Return about how many times as many items bring the end within the bound, if the value stays what it is.
 
+        Infinity stands for a number that cannot be told.
+
         A half-width falls with the root of n, and has to leave 80 % power. Of a share p near 0, and of the change of
         accuracy d where few items flip, that is not so. Their items follow from the end U: ``n = z^2 U (1 - U) / (U -
         p)^2`` (Wilson), ``n = z^2 (f - d^2) / (U - d)^2`` with the flips f (Tango; without any, Wilson's of 0).
         """
-        if self.value == DELTA and FLIPS in metrics:
+        if self.metric == GATE_DROP and FLIPS in metrics:
             change, width = -value / 100.0, (end - value) / 100.0
             flipped = max(metrics[FLIPS] / 100.0, abs(change))
             known = flipped - change**2 if flipped > 0.0 else width * (1.0 - width)
+            if known <= 0.0:  # every item changed in one direction
+                return math.inf
             needed = items_to_exclude(change, [-self.bound / 100.0], flipped)
             return needed * width**2 / (z_value(0.95) ** 2 * known)
         if (self.low, self.high) == (0.0, 100.0) and not self.at_least:

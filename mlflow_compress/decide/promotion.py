@@ -113,13 +113,12 @@ def policy_answer(checks: Iterable[Check], items: int | None) -> PolicyAnswer:
     sure = [check.short or check.reason for check in failed if not check.is_open]
     if sure:
         return PolicyAnswer(word="fails", why="; ".join(dict.fromkeys(sure)))
-    few = [check for check in failed if items and check.times_items is not None and math.isfinite(check.times_items)]
-    why = [check.short or check.reason for check in failed if check not in few]
-    if few:
-        most = max(check.times_items or 1.0 for check in few)
-        named = " and ".join(", ".join(dict.fromkeys(check.short for check in few)).rsplit(", ", 1))
-        assert items is not None
-        why = [f"needs about {round_up((most - 1.0) * items):,} more items for {named}", *why]
+    times = {check.short: check.times_items for check in failed if check.times_items is not None}
+    why = [check.short or check.reason for check in failed if check.times_items is None]
+    if times:
+        named, most = " and ".join(", ".join(times).rsplit(", ", 1)), max(times.values())
+        known = f"about {round_up((most - 1.0) * items):,} more" if items and math.isfinite(most) else "more"
+        why = [f"needs {known} items for {named}", *why]
     return PolicyAnswer(word="open", why="; ".join(why))
 
 

@@ -1,10 +1,14 @@
 """The policy's answer is the first clause on every surface, and tells by itself whether to ship, not to, or to measure."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from mlflow_compress.config.policy import Policy
 from mlflow_compress.decide.champion import choice_notes
-from mlflow_compress.decide.promotion import Candidate, decide, gate_numbers, gates_of
+from mlflow_compress.decide.gates import Check, Gate
+from mlflow_compress.decide.promotion import Candidate, decide, gate_numbers, gates_of, policy_answer
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.verdict import answer_by_default, verdict
@@ -107,6 +111,21 @@ def test_the_first_clause_is_the_policy_s_answer(situation: str) -> None:
     [outcome] = decide([candidate], policy.gates, rules=policy.rules).outcomes
     assert outcome.passed == (answer.word == "passes")
     assert outcome.answer.text().startswith(clause)
+
+
+def test_a_number_of_items_that_cannot_be_told_is_not_told() -> None:
+    open_gate = Check(passed=False, reason="flips: 6 > 5", is_open=True, short="flips", times_items=3.0)
+    assert policy_answer([open_gate], None).text() == "open: needs more items for flips"
+    endless = replace(open_gate, short="worst slice", times_items=math.inf)
+    assert policy_answer([open_gate, endless], 100).text() == "open: needs more items for flips and worst slice"
+
+
+def test_a_gate_on_accuracy_as_a_share_is_told_in_its_own_unit() -> None:
+    """Of -0.5 points [-2.5, 1.5] and a limit of -2: the half-width 2 has to fall to 1.5 / 1.4294, so 3.63 as many."""
+    [gate] = gates_of(Policy(kl=None, margins=(), gates=({"metric": NAMES["delta"], "at_least": -0.02},))).gates
+    assert isinstance(gate, Gate)
+    numbers = {gate.metric: -0.025, gate.value: -0.005, NAMES["flips"]: 3.0}
+    assert policy_answer(gate.checks(numbers), 1000).text().startswith("open: needs about 2,700 more items for ")
 
 
 def test_the_closest_of_those_of_about_one_size_is_chosen_and_a_closer_larger_one_is_named() -> None:

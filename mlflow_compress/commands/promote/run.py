@@ -117,9 +117,7 @@ def verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None, 
     return f"{winner.name} (version {version}) is now '{alias}'{before}."
 
 
-def remarks_of(
-    competition: Competition, naming: str | None, settlement: Settlement, decision: Decision, policy: PolicyGates
-) -> list[str]:
+def remarks_of(competition: Competition, naming: str | None, settlement: Settlement) -> list[str]:
     """Return remarks on the decision: what was compared and left out, names of several, why the champion stays."""
     lines = [f"Compared: {competition.evaluation.described}, baseline '{competition.label}'."]
     lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
@@ -246,7 +244,7 @@ def _promote(
     winner = settlement.winner
     failed = [f for o in unwaived.outcomes if o.candidate is winner and not o.passed for f in o.failed]
     waived = "" if waiver is None or not failed else f" {waiver.described}. Without it: {'; '.join(failed)}."
-    remarks = remarks_of(competition, naming, settlement, decision, gates)
+    remarks = remarks_of(competition, naming, settlement)
     if waiver is not None and not failed:
         remarks.append(f"The waiver of {waiver.requirement} makes no difference to the winner.")
     harm = None if winner is None else harm_of(past_runs.headline_of(tracker, winner.run_id), policy.margin)
