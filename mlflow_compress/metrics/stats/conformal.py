@@ -161,8 +161,9 @@ def split(n: int, *, seed: int = 42, calibration_share: float = 0.5, groups: Int
     cut = int(n_groups * calibration_share)
     if cut < 1 or n_groups - cut < 1:
         raise DataError("A conformal split needs at least one item on each side", got=f"{n} items")
-    first = np.isin(codes, np.random.default_rng(seed).permutation(n_groups)[:cut])
-    return np.flatnonzero(first), np.flatnonzero(~first)
+    is_first = np.zeros(n_groups, dtype=bool)
+    is_first[np.random.default_rng(seed).permutation(n_groups)[:cut]] = True
+    return np.flatnonzero(is_first[codes]), np.flatnonzero(~is_first[codes])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,13 +220,17 @@ def conformal(
     q = threshold
     if q is None:
         q = conformal_quantile(conformity_scores(p[cal], y[cal], score, mode=mode), alpha, mode=mode)
-    sets = prediction_sets(p[held], q, score, mode=mode)
-    rows = np.arange(len(held))
+    return _judged(p[held], _cumulative(p[held], mode), y[held], q, score)
+
+
+def _judged(p: Float, cumulative: Float, gold: Int, threshold: float, score: Score) -> ConformalResult:
+    """Judge the sets that a threshold makes of test items."""
+    sets = _sets(p, cumulative, threshold, score)
     return ConformalResult(
-        threshold=q,
-        correct=(p[held].argmax(axis=1) == y[held]).astype(np.float64),
+        threshold=threshold,
+        correct=(p.argmax(axis=1) == gold).astype(np.float64),
         size=sets.sum(axis=1).astype(np.float64),
-        covered=sets[rows, y[held]].astype(np.float64),
+        covered=sets[np.arange(len(p)), gold].astype(np.float64),
         n_options=p.shape[1],
     )
 
@@ -255,8 +260,11 @@ def repeated_splits(
     """
     if n_splits < 1:
         raise ConfigError("n_splits must be at least 1", got=n_splits)
+    p, y = _checked(probabilities), np.asarray(gold, dtype=np.int64)
+    cumulative, scores = _cumulative(p, "textbook"), conformity_scores(p, y, score)  # a row's depend on no other row
     runs = []
     for i in range(n_splits):
-        cal, test = split(len(np.asarray(gold)), seed=seed + i, calibration_share=calibration_share, groups=groups)
-        runs.append(conformal(probabilities, gold, calibration=cal, test=test, score=score, alpha=alpha))
+        cal, test = split(len(y), seed=seed + i, calibration_share=calibration_share, groups=groups)
+        threshold = conformal_quantile(scores[cal], alpha)
+        runs.append(_judged(p[test], cumulative[test], y[test], threshold, score))
     return {name: np.array([getattr(r, name) for r in runs]) for name in ("uacc", "set_size", "coverage")}
