@@ -1,7 +1,10 @@
-"""What a job takes besides passes: reading, building, hashing and tokenizing all of MMLU, and hashing weights.
+"""What a job takes besides passes: reading, building, hashing and tokenizing all of MMLU, and what grows with weights.
 
-Each part is timed beside the way before it, in one run: data sets through `datasets`, each prompt tokenized alone and
-with every option, the weight files read for every hash. Processor seconds, so that other programs do not count.
+- Questions: each part is timed beside the way before it, in one run: data sets through `datasets`, each prompt
+  tokenized alone and with every option. Processor seconds, so that other programs do not count.
+- Weights: a main job by parts (see `parts.py`), with a random model of each size, wide and shallow, and what one
+  `sha256sum` and one `safetensors` load of the same files take: the baseline's and the checkpoint's. The last line says
+  how many seconds a GB of the baseline adds to both.
 
 Example
 -------
@@ -11,16 +14,21 @@ python benchmarks/own_seconds.py --data HUB_FOLDER --work /tmp/benchmark --quest
 import hashlib
 import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_scale
+from parts import measure
+from safetensors.torch import load_file
 from setting import make_model, parser
 from transformers import AutoTokenizer
 
-from mlflow_compress import hashes
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.items.named.hub_choice import MMLU, SUBJECTS
 from mlflow_compress.items.sources import data_dir
@@ -29,7 +37,7 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.text_cuts import has_cuts
 
-HASHES_BEFORE = 10  # of each weight file in a main job, half of them the baseline's and half the checkpoint's
+OF_THE_MODEL = ("passes", "compression")  # the parts of a job that compute with the model
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -101,34 +109,67 @@ def questions(data: Path, tokenizer: Any, limit: int) -> dict[str, Any]:
     }
 
 
-def weights(work: Path, gigabytes: float) -> dict[str, Any]:
-    """Return the seconds of all hashes of a main job, without the ledger and with it."""
-    path = work / f"weights-{gigabytes}.safetensors"
-    if not path.is_file():
-        with path.open("wb") as file:
-            for _ in range(int(gigabytes * 1000)):
-                file.write(hashlib.shake_256(str(gigabytes).encode()).digest(1_000_000))
-    before, _ = seconds(lambda: [hashes.sha256_file(path, again=True) for _ in range(HASHES_BEFORE)])
-    hashes._ledger().unlink(missing_ok=True)
-    now, _ = seconds(lambda: [hashes.sha256_file(path) for _ in range(HASHES_BEFORE)])
-    return {"gigabytes": gigabytes, "hashes_s": [round(before, 2), round(now, 2)], "ratio": round(now / before, 3)}
+def job(work: Path, gigabytes: float) -> dict[str, tuple[float, float]]:
+    """Print a main job by parts; return seconds and processor seconds: "own", and "peer" of one hash and load."""
+    folder = work / f"job-{gigabytes}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    questions_file = gpu_scale.made_questions(folder / "made.jsonl", 1)
+    heads = round((gigabytes * 1e9 / 2 / 32) ** 0.5 / 128)  # two bfloat16 layers of 16 hidden_size² each
+    shape = gpu_scale.TINY | {
+        "hidden_size": 128 * heads,
+        "intermediate_size": 512 * heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+    }
+    model = gpu_scale.make_model(folder / "model", shape, 2, "cpu", questions_file.read_text("utf-8").split("\n"))
+    command = [sys.executable, "-m", "mlflow_compress", "main", "--model", str(model), "--tasks", str(questions_file)]
+    command += ["--limit", "1", "--method", "rtn", "--bits", "4", "--judge", "false", "--speed", "false"]
+    homes = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", VARIABLE: str(folder / "home")}
+    measured = measure(command, folder=folder, environment=homes)
+    files = sorted({file.resolve() for file in folder.rglob("*.safetensors") if "states" not in file.parts})
+    peer = (0.0, 0.0)
+    for work_of_peer in (
+        lambda file: subprocess.run(["sha256sum", file], check=True, stdout=subprocess.DEVNULL),
+        lambda file: [tensor.sum() for tensor in load_file(file).values()],  # a load alone maps the file
+    ):
+        for file in files:
+            before, began = os.times(), time.perf_counter()
+            work_of_peer(file)
+            took, after = time.perf_counter() - began, os.times()
+            peer = (peer[0] + took, peer[1] + sum(after[:4]) - sum(before[:4]))
+    size = (model / "model.safetensors").stat().st_size / 1e9
+    print(f"\n{size:.2f} GB, with the checkpoint {sum(file.stat().st_size for file in files) / 1e9:.2f} GB")
+    print(f"{measured.as_markdown()}\n| sha256sum and load | {peer[0]:.1f} | {peer[1]:.1f} |", flush=True)
+    of_model = [measured.parts[part] for part in OF_THE_MODEL]
+    own = (measured.seconds - sum(s for s, _ in of_model), measured.processors - sum(p for _, p in of_model))
+    shutil.rmtree(folder)
+    return {"size": (size, size), "own": own, "peer": peer}
 
 
 def main() -> None:
-    """Print one JSON line for each number of questions, and each size of weights: [before, now]."""
+    """Print one JSON line for each number of questions, [before, now], and a table for each size of weights."""
     options = parser(str(__doc__))
     options.add_argument("--questions", default="285,14042", help="numbers of questions (default: %(default)s)")
     options.add_argument("--gigabytes", default="0.1,0.5,2", help="sizes of weight files (default: %(default)s)")
     given = options.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    os.environ[VARIABLE] = str(given.work / "home")  # its ledger is deleted
+    os.environ[VARIABLE] = str(given.work / "home")
     tokenizer = AutoTokenizer.from_pretrained(make_model(given.work / "llama", given.data))
     print(json.dumps({"has_cuts_s": round(seconds(lambda: has_cuts(tokenizer))[0], 2)}))
-    for number in map(int, given.questions.split(",")):
+    for number in (int(number) for number in given.questions.split(",") if number):
         limit = 0 if number >= 14_042 else -(-number // len(SUBJECTS))
         print(json.dumps(questions(given.data, tokenizer, limit)), flush=True)
-    for size in map(float, given.gigabytes.split(",")):
-        print(json.dumps(weights(given.work, size)), flush=True)
+    sizes = [float(size) for size in given.gigabytes.split(",") if size]
+    if not sizes:
+        return
+    jobs = [job(given.work, size) for size in sizes]
+    slopes = {
+        name: [(b - a) / (jobs[-1]["size"][0] - jobs[0]["size"][0]) for a, b in zip(jobs[0][name], jobs[-1][name])]
+        for name in ("own", "peer")
+        if len(jobs) > 1
+    }
+    print(json.dumps({"seconds_and_processor_seconds_a_gb": slopes}))
 
 
 if __name__ == "__main__":
