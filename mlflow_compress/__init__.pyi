@@ -10,7 +10,6 @@ from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation as AnswerEvaluation
 from mlflow_compress.commands.promote.result import Approval as Approval
-from mlflow_compress.commands.rate.run import BlindSheet as BlindSheet
 from mlflow_compress.commands.compare.run import Comparison as Comparison
 from mlflow_compress.commands.quantize.run import CompressedModel as CompressedModel
 from mlflow_compress.commands.plan.run import CostPlan as CostPlan
@@ -18,7 +17,6 @@ from mlflow_compress.commands.diagnose.result import Diagnosis as Diagnosis
 from mlflow_compress.commands.evaluate.result import Evaluation as Evaluation
 from mlflow_compress.commands.compare.run import Forecast as Forecast
 from mlflow_compress.commands.gate.run import GateVerdict as GateVerdict
-from mlflow_compress.commands.rate.run import HumanRatings as HumanRatings
 from mlflow_compress.commands.shared.tabular import Listing as Listing
 from mlflow_compress.records import MetricResult as MetricResult
 from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
@@ -42,7 +40,6 @@ __all__ = [
     "AliasHistory",
     "AnswerEvaluation",
     "Approval",
-    "BlindSheet",
     "Comparison",
     "CompressedModel",
     "CostPlan",
@@ -50,7 +47,6 @@ __all__ = [
     "Evaluation",
     "Forecast",
     "GateVerdict",
-    "HumanRatings",
     "Listing",
     "MetricResult",
     "MlflowCompressError",
@@ -70,7 +66,6 @@ __all__ = [
     "VariantsReport",
     "__version__",
     "approve",
-    "blind",
     "card",
     "compare",
     "compare_receipts",
@@ -89,7 +84,6 @@ __all__ = [
     "plan",
     "policy",
     "promote",
-    "ratings",
     "report",
     "resume",
     "rollback",
@@ -125,33 +119,6 @@ def approve(
         why, in your words; kept with the run [none]
     policy
         YAML file of the policy that must have decided; none: the one that the decision's run holds [none]
-    experiment
-        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
-    """
-
-def blind(
-    run: AnswerEvaluation | VariantRun | str | None = None,
-    *,
-    store: StoreLike = None,
-    output: str | PathLike[str] = "blind",
-    limit: int = 0,
-    seed: int | Literal["auto"] = "auto",
-    experiment: str = "auto",
-) -> BlindSheet:
-    """Return a blind sheet: both models' answers in hidden order, for people to rate.
-
-    Parameters
-    ----------
-    run : AnswerEvaluation, VariantRun or str
-        What `judge` or `run` returned, or the id of its run.
-    store : path, optional
-        The folder in which the run is looked up in place of MLflow's tracking store.
-    output
-        folder to write: for_raters/ is for raters, key.json is not [blind]
-    limit
-        pairs of answers, drawn at random; 0 takes all [0]
-    seed
-        seed of order and sides; 'auto' draws one that nobody can guess; it stands in the key [auto]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -1281,32 +1248,6 @@ def promote(
         YAML file that waives one requirement: {requirement, reason, person, until: 2027-01-31} [none]
     dry_run
         decide and say what would happen; nothing is registered, logged or moved [false]
-    experiment
-        MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
-    """
-
-def ratings(
-    *files: PathOrText,
-    store: StoreLike = None,
-    key: str | PathLike[str] = "blind/key.json",
-    log: bool = False,
-    seed: int = 42,
-    experiment: str = "auto",
-) -> HumanRatings:
-    """Return what raters prefer: the variant's win rate with its interval, and how far the raters agree.
-
-    Parameters
-    ----------
-    *files : str or path
-        One CSV file per rater, as the page saves it or a spreadsheet does; its name is the rater's.
-    store : path, optional
-        The folder that holds the rated run in place of MLflow's tracking store.
-    key
-        key of the sheet [blind/key.json]
-    log
-        log the results to the rated run, as human/... [false]
-    seed
-        seed of the bootstrap [42]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """

@@ -41,8 +41,6 @@ gated: mc.GateVerdict = mc.gate(made, policy=policy, store=store, output=store /
 compared: mc.Comparison = mc.compare(store / "a.jsonl", found, store=store)
 expected: mc.Forecast = mc.forecast(found, "0123abcd", store=store)
 loaded: mc.Evaluation = mc.load(store, store=store)
-sheet: mc.BlindSheet = mc.blind(answers, output=store / "blind", store=store)
-rated: mc.HumanRatings = mc.ratings(store / "a.csv", "b.csv", log=True)
 receipt: mc.Receipt = mc.export(found, output=store / "receipt.zip", policy=limits, store=store)
 checked: mc.Receipt = mc.verify(store / "receipt.zip", recompute=True)
 card: mc.Receipt = mc.card("receipt.zip", output=store / "card")

@@ -1,97 +1,15 @@
-"""Shares over comparisons of answers, and agreement of raters: Cohen's kappa and Krippendorff's alpha."""
+"""Agreement of raters: Cohen's kappa and Krippendorff's alpha."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy import special
 
-from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, z_value
+from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import MetricResult
-
-
-@dataclass(frozen=True)
-class Preference:
-    """One comparison of two answers."""
-
-    question: str  # What both answer. Comparisons of one question depend on each other.
-    category: str  # The question's category; "" for none
-    # What it adds to the share of each name; None without a verdict. A share counts the comparisons that name it.
-    adds: Mapping[str, float] | None
-
-
-def won_and_lost(value: float) -> dict[str, float]:
-    """Return what a verdict adds to win rate, wins and losses: 1 if the variant won, 0 if it lost, 0.5 for a tie."""
-    return {"win_rate": value, "wins": float(value == 1.0), "losses": float(value == 0.0)}
-
-
-def preference_shares(
-    preferences: Iterable[Preference], settings: MetricSettings, *, prefix: str
-) -> list[MetricResult]:
-    """Return the share of each name, with `prefix` before it, over all comparisons, then by category."""
-    given = list(preferences)
-    questions = sorted({one.question for one in given})
-    place = {question: i for i, question in enumerate(questions)}
-    category = np.full(len(questions), "", dtype=object)
-    # Per question: how often each name is 1, how often 0, and its count; and the comparisons without a verdict.
-    names = dict.fromkeys(name for one in given for name in one.adds or ())
-    counts = {name: np.zeros((len(questions), 3)) for name in names}
-    unscored = np.zeros(len(questions), dtype=np.int64)
-    for one in given:
-        row = place[one.question]
-        category[row] = one.category
-        unscored[row] += one.adds is None
-        for name, value in (one.adds or {}).items():
-            counts[name][row] += (value == 1.0, value == 0.0, 1)
-    results = []
-    s = settings
-    for part in [None, *sorted({c for c in category if c})]:
-        rows = np.arange(len(questions)) if part is None else np.flatnonzero(category == part)
-        for name, columns in counts.items():
-            won, lost, n = columns[rows].sum(axis=0)
-            if n == 0:
-                continue
-            value, interval = (n + won - lost) / (2 * n), preference_interval(columns[rows], level=s.level)
-            of, missing = ItemSubset(None, part, rows), unscored[rows].sum()
-            results.append(of.result(prefix + name, value, interval, n=n, level=s.level, n_unscored=missing))
-    return results
-
-
-def preference_interval(counts: Float, *, level: float = 0.95) -> Interval | None:
-    """Return the interval of a win rate, or of any share, over questions with one comparison or more.
-
-    ``(1 + d)/2`` for the ends d of Tango's score interval of ``(won - lost)/n``, which is Wilson's where nothing is a
-    tie. Where a question has several comparisons, the counts are divided by the design effect ``F = G/(G-1) sum_g
-    (won_g - lost_g - d n_g)^2 / sum_i (x_i - d)^2``, with x = 1, 0, -1, over G questions; at least 1, and n/G where all
-    comparisons came out alike, so that each question counts once. The quantile is then that of t(G - 1).
-
-    - `counts` (G, 3): Of each question how often the variant won, and lost, and the number of comparisons.
-
-    None for several comparisons of a single question.
-
-    Source: Tango 1998 (see `paired_difference`); Rao and Scott, "A simple method for the analysis of clustered binary
-    data", Biometrics 1992.
-    """
-    counts = counts[counts[:, 2] > 0]
-    won, lost, n = counts.sum(axis=0)
-    questions, effect = len(counts), 1.0
-    if n > questions:
-        if questions == 1:
-            return None
-        d = (won - lost) / n
-        square = won + lost - n * d * d
-        between = counts[:, 0] - counts[:, 1] - d * counts[:, 2]
-        scale = questions / (questions - 1)
-        effect = n / questions if square <= 1e-9 else max(scale * float(between @ between) / square, 1.0)
-        effect *= (float(special.stdtrit(questions - 1, 0.5 + level / 2)) / z_value(level)) ** 2
-    low, high = paired_difference(won / effect, lost / effect, n / effect, level=level)
-    return Interval((1 + low) / 2, (1 + high) / 2)
-
 
 Ratings = Mapping[Hashable, float]
 """A rater's ratings, by what was rated."""

@@ -1,14 +1,20 @@
 """Comparisons in pairs: the variant's win rate against the baseline, and the judge's bias by position."""
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from scipy import special
+
 from mlflow_compress.errors import DataError
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.item_table import ItemSubset
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import COMPARISONS, DECIDED, VARIANT
 from mlflow_compress.metrics.judge_scores import by_judge_model
-from mlflow_compress.metrics.raters import Preference, preference_shares, won_and_lost
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, z_value
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "pairwise"
@@ -77,7 +83,7 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
                 bias = {CONSISTENCY: first == second, FIRST: both == (0.0, 1.0), SECOND: both == (1.0, 0.0)}
                 adds |= {key.name.removeprefix(_PREFIX): float(value) for key, value in bias.items()}
         preferences.append(Preference(item, orders[min(orders)]["category"] or "", adds))
-    results = preference_shares(preferences, inputs.settings, prefix=_PREFIX)
+    results = preference_shares(preferences, inputs.settings)
     if not any(is_biased(r) for r in results if r.category is None):
         return results
     preferred = {key.name for key in (WIN_RATE, WINS, LOSSES)}
@@ -87,3 +93,79 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
 def is_biased(result: MetricResult) -> bool:
     """Return whether a judge took this place in every pair; chance alone does so in one of 1,024 sets of five."""
     return result.name in (FIRST.name, SECOND.name) and result.value == 1.0 and result.n >= _FEWEST_PAIRS
+
+
+@dataclass(frozen=True)
+class Preference:
+    """One comparison of two answers."""
+
+    question: str  # What both answer. Comparisons of one question depend on each other.
+    category: str  # The question's category; "" for none
+    # What it adds to the share of each name; None without a verdict. A share counts the comparisons that name it.
+    adds: Mapping[str, float] | None
+
+
+def won_and_lost(value: float) -> dict[str, float]:
+    """Return what a verdict adds to win rate, wins and losses: 1 if the variant won, 0 if it lost, 0.5 for a tie."""
+    return {"win_rate": value, "wins": float(value == 1.0), "losses": float(value == 0.0)}
+
+
+def preference_shares(preferences: Iterable[Preference], settings: MetricSettings) -> list[MetricResult]:
+    """Return the share of each name, with `judge/` before it, over all comparisons, then by category."""
+    given = list(preferences)
+    questions = sorted({one.question for one in given})
+    place = {question: i for i, question in enumerate(questions)}
+    category = np.full(len(questions), "", dtype=object)
+    # Per question: how often each name is 1, how often 0, and its count; and the comparisons without a verdict.
+    names = dict.fromkeys(name for one in given for name in one.adds or ())
+    counts = {name: np.zeros((len(questions), 3)) for name in names}
+    unscored = np.zeros(len(questions), dtype=np.int64)
+    for one in given:
+        row = place[one.question]
+        category[row] = one.category
+        unscored[row] += one.adds is None
+        for name, value in (one.adds or {}).items():
+            counts[name][row] += (value == 1.0, value == 0.0, 1)
+    results = []
+    s = settings
+    for part in [None, *sorted({c for c in category if c})]:
+        rows = np.arange(len(questions)) if part is None else np.flatnonzero(category == part)
+        for name, columns in counts.items():
+            won, lost, n = columns[rows].sum(axis=0)
+            if n == 0:
+                continue
+            value, interval = (n + won - lost) / (2 * n), preference_interval(columns[rows], level=s.level)
+            of, missing = ItemSubset(None, part, rows), unscored[rows].sum()
+            results.append(of.result(_PREFIX + name, value, interval, n=n, level=s.level, n_unscored=missing))
+    return results
+
+
+def preference_interval(counts: Float, *, level: float = 0.95) -> Interval | None:
+    """Return the interval of a win rate, or of any share, over questions with one comparison or more.
+
+    ``(1 + d)/2`` for the ends d of Tango's score interval of ``(won - lost)/n``, which is Wilson's where nothing is a
+    tie. Where a question has several comparisons, the counts are divided by the design effect ``F = G/(G-1) sum_g
+    (won_g - lost_g - d n_g)^2 / sum_i (x_i - d)^2``, with x = 1, 0, -1, over G questions; at least 1, and n/G where all
+    comparisons came out alike, so that each question counts once. The quantile is then that of t(G - 1).
+
+    - `counts` (G, 3): Of each question how often the variant won, and lost, and the number of comparisons.
+
+    None for several comparisons of a single question.
+
+    Source: Tango 1998 (see `paired_difference`); Rao and Scott, "A simple method for the analysis of clustered binary
+    data", Biometrics 1992.
+    """
+    counts = counts[counts[:, 2] > 0]
+    won, lost, n = counts.sum(axis=0)
+    questions, effect = len(counts), 1.0
+    if n > questions:
+        if questions == 1:
+            return None
+        d = (won - lost) / n
+        square = won + lost - n * d * d
+        between = counts[:, 0] - counts[:, 1] - d * counts[:, 2]
+        scale = questions / (questions - 1)
+        effect = n / questions if square <= 1e-9 else max(scale * float(between @ between) / square, 1.0)
+        effect *= (float(special.stdtrit(questions - 1, 0.5 + level / 2)) / z_value(level)) ** 2
+    low, high = paired_difference(won / effect, lost / effect, n / effect, level=level)
+    return Interval((1 + low) / 2, (1 + high) / 2)

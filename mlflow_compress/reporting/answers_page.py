@@ -1,21 +1,18 @@
-"""Both models' answers side by side: what became of the judgments, and the sheet for raters, who see no names."""
+"""Both models' answers side by side: what became of the judgments."""
 
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.files import parse_json
 from mlflow_compress.metrics.greedy_answers import first_difference
 from mlflow_compress.metrics.judge_scores import by_judge_model
 from mlflow_compress.records import Generations, Judgments
-from mlflow_compress.reporting.tables import TEMPLATES, csv_text, policy_hash
+from mlflow_compress.reporting.tables import TEMPLATES
 
 _WORD = re.compile(r"\s*\S{1,40}|\s+")
 _LONGEST_WORD = 20  # characters by which the mark may begin before the difference
@@ -221,43 +218,3 @@ def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
 def account_text(values: Mapping[str, float]) -> str:
     """Return the account as a sentence; empty without judgments."""
     return "; ".join(f"{name.lower()} {text}" for name, text in account_rows(values))
-
-
-CHOICES = ("A", "tie", "B", "both bad")
-"""What a rater may choose."""
-COLUMNS = ("id", "category", "question", "answer_a", "answer_b", "choice")
-_SCRIPT = Path(__file__).parent / "templates" / "rating_page.js"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatingPair:
-    """Two answers to rate."""
-
-    id: str  # Name of the row
-    category: str  # Category of the instruction
-    questions: tuple[str, ...]  # The user's messages up to the turn that is rated
-    a: tuple[str, ...]  # Each side's answers to them. The last one is rated.
-    b: tuple[str, ...]
-
-
-def rating_page(sheet: str, pairs: Sequence[RatingPair]) -> str:
-    """Return the sheet as one HTML page, which loads nothing and keeps the choices in the rater's browser."""
-    script = _SCRIPT.read_text(encoding="utf-8")
-    return TEMPLATES.get_template("rating.html.j2").render(
-        sheet=sheet, pairs=pairs, choices=CHOICES, script=Markup(script), digest=Markup(policy_hash(script))
-    )
-
-
-def rating_csv(pairs: Sequence[RatingPair]) -> str:
-    """Return the sheet as CSV, with an empty column `choice` to fill in."""
-    rows = (
-        (pair.id, pair.category, _conversation(pair.questions), _conversation(pair.a), _conversation(pair.b), "")
-        for pair in pairs
-    )
-    return csv_text(COLUMNS, rows, end="\r\n")
-
-
-def _conversation(texts: Sequence[str]) -> str:
-    if len(texts) == 1:
-        return texts[0]
-    return "\n\n".join(f"[turn {turn}]\n{text}" for turn, text in enumerate(texts, start=1))

@@ -189,10 +189,10 @@ def _has(value: Any) -> bool:
     return value is not None and not (isinstance(value, Sized) and len(value) == 0)
 
 
-def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]], *, end: str = "\n") -> str:
+def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """Return rows as CSV in which no spreadsheet takes a text for a formula: an apostrophe goes before it."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator=end)
+    writer = csv.writer(out, lineterminator="\n")
     for row in (head, *rows):
         writer.writerow([f"'{v}" if isinstance(v, str) and v.startswith(_FORMULA) else v for v in row])
     return out.getvalue()

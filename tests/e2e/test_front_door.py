@@ -42,8 +42,6 @@ ORDER = (
     "load",
     "judge",
     "speed",
-    "blind",
-    "ratings",
     "gate",
 )
 

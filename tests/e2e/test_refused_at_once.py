@@ -66,7 +66,6 @@ CASES = {
     "no id": (["report", "abc"], 2, "This is no id of a run. Allowed: 6 to 32 hexadecimal digits. Got: 'abc'."),
     "no such run": (["report", "abcdef"], 1, "The store sqlite:///.*mlflow.db has no such run. Got: 'abcdef'."),
     "a run to resume": (["main", "--resume", "0" * 32], 1, "The store .* has no such run. Got: '0{32}'."),
-    "a run to rate": (["blind", "abcdef"], 1, "The store .* has no such run. Got: 'abcdef'."),
     "no such side": (["compare", "abcdef", "abcdef"], 1, "The store .* has no such run. Got: 'abcdef'."),
     "an evaluation": (
         ["promote", "--evaluation", "abcd"],
@@ -345,7 +344,6 @@ def test_results_and_paths_of_a_wrong_type_are_refused_with_our_own_error(value:
         lambda: mc.report(value, output=tmp_path / "report.html"),  # type: ignore[arg-type]
         lambda: mc.compare(value, value),  # type: ignore[arg-type]
         lambda: mc.load(value, store=tmp_path / "results"),  # type: ignore[arg-type]
-        lambda: mc.ratings(value, key=tmp_path / "key.json", store=tmp_path / "results"),  # type: ignore[arg-type]
     ):
         with pytest.raises(MlflowCompressError) as raised:
             call()

@@ -12,9 +12,10 @@ from sklearn.metrics import cohen_kappa_score
 
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
 from mlflow_compress.metrics.judge_scores import score_interval
-from mlflow_compress.metrics.raters import cohen_kappa, krippendorff_alpha, preference_interval, rater_agreement
+from mlflow_compress.metrics.raters import cohen_kappa, krippendorff_alpha, rater_agreement
 from mlflow_compress.metrics.stats.bootstrap import first_column
 from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, wilson
+from mlflow_compress.metrics.win_rate import preference_interval
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
 from tests.roundoff import of_sum
 

@@ -1,1 +1,0 @@
-"""`blind` and `ratings`: people rate answers without names."""
