@@ -3,8 +3,8 @@
 `import mlflow_compress as mc` has a function per command: the front door of Python. Each takes the parameters of its
 command (`mlflow-compress evaluate --help`) as keyword arguments, and returns a typed result with `to_pandas()`,
 `to_arrow()`, `to_dict()` and a table in notebooks. `store` says where runs are kept. Without it that is MLflow's
-tracking store (`MLFLOW_TRACKING_URI`); with a folder's path it is that folder, and nothing is written to MLflow. Either
-way a baseline is evaluated once and found again.
+tracking store (`MLFLOW_TRACKING_URI`); with a folder's path it is a store of MLflow's in that folder. Either way a
+baseline is evaluated once and found again.
 
 Names are imported when they are first used, so that `import mlflow_compress` costs nothing. What type checkers and
 editors read is `__init__.pyi`, which tools/write_stub.py writes from the registry of commands.

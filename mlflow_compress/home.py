@@ -8,7 +8,6 @@ from pathlib import Path
 
 VARIABLE = "MLFLOW_COMPRESS_HOME"
 SQLITE = "sqlite:///"
-FOLDER_SCHEME = "folder://"  # URI scheme of a `FolderStore`
 
 
 def database_file(uri: str) -> Path | None:
@@ -20,15 +19,13 @@ def home(tracking_uri: str) -> Path:
     """Return the folder with this package's state for one tracking store. It is not created here.
 
     If ``MLFLOW_COMPRESS_HOME`` is set, it is that folder. Otherwise it is ``.mlflow_compress/``: next to the database
-    of a SQLite store, or inside a plain folder of results. For every other store it is in the user's cache folder.
+    of a SQLite store. For every other store it is in the user's cache folder.
     The path in a SQLite URI must be absolute, because stages have other working folders.
     """
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().resolve()
     if (database := database_file(tracking_uri)) is not None:
         return database.resolve().parent / ".mlflow_compress"
-    if tracking_uri.startswith(FOLDER_SCHEME):
-        return Path(tracking_uri.removeprefix(FOLDER_SCHEME)) / ".mlflow_compress"
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "mlflow_compress"
 

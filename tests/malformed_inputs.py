@@ -37,7 +37,6 @@ from mlflow_compress.judges.prompts import OURS, read_pair_prompts
 from mlflow_compress.models import gguf_file, stored_weights
 from mlflow_compress.scoring.baseline_store import FORMAT, MANIFEST, StateStore, StoreManifest
 from mlflow_compress.scoring.journal import Journal
-from mlflow_compress.tracking.folder_store import RUN_FILE, FolderStore
 from mlflow_compress.transport.replies import NoReply, Reply, ReplyCache, read_completion, read_embeddings
 from mlflow_compress.transport.spending import read_prices
 from tests.judge_server import completion
@@ -193,7 +192,6 @@ def readers() -> dict[str, Reader]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.safetensors").write_bytes(_TENSORS)
         manifest |= {"version": VERSION, "weight_files": stored_weights.hash_weights(Path(folder))[0]}
-    run = {"name": "r", "status": "FINISHED", "started": 1.5, "note": "", "tags": {}, "params": {}, "metrics": {}}
     assert set(manifest) - {"version"} == {field.name for field in fields(CheckpointManifest)}
     table = {name: _parquet(getattr(records("baseline", "4"), name).table) for name in ("option_scores", "generations")}
     prices = b"gpt-4: {prompt: 30, completion: 60}\nlocal: {prompt: 0, completion: 0.5}\n"
@@ -264,7 +262,6 @@ def readers() -> dict[str, Reader]:
             structured=False,
         ),
         "GGUF": Reader("model.gguf", _gguf(), gguf_file.read_gguf_headers, structured=False),
-        "run.json": Reader(f"r/{RUN_FILE}", json.dumps(run).encode(), lambda path: FolderStore(path.parents[1]).find("main")),
         "encoder's modules": Reader(
             "modules.json", (embedded_folder() / "modules.json").read_bytes(), _encoder, slow=True
         ),

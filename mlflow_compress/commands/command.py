@@ -29,10 +29,10 @@ from mlflow_compress.config import EMBEDDED, Parameters, Policy, parameters, par
 from mlflow_compress.config.declarations import AUTO, NONE, as_typed, choices, read_file
 from mlflow_compress.errors import CheckpointError, ConfigError, require_extra
 from mlflow_compress.files import read_json_object
-from mlflow_compress.home import FOLDER_SCHEME, home
+from mlflow_compress.home import SQLITE, home
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.registry import Registry
-from mlflow_compress.tracking.store import RunLink, Store, is_run_id, require_runs
+from mlflow_compress.tracking.store import RunLink, is_run_id, require_runs
 
 P = TypeVar("P", bound=Parameters)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -273,8 +273,7 @@ def _refuse_early(config: Parameters, store: StoreLike) -> None:
     for text in run_ids:
         if not is_run_id(text):
             raise ConfigError("This is no id of a run", allowed="6 to 32 hexadecimal digits", got=text)
-    if store is None:
-        require_runs(run_ids)
+    require_runs(run_ids, store_of(store))
 
 
 def _own_baseline(checkpoint: str | None) -> str:
@@ -320,20 +319,26 @@ def _inputs(store: StoreLike) -> Path:
         from mlflow_compress.tracking.tracker import tracking_uri
 
         return home(tracking_uri()) / "inputs"
-    return home(FOLDER_SCHEME + str(Path(store).resolve())) / "inputs"
+    return home(store_in(store)) / "inputs"
 
 
-def opened_store(store: StoreLike, config: Parameters | None = None) -> Store | None:
-    """Return the folder that keeps runs, or None for MLflow's tracking store, which a stage opens after its checks."""
+def store_in(folder: str | PathLike[str]) -> str:
+    """Return the address of the tracking store in a folder: MLflow's SQLite file, and the artifacts beside it."""
+    return f"{SQLITE}{Path(path_text('store', folder)).expanduser().resolve() / 'mlflow.db'}"
+
+
+def store_of(store: StoreLike, config: Parameters | None = None) -> str | None:
+    """Return the address of the store in a folder, or None for the one that MLflow is configured for.
+
+    A command opens it after its checks, so that a refused one leaves nothing.
+    """
     if store is None:
         return None
     if config is not None and config.experiment != AUTO:
         raise ConfigError(
             "A folder of runs has no experiments", got=config.experiment, fix="Give store or experiment, not both"
         )
-    from mlflow_compress.tracking.folder_store import FolderStore
-
-    return FolderStore(path_text("store", store))
+    return store_in(store)
 
 
 def silent(line: object) -> None:

@@ -1,21 +1,21 @@
-"""Interface of a store of runs, as far as stages use it: MLflow's tracking store or a plain folder."""
+"""What is known of runs and their ids without MLflow, whose import takes seconds."""
 
 import os
 import re
 import shlex
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.home import SQLITE, database_file
 
 if TYPE_CHECKING:
-    from mlflow_compress.records import JudgedAnswer, MetricResult
+    from mlflow_compress.tracking.tracker import Tracker
 
 RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
 
@@ -34,9 +34,12 @@ def whole_id(text: str, run_ids: Sequence[str]) -> str:
     return run_ids[0] if run_ids else text
 
 
-def require_runs(run_ids: Sequence[str]) -> None:
-    """Refuse runs that MLflow's store does not have, if it is a SQLite file, without MLflow's three seconds."""
-    if not run_ids or (known := _rows("SELECT run_uuid FROM runs")) is None:
+def require_runs(run_ids: Sequence[str], uri: str | None = None) -> None:
+    """Refuse runs that a store does not have, if it is a SQLite file, without MLflow's three seconds.
+
+    `uri` is the store's; by default it is the one that MLflow is configured for.
+    """
+    if not run_ids or (known := _rows("SELECT run_uuid FROM runs", uri=uri)) is None:
         return
     for run_id in run_ids:
         if not any(one.startswith(run_id) for one in known[1]):
@@ -52,9 +55,9 @@ def require_tag(name: str, value: str, what: str) -> None:
         raise ConfigError(f"The store {known[0]} has no such {what}", allowed=allowed, got=value, fix=fix)
 
 
-def _rows(query: str, *values: str) -> tuple[str, list[str]] | None:
-    """Return MLflow's store as text, and what a query finds there; None where the store is no SQLite file."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI")  # MLflow writes there what it is told
+def _rows(query: str, *values: str, uri: str | None = None) -> tuple[str, list[str]] | None:
+    """Return a store as text, and what a query finds there; None where the store is no SQLite file."""
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI")  # MLflow writes there what it is told
     if not uri and "mlflow" in sys.modules:
         uri = sys.modules["mlflow"].get_tracking_uri()
     elif not uri:
@@ -99,7 +102,7 @@ class RunLink:
     """Where a run is stored, and how to open it."""
 
     run_id: str  # The run's id, which `mlflow_compress.load` takes
-    store: str  # The tracking store's URI, or the folder of a `FolderStore`
+    store: str  # The tracking store's URI
     # The command and the addresses that show the run, one per line; empty if there is nothing to open
     how_to_open: str = ""
 
@@ -113,69 +116,7 @@ class StoredRun:
     metrics: Mapping[str, float]
 
 
-class OpenRun(Protocol):
-    """An open run, to which stages write."""
-
-    run_id: str
-
-    def rename(self, name: str) -> None: ...
-    def set_tags(self, tags: Mapping[str, object]) -> None: ...
-    def log_params(self, params: Mapping[str, object]) -> None: ...
-    def log_values(self, values: Mapping[str, float]) -> None: ...
-
-    def log_results(self, results: "Sequence[MetricResult]") -> None:
-        """Log results, exact: who shows them rounds them. A task's result gets its name appended."""
-        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): r.value for r in results})
-
-    def log_file(self, path: Path, folder: str = "") -> None: ...
-    def log_folder(self, path: Path, folder: str) -> None: ...
-    def log_json(self, value: Any, name: str) -> None: ...
-    def log_judged_answers(self, judged: "Sequence[JudgedAnswer]") -> None: ...
-    def set_note(self, markdown: str) -> None: ...
-
-
-class Store(Protocol):
-    """Interface of a store of runs."""
-
-    @property
-    def uri(self) -> str:
-        """URI of the store. It decides where state is stored, see `home`."""
-
-    def run(
-        self, name: str, stage: str, tags: Mapping[str, object], *, own: bool = True
-    ) -> AbstractContextManager[Any]:
-        """Open a run; it ends FINISHED, FAILED with the error, or KILLED when interrupted."""
-
-    def add_to(self, run_id: str) -> OpenRun:
-        """Return a run that has ended, to add to it. Its status stays. An unknown id is a `TrackingError`."""
-
-    def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
-        """Within the block, no process of another machine that uses this store works under this key.
-
-        Processes of this machine have locks, see `resumable_workdir`. The block gets a function that raises a
-        `TrackingError` where that cannot be said any longer, because this process was cut off from the store.
-        """
-
-    def find(self, stage: str, **tags: str) -> list[StoredRun]:
-        """Return the finished runs of a stage with these tags, newest first."""
-
-    def look_up(self, run_id: str) -> StoredRun:
-        """Return one run by its id, or the first six digits or more. An unknown one is a `TrackingError`."""
-
-    def child_ids(self, run_id: str) -> dict[str, str]:
-        """Return the run id of the newest child of a run, by stage."""
-
-    def fetch(self, run_id: str, folder: str) -> Path:
-        """Return the local path of an artifact folder of a run."""
-
-    def fetch_json(self, run_id: str, name: str) -> Any:
-        """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
-
-    def link(self, run_id: str) -> RunLink:
-        """Return the link to a run."""
-
-
-def run_of_stage(store: Store, run_id: str, stage: str) -> StoredRun:
+def run_of_stage(store: "Tracker", run_id: str, stage: str) -> StoredRun:
     """Return the newest run of a stage below a main run; of another run, that run itself."""
     run = store.look_up(run_id)
     below = store.child_ids(run.run_id).get(stage)

@@ -22,12 +22,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from mlflow_compress.errors import TrackingError
 from mlflow_compress.lifetime import signals_later
-from mlflow_compress.records import AnswerFeedback, JudgedAnswer
+from mlflow_compress.records import AnswerFeedback, JudgedAnswer, MetricResult
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import artifacts_place
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
 from mlflow_compress.tracking.live_processes import open_runs, own_name, run_opened
-from mlflow_compress.tracking.store import OpenRun, new_parameters
+from mlflow_compress.tracking.store import new_parameters
 from mlflow_compress.tracking.waiting import PatientClient
 
 _TRACES_PER_CALL = 100
@@ -93,7 +93,7 @@ NOTE_LIMIT = 8000
 _TAG_LIMIT = 5000
 
 
-class TrackedRun(OpenRun):
+class TrackedRun:
     """One open run, to which stages write."""
 
     def __init__(self, client: PatientClient, run_id: str) -> None:
@@ -142,6 +142,10 @@ class TrackedRun(OpenRun):
     def log_values(self, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         self._client.log_batch(self.run_id, metrics=[entities.Metric(k, float(v), now, 0) for k, v in values.items()])
+
+    def log_results(self, results: Sequence[MetricResult]) -> None:
+        """Log results, exact: who shows them rounds them. A task's result gets its name appended."""
+        self.log_values({(f"{r.name}/{r.task}" if r.task else r.name): r.value for r in results})
 
     def log_file(self, path: Path, folder: str = "") -> None:
         self._client.wait_for(lambda: self._artifacts.log_artifact(str(path), folder or None), long=True)

@@ -24,6 +24,7 @@ from mlflow_compress.tracking.artifacts import json_artifact, local_folder
 from mlflow_compress.tracking.experiment import (
     AUTO,
     BESIDE,
+    NAME,
     choose_experiment,
     create_database,
     experiment_beside,
@@ -161,18 +162,21 @@ def _fail(client: PatientClient, run: TrackedRun, error: BaseException) -> None:
 
 
 class Tracker:
-    """A tested connection to the store that MLflow is configured for (default: SQLite in the working folder).
+    """A tested connection to a tracking store: the one that MLflow is configured for (default: SQLite in the working
+    folder), or one of another address, for which MLflow's environment variables do not count.
 
     New runs go to `experiment`; "auto" is explained by `choose_experiment`. A store that cannot be reached or written
     is a `TrackingError`.
     """
 
-    def __init__(self, experiment: str = AUTO) -> None:
+    def __init__(self, experiment: str = AUTO, uri: str | None = None) -> None:
         self._to_fill: str | None = None
-        self.uri = tracking_uri()
+        self._is_configured = uri is None
+        self.uri = uri or tracking_uri()
         with store_errors("The tracking store cannot be used", self.uri):
             MLFLOW_ENABLE_ASYNC_LOGGING.get()  # read at every tag, also at those that would close a run
-            mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
+            if self._is_configured:
+                mlflow.set_tracking_uri(self.uri)  # also for the stages that this process starts
             create_database(self.uri)
             self.client = PatientClient(MlflowClient(self.uri), self.uri)
             close_dead_runs(self.client, self.uri)
@@ -185,9 +189,10 @@ class Tracker:
         A user's own `mlflow run` has made a run in the experiment that MLflow chose. If that is another one, the run
         becomes a signpost to the run that this process makes.
         """
-        given = os.environ.get(_RUN_ID_VARIABLE)
+        given = os.environ.get(_RUN_ID_VARIABLE) if self._is_configured else None
         if not given:
-            return choose_experiment(self.client, self.uri, name)
+            named = NAME if name == AUTO and not self._is_configured else name
+            return choose_experiment(self.client, self.uri, named)
         with naming(_RUN_ID_VARIABLE, "a run"):
             run = self.client.get_run(given)
         if run.info.lifecycle_stage != LifecycleStage.ACTIVE:
@@ -221,7 +226,7 @@ class Tracker:
         if self._to_fill is not None:
             filled, self._to_fill = self._to_fill, None
             return filled, None
-        given = os.environ.pop(_RUN_ID_VARIABLE, None)
+        given = os.environ.pop(_RUN_ID_VARIABLE, None) if self._is_configured else None
         return (None, given) if self._given_is_elsewhere else (given, None)
 
     def hand_over(self, run_id: str) -> None:
@@ -289,6 +294,11 @@ class Tracker:
         self.drop_killed([run_id])
 
     def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
+        """Within the block, no process of another machine that uses this store works under this key.
+
+        Processes of this machine have locks, see `resumable_workdir`. The block gets a function that raises a
+        `TrackingError` where that cannot be said any longer, because this process was cut off from the store.
+        """
         if urlsplit(self.uri).scheme.partition("+")[0] not in _SHARED:
             return nullcontext(lambda: None)
         return leased(self.client, self.experiment_id, key[:16], live_processes.own_name(self.uri))
@@ -338,13 +348,16 @@ class Tracker:
         return True
 
     def find(self, stage: str, **tags: str) -> list[StoredRun]:
+        """Return the finished runs of a stage with these tags, newest first."""
         return [_stored(run) for run in self.find_finished(stage, **tags)]
 
     def add_to(self, run_id: str) -> TrackedRun:
+        """Return a run that has ended, to add to it. Its status stays. An unknown id is a `TrackingError`."""
         self.look_up(run_id)
         return TrackedRun(self.client, run_id)
 
     def look_up(self, run_id: str) -> StoredRun:
+        """Return one run by its id, or the first six digits or more. An unknown one is a `TrackingError`."""
         return _stored(self.run_of(run_id))
 
     def run_of(self, run_id: str) -> Run:
@@ -358,6 +371,7 @@ class Tracker:
             raise TrackingError(f"The store {shown_store(self.uri)} has no such run", got=run_id) from error
 
     def child_ids(self, run_id: str) -> dict[str, str]:
+        """Return the run id of the newest child of a run, by stage."""
         return {stage: str(run.info.run_id) for stage, run in self.children(run_id).items()}
 
     def link(self, run_id: str) -> RunLink:
@@ -377,14 +391,21 @@ class Tracker:
         return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}
 
     def fetch(self, run_id: str, folder: str) -> Path:
+        """Return the local path of an artifact folder of a run."""
         return local_folder(self.client, self.run_of(run_id), folder)
 
     def fetch_json(self, run_id: str, name: str) -> Any:
+        """Return a JSON artifact of a run. An unknown name is a `TrackingError`."""
         return json_artifact(self.client, self.client.get_run(run_id), name)
 
     def json_of(self, run: Run, name: str) -> Any:
         """Return a JSON artifact of a run that was found; one in a local folder is read in place."""
         return json_artifact(self.client, run, name)
+
+
+def opened(store: Tracker | str | None, experiment: str = AUTO) -> Tracker:
+    """Return a store that is open already as it is, else the one of an address, or that MLflow is configured for."""
+    return Tracker(experiment, store) if store is None or isinstance(store, str) else store
 
 
 class Snapshot(Tracker):

@@ -11,7 +11,7 @@ import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, SwapMeter
-from mlflow_compress.tracking.folder_store import FolderStore
+from tests.stores import opened, runs_in
 from tests.task_files import sums, write_rows
 
 LITTLE: dict[str, Any] = {"corpus_tokens": 256, "corpus_window": 64, "num_fewshot": 0, "num_shuffles": 0}
@@ -61,7 +61,7 @@ def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, stor
     page = (run / "diagnosis.html").read_text()
     assert "layers.0.qkv" in page and "<b>stone</b>" not in page and page.count("data:image/png") == 2
     assert json.loads((run / "diagnosis.json").read_text())["no_swap"] == 0.0
-    values = FolderStore(store).look_up(found.run.run_id).metrics
+    values = opened(store).look_up(found.run.run_id).metrics
     own = {name: value for name, value in values.items() if name.startswith("diagnose/")}
     assert 20 < len(own) < 50 and own["diagnose/kl"] == pytest.approx(found.found.whole.value)
     assert len(found.to_pandas()) == 20 and "moves most" in found.summary
@@ -150,7 +150,7 @@ def test_what_cannot_be_diagnosed_is_refused_without_a_run(
     paths = dict(zip(("cloze", "text"), tasks.split(","), strict=True))
     with pytest.raises(mc.MlflowCompressError, match=message):
         mc.diagnose(store=tmp_path / "none", **{**settings, "tasks": paths[settings["tasks"]]})
-    assert not list(tmp_path.glob("none/*/run.json"))
+    assert not runs_in(tmp_path / "none")
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from mlflow_compress.commands.evaluate import models as evaluated
 from mlflow_compress.commands.webhook.parameters import WebhookConfig
 from mlflow_compress.commands.webhook.run import Receiver, gate_config
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.webhook import Delivery
 from tests.conftest import Fork, forked_checks
+from tests.stores import runs_in
 
 FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "noise_items": 4}
 OPTIONS = [f"--{name}={value}" for name, value in FEW.items()]
@@ -141,8 +141,7 @@ def test_an_interrupted_gate_goes_on_with_the_block_that_it_was_at(
     monkeypatch.setattr(evaluated.BlockScorer, "_score", counted)
     with pytest.raises(KeyboardInterrupt):
         gate(near, store, policy=rules, seed=7)
-    newest = max(FolderStore(store).root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
-    assert json.loads(newest.read_text())["status"] == "KILLED"
+    assert runs_in(store)[0].info.status == "KILLED"
     found = gate(near, store, policy=rules, seed=7)
     assert found.passed and scored[:3] == [5, 5, -1] and found.verdict.endswith(" Seed 7 (given).")
     # The first two blocks were not scored again.

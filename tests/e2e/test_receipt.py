@@ -29,30 +29,30 @@ from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.metrics.core.account import take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.run_names import ACCOUNT, NOISE, RECORDS
 from tests import metric_records
 from tests.compress_models import make_llama
 from tests.roundoff import of_sum
+from tests.stores import opened
 
 Forge = Callable[[dict[str, Any], dict[str, bytes]], None]
 
 
 def evaluated(folder: Path, variant: str = "rtn-4bit", *, seed: int = 0, torch: str = "2.13.0") -> tuple[Path, str]:
     """Return a store with one evaluation of synthetic records, and the id of its run."""
-    store = FolderStore(folder)
+    store = opened(folder)
     made, other = metric_records.inputs(12), metric_records.inputs(12, seed=seed)
     inputs = MetricInputs(made.baseline, other.variant, noise=made.noise, settings=MetricSettings(seed=7, split_seed=7))
     asked = {"weights": "w" * 64, "seed": 7, "torch": torch}
     with store.run("baseline", "baseline", {"base_model": "demo"}) as baseline:
         baseline.log_json({**asked, "noise_items": 4, "rounding": {"threads": str(seed)}}, FINGERPRINT)
-        inputs.baseline.write(baseline.folder / RECORDS)
-        inputs.noise.write(baseline.folder / NOISE)
+        inputs.baseline.write(Path(baseline.artifacts_at) / RECORDS)
+        inputs.noise.write(Path(baseline.artifacts_at) / NOISE)
     tags = {"base_model": "demo", "baseline_run_id": baseline.run_id, "variant": variant, "verdict": "It moved."}
     with store.run("evaluate", "evaluate", {**tags, "evaluation": digest(asked)[:16]}) as run:
         log_evaluation(store, run, inputs, compute_all(inputs), {"tasks": {"mmlu": "t" * 64}})
         run.log_json(take_account(inputs, cut=set(), too_long=set(), asked_again={}, setting={}).to_dict(), ACCOUNT)
-    return store.root, run.run_id
+    return folder, run.run_id
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +363,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
     (base / "LICENSE.txt").write_text("Do what you like.")
     store, run = evaluated(folder / "results", "rtn-4bit-g32")
     compressed = mc.compress(str(base), "rtn", bits=4, group_size="32", output_dir=str(folder / "made"), store=store)
-    FolderStore(store).add_to(run).set_tags({run_names.CHECKPOINT: str(compressed.folder)})
+    opened(store).add_to(run).set_tags({run_names.CHECKPOINT: str(compressed.folder)})
     return store, run, Path(compressed.folder)
 
 
@@ -433,7 +433,7 @@ def test_what_cannot_be_uploaded_is_refused_and_leaves_nothing(made: tuple[Path,
     store, run = evaluated(tmp_path / "results")
     for checkpoint, message in ((None, "has no checkpoint"), ("endpoint:http://127.0.0.1:1/v1", "served")):
         if checkpoint is not None:
-            FolderStore(store).add_to(run).set_tags({run_names.CHECKPOINT: checkpoint})
+            opened(store).add_to(run).set_tags({run_names.CHECKPOINT: checkpoint})
         with pytest.raises(ConfigError, match=message):
             mc.hub_folder(run, output=tmp_path / "hub", store=store)
     assert not (tmp_path / "hub").exists()

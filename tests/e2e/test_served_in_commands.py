@@ -18,10 +18,10 @@ from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.folder_store import RUN_FILE
 from mlflow_compress.tracking.tracker import Tracker
 from tests.e2e.test_served_models import task
 from tests.served_demo import NAME, served_demo
+from tests.stores import runs_in
 from tests.unit.scoring_models import rounding
 
 POLICY = """
@@ -95,7 +95,7 @@ def test_a_served_variant_is_gated_by_what_a_server_shows(url: str, few: dict[st
     (tmp_path / "sizes.yaml").write_text("kl: none\ngates: [{metric: size/ratio, at_least: 2}]\n")
     with pytest.raises(ConfigError, match="the size of a served model is not known"):
         mc.gate(f"endpoint:{url}", policy=str(tmp_path / "sizes.yaml"), **asked)
-    assert not list((tmp_path / "runs").rglob(RUN_FILE))
+    assert not runs_in(tmp_path / "runs")
 
     (tmp_path / "policy.yaml").write_text(POLICY)
     said: list[str] = []

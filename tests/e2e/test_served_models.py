@@ -22,6 +22,7 @@ from mlflow_compress.records import RunRecords
 from tests.docs.blocks import DOCS
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
+from tests.stores import runs_in
 from tests.task_files import sums, write_rows
 from tests.unit.scoring_models import rounding
 from tests.waiting import until
@@ -201,7 +202,7 @@ def test_another_model_under_the_same_name_is_refused_later_and_midway(loaded: L
         asked = settings(tmp_path, store=tmp_path / "runs", served_model=NAME, noise_items=1)
         with pytest.raises(AlignmentError, match="answers otherwise than before under this name"):
             mc.evaluate(f"endpoint:{server.base_url}", **asked)
-    assert {json.loads(file.read_text())["status"] for file in (tmp_path / "runs").glob("*/run.json")} == {
+    assert {run.info.status for run in runs_in(tmp_path / "runs")} == {
         "FINISHED",  # the baseline
         "FAILED",
     }

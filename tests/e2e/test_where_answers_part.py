@@ -16,10 +16,10 @@ from mlflow_compress.compression.method import method_config
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.greedy_answers import answer_places, first_difference
 from mlflow_compress.records import RunRecords
-from mlflow_compress.tracking.folder_store import FolderStore
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import check_here
+from tests.stores import opened, runs_in
 
 pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore")]
 
@@ -62,7 +62,7 @@ def test_the_first_divergent_token_is_the_first_under_teacher_forcing(
 ) -> None:
     found = judged("rtn")
     judged("none")
-    runs = FolderStore(store)
+    runs = opened(store)
     [kept] = runs.find("baseline-greedy")  # both variants were held against the same answers
     baseline, variant = RunRecords.read(runs.fetch(kept.run_id, RECORDS)), found.records()
     places = answer_places(baseline.greedy_answers, variant.greedy_scores)
@@ -91,8 +91,8 @@ def evaluated(folder: Path, store: Path) -> Callable[..., Evaluation]:
 def test_all_variants_are_scored_on_the_same_traces(evaluated: Callable[..., Evaluation], store: Path) -> None:
     same, moved = evaluated("none"), evaluated("rtn")
     assert same.evaluation_id == moved.evaluation_id and moved.baseline_found
-    [run] = FolderStore(store).find("baseline-traces")
-    traces = RunRecords.read(FolderStore(store).fetch(run.run_id, RECORDS)).traces
+    [run] = opened(store).find("baseline-traces")
+    traces = RunRecords.read(opened(store).fetch(run.run_id, RECORDS)).traces
     assert traces is not None and len(traces) == 4
     assert moved.records().traces == traces
     n_tokens = sum(len(row["tokens"]) for row in traces.table.to_pylist())
@@ -118,7 +118,7 @@ def test_wrong_traces_are_refused_before_a_run_is_made(folder: Path, tmp_path: P
         mc.evaluate(folder / "none", tasks="traces", trace_instructions="nothing", store=tmp_path / "empty")
     with pytest.raises(ConfigError, match=r"has no few-shot examples.*traces@3"):
         mc.evaluate(folder / "none", tasks="traces@3", store=tmp_path / "empty")
-    assert not [*(tmp_path / "empty").rglob("run.json")]
+    assert not runs_in(tmp_path / "empty")
 
 
 def test_a_dry_run_of_a_sweep_writes_no_traces(tracker: Tracker) -> None:

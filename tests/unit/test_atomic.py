@@ -24,8 +24,7 @@ from mlflow_compress.commands.shared.get_or_create import get_or_create_run
 from mlflow_compress.errors import CheckpointError, ConfigError, MachineError, machine_fault
 from mlflow_compress.files import alone_with
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.folder_store import FolderStore
-from mlflow_compress.tracking.store import OpenRun
+from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from tests.judge_server import completion, judge_server
 from tests.judging import KEY
@@ -247,34 +246,29 @@ def test_a_model_that_memory_has_no_room_for_is_not_called_broken() -> None:
     assert machine_fault(CheckpointError("out of memory")) is None
 
 
-@pytest.fixture(params=["mlflow", "folder"])
-def store(request: pytest.FixtureRequest, workdir: Path) -> Tracker | FolderStore:
-    return Tracker() if request.param == "mlflow" else FolderStore(workdir / "results")
-
-
 def test_a_run_on_a_full_disk_fails_with_that_error_and_errors_of_ours_stay_what_they_are(
-    store: Tracker | FolderStore,
+    tracker: Tracker,
 ) -> None:
-    with pytest.raises(MachineError, match="No space left"), store.run("x", "quantize", {}):
+    with pytest.raises(MachineError, match="No space left"), tracker.run("x", "quantize", {}):
         raise OSError(errno.ENOSPC, "x", "/data/out")
-    assert store.find("quantize") == []
-    with pytest.raises(ConfigError, match="wrong"), store.run("x", "quantize", {}):
+    assert tracker.find("quantize") == []
+    with pytest.raises(ConfigError, match="wrong"), tracker.run("x", "quantize", {}):
         raise ConfigError("wrong")
 
 
-def test_a_clock_that_is_set_back_loses_nothing(store: Tracker | FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_loses_nothing(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 2e9
     monkeypatch.setattr(time, "time", lambda: now)
 
-    def work(run: OpenRun, folder: Path, resume: Path) -> None:
+    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         monkeypatch.setattr(time, "time", lambda: now - 86_400)
         (folder / "records").mkdir()
         (folder / "records" / "a").write_text("1")
 
-    first, fresh = get_or_create_run(store, "baseline", "demo", {"a": 1}, work)
-    again, fresh_again = get_or_create_run(store, "baseline", "demo", {"a": 1}, work)
+    first, fresh = get_or_create_run(tracker, "baseline", "demo", {"a": 1}, work)
+    again, fresh_again = get_or_create_run(tracker, "baseline", "demo", {"a": 1}, work)
     assert (fresh, fresh_again, first) == (True, False, again)
-    assert (store.fetch(first, "records") / "a").read_text() == "1"
+    assert (tracker.fetch(first, "records") / "a").read_text() == "1"
 
 
 def test_no_estimate_comes_from_a_run_during_which_the_clock_was_set_back(tracker: Tracker) -> None:

@@ -98,7 +98,9 @@ def made(name: str) -> Made:
 
 def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight", estimation: Estimation | None = None) -> Search:
     limit = Limit(kind=kind, value=3.5)  # type: ignore[arg-type]
-    tracker: Any = SimpleNamespace(uri=f"folder://{tmp_path}", link=lambda run_id: RunLink(run_id=run_id, store="s"))
+    tracker: Any = SimpleNamespace(
+        uri=f"sqlite:///{tmp_path}/mlflow.db", link=lambda run_id: RunLink(run_id=run_id, store="s")
+    )
     text = SimpleNamespace(name="/texts/search.txt")
     costs: Any = SimpleNamespace(text=text, whole=lambda folder: KL[folder] * np.ones(8))
     return publish_search(

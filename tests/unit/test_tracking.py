@@ -21,6 +21,7 @@ from mlflow_compress.tracking import live_processes, run_names
 from mlflow_compress.tracking.artifacts import LIMIT_VARIABLE, Downloads, limit_bytes
 from mlflow_compress.tracking.live_processes import dead_processes, is_alive, own_name, scratch_folder
 from mlflow_compress.tracking.model_registry import move_alias, note_decision, previous_alias, registered_name
+from mlflow_compress.tracking.store import whole_id
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import LEADERBOARD, how_to_open, save_leaderboard, shared_run_address
 
@@ -369,6 +370,7 @@ DIES = """
 import os, signal, sys
 from pathlib import Path
 from mlflow_compress.tracking.live_processes import scratch_folder
+from mlflow_compress.tracking.store import whole_id
 from mlflow_compress.tracking.tracker import Tracker
 tracker = Tracker()
 stage = sys.argv[1]
@@ -446,3 +448,8 @@ def test_scratch_folders_go_with_their_block_and_runs_name_their_process_until_t
         assert live_processes.open_runs(tracker.uri) == {run.run_id}
         assert tracker.client.get_run(run.run_id).data.tags[run_names.PROCESS] == own_name(tracker.uri)
     assert live_processes.open_runs(tracker.uri) == frozenset()
+
+
+def test_the_beginning_of_two_ids_is_refused() -> None:
+    with pytest.raises(TrackingError, match="Several runs have an id that begins so. Allowed: abcdef1, abcdef2"):
+        whole_id("abcdef", ["abcdef2", "abcdef1"])

@@ -34,6 +34,7 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch, Plan, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
 from tests.conftest import Fork
+from tests.stores import runs_in
 from tests.unit.scoring_models import load_random, mixed_requests, rounding
 from tests.unit.test_scoring_plan import spelled, tries
 from tests.waiting import until
@@ -112,7 +113,7 @@ def test_a_missing_kernel_is_found_before_the_baseline_is_scored_and_names_the_p
     processor = rounding_identity(torch.device("cpu"))["processor"]
     with pytest.raises(UnsupportedError, match=f"does not run it.*cpu_gemm_wna16.*AVX-512, and this is {processor}"):
         mc.evaluate(variant, engine="vllm", vllm_python=sys.executable, tasks="demo", limit=1, store=tmp_path / "runs")
-    names = [json.loads(file.read_text())["name"] for file in (tmp_path / "runs").glob("*/run.json")]
+    names = [run.info.run_name for run in runs_in(tmp_path / "runs")]
     assert [name.split()[0] for name in sorted(names)] == ["evaluate", "quantize"]
 
 

@@ -4,7 +4,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, opened_store, path_text, register_command
+from mlflow_compress.commands.command import Argument, PathOrText, StoreLike, path_text, register_command, store_of
 
 if TYPE_CHECKING:
     from mlflow_compress.commands.compare.run import Comparison, Forecast
@@ -58,7 +58,7 @@ def compare(
         path_text(name, s.records_folder if isinstance(s, Evaluation) else s)
         for name, s in (("baseline", baseline), ("variant", variant))
     )
-    return compare_sources(left, right, opened_store(store))
+    return compare_sources(left, right, store_of(store))
 
 
 def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":
@@ -88,7 +88,7 @@ def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":
     text = path_text("source", source)
     if isdir(text):  # noqa: PTH112 - False for a name that is too long, where Path raises
         return from_folder(Path(text))
-    return from_run(text, opened_store(store))
+    return from_run(text, store_of(store))
 
 
 @register_command(

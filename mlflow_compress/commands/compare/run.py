@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,10 @@ from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import Store, is_run_id, require_runs, run_of_stage
+from mlflow_compress.tracking.store import is_run_id, require_runs, run_of_stage
+
+if TYPE_CHECKING:
+    from mlflow_compress.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _harness_results(log: Path) -> tuple[EvalMetadata, Mapping[str, Any]]:
     return {"task": name["task"], "version": version, "shots": shots}, config
 
 
-def _read(source: str, store: Store | None) -> Path | tuple[list[answer_files.Answer], EvalMetadata]:
+def _read(source: str, store: str | None) -> Path | tuple[list[answer_files.Answer], EvalMetadata]:
     """Return one side: the folder of its records, or the answers of a JSONL file and what is known of its task."""
     check_text("run, folder or file", source)
     path = Path(source)
@@ -131,17 +134,16 @@ def _read(source: str, store: Store | None) -> Path | tuple[list[answer_files.An
     raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
 
 
-def store_with(run_id: str, store: Store | None) -> Store:
-    """Return the given store, or MLflow's, unless that is known not to have the run."""
-    if store is not None:
-        return store
-    require_runs([run_id])
-    from mlflow_compress.tracking.tracker import Tracker  # imports MLflow, which names of files do not need
+def store_with(run_id: str, store: "Tracker | str | None") -> "Tracker":
+    """Return a store, unless it is known not to have the run."""
+    if isinstance(store, str | None):
+        require_runs([run_id], store)
+    from mlflow_compress.tracking.tracker import opened  # imports MLflow, which names of files do not need
 
-    return Tracker()
+    return opened(store)
 
 
-def compare(baseline: str, variant: str, store: Store | None = None) -> Comparison:
+def compare(baseline: str, variant: str, store: str | None = None) -> Comparison:
     """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals."""
     left, right = _read(baseline, store), _read(variant, store)
     if isinstance(left, Path) and isinstance(right, Path):
@@ -168,7 +170,7 @@ def from_folder(folder: Path) -> Evaluation:
     )
 
 
-def from_run(run_id: str, store: Store | None = None) -> Evaluation:
+def from_run(run_id: str, store: "Tracker | str | None" = None) -> Evaluation:
     """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
     if not is_run_id(run_id):
         raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)

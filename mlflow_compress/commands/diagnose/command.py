@@ -7,9 +7,9 @@ from mlflow_compress.commands.command import (
     Say,
     StoreLike,
     configured,
-    opened_store,
     register_command,
     silent,
+    store_of,
 )
 from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig
 
@@ -81,4 +81,4 @@ def diagnose(
     config = configured(DiagnoseConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.diagnose.run import run_diagnose
 
-    return run_diagnose(config, opened_store(store, config), progress or silent)
+    return run_diagnose(config, store_of(store, config), progress or silent)

@@ -55,7 +55,8 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, Swap, SwapMeter, noise_swap
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 _CONTEXT = 12  # tokens shown before a change
 
@@ -211,7 +212,7 @@ def advise(
 
 
 def write_diagnosis(
-    store: Store, run: OpenRun, diagnosis: Diagnosis, records: SwapDistances, manifest: CheckpointManifest
+    store: Tracker, run: TrackedRun, diagnosis: Diagnosis, records: SwapDistances, manifest: CheckpointManifest
 ) -> None:
     """Log everything on the run."""
     from mlflow_compress.reporting.diagnosis_page import render_diagnosis
@@ -257,7 +258,7 @@ NOISE = "noise on {}"
 _SAME = 0.01  # of the whole variant's KL: what rounding may change
 
 
-def run_diagnose(config: DiagnoseConfig, store: Store | None = None, say: Say = silent) -> Diagnosis:
+def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = inputs.suite_of(config.evaluate_config)
     corpora = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]

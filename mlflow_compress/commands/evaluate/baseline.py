@@ -30,7 +30,8 @@ from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
-from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ def evaluation_of_sample(evaluation: str, sampling: SamplingConfig) -> str:
 
 
 def find_or_evaluate(
-    store: Store, model: EngineModel, suite: Suite, config: EvaluateConfig, before: Callable[[], None] = lambda: None
+    store: Tracker, model: EngineModel, suite: Suite, config: EvaluateConfig, before: Callable[[], None] = lambda: None
 ) -> Baseline:
     """Return the stored baseline with this fingerprint, or evaluate it in a new run, after `before`.
 
@@ -157,7 +158,7 @@ def find_or_evaluate(
     asked = _asked(model, suite, config)
     evaluation = digest(asked)[:16]  # as `evaluation_id`, which would read every prompt again
 
-    def work(run: OpenRun, folder: Path, resume: Path) -> None:
+    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
         run.log_params({**model.identity, **stored.settings_of(config), "noise_items": config.evaluation.noise_items})
         if (facts := model.facts()) is not None:
@@ -209,7 +210,7 @@ def find_or_evaluate(
     )
 
 
-def _warn_of_rounding(store: Store, run_id: str, evaluation: str, now: Mapping[str, str]) -> None:
+def _warn_of_rounding(store: Tracker, run_id: str, evaluation: str, now: Mapping[str, str]) -> None:
     """Say why a baseline that the store had was evaluated again, and how far its second scores are from the first."""
     before = [run for run in store.find("baseline", **{run_names.EVALUATION: evaluation}) if run.run_id != run_id]
     if not before:
@@ -235,7 +236,9 @@ STAGE = "baseline-traces"
 MOST_TOKENS = 512  # of an answer, unless the user says otherwise
 
 
-def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+def with_traces(
+    store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True
+) -> Suite:
     """Return the suite with the baseline's own answers, where the tasks name them, written now if need be (`write`)."""
     if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
         return suite
@@ -258,7 +261,7 @@ def with_traces(store: Store, base: EngineModel, suite: Suite, config: EvaluateC
     if not write and not store.find(STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
         return suite
 
-    def work(run: OpenRun, folder: Path, resume: Path) -> None:
+    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         generations = generate_answers(
             base.load(), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume
         )

@@ -7,9 +7,9 @@ from mlflow_compress.commands.command import (
     Say,
     StoreLike,
     configured,
-    opened_store,
     register_command,
     silent,
+    store_of,
 )
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 
@@ -77,4 +77,4 @@ def evaluate(
     config = configured(EvaluateConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.evaluate.run import run_evaluate
 
-    return run_evaluate(config, opened_store(store, config), progress or silent)
+    return run_evaluate(config, store_of(store, config), progress or silent)

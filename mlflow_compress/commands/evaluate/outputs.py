@@ -24,7 +24,7 @@ from mlflow_compress.scoring.generation.generate import generate, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import OpenRun
+from mlflow_compress.tracking.tracked_run import TrackedRun
 
 GENERATED = "generated"  # sub-folder of `resume` with the generated answers
 WINDOW = 512  # tokens per window of a corpus, as in llama.cpp
@@ -151,7 +151,7 @@ def run_model(
 
 
 def log_harness_metrics(
-    run: OpenRun, suite: Suite, outputs: ModelOutputs, *, baseline: RunRecords | None = None
+    run: TrackedRun, suite: Suite, outputs: ModelOutputs, *, baseline: RunRecords | None = None
 ) -> None:
     """Log the harness's metrics of a model: of tasks and groups as MLflow metrics, of their parts too in a table."""
     run.log_values({run_names.TRUNCATED: outputs.n_truncated})

@@ -41,18 +41,19 @@ from mlflow_compress.reporting.verdict import verdict, worst_slice
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import ACCOUNT, FACTS, NOISE, RECORDS
-from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 _ALL = "Leave it out, or set items=all"
 
 
-def readable(store: Store, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+def readable(store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite in the baseline's chat template, and with its own answers (see `with_traces`)."""
     rendered = with_chat_template(base.tokenizer, suite, config.inference.system_prompt or "")
     return with_traces(store, base, rendered, config, write=write)
 
 
-def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
+def evaluate_baseline(config: EvaluateConfig, store: Tracker) -> Baseline:
     """Return the baseline's evaluation: found in the store, or evaluated now."""
     with models.cores_shared_out(config.running, config.source):
         base = models.open_baseline(config)
@@ -62,8 +63,8 @@ def evaluate_baseline(config: EvaluateConfig, store: Store) -> Baseline:
 def evaluate_variant(
     config: EvaluateConfig,
     suite: Suite,
-    store: Store,
-    run: OpenRun,
+    store: Tracker,
+    run: TrackedRun,
     until_finished: ExitStack,
     say: Say = silent,
 ) -> tuple[MetricInputs, Baseline, Account, str | None]:
@@ -158,7 +159,7 @@ def evaluate_variant(
     return inputs, baseline, account, earlier[0].run_id if earlier else None
 
 
-def _scored_before(store: Store, run: OpenRun, fingerprint: str) -> RunRecords | None:
+def _scored_before(store: Tracker, run: TrackedRun, fingerprint: str) -> RunRecords | None:
     """Return the records of a finished run on fewer items, and note it; None where it has shortened prompts, or none.
 
     Which items were shortened is not in the records.
@@ -207,7 +208,11 @@ def states_for(baseline: Baseline, base: EngineModel, variant: EngineModel) -> A
 
 
 def log_evaluation(
-    store: Store, run: OpenRun, inputs: MetricInputs, results: Sequence[MetricResult], metadata: stored.EvalMetadata
+    store: Tracker,
+    run: TrackedRun,
+    inputs: MetricInputs,
+    results: Sequence[MetricResult],
+    metadata: stored.EvalMetadata,
 ) -> None:
     """Log metrics (pooled and per task), details, flips table, records, and the reason for each missing metric."""
     pooled = headline(results)
@@ -227,7 +232,7 @@ def log_evaluation(
             run.log_folder(part, part.name)
 
 
-def run_evaluate(config: EvaluateConfig, store: Store | None = None, say: Say = silent) -> Evaluation:
+def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say: Say = silent) -> Evaluation:
     """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made."""
     variant, suite, label = described(config), suite_of(config), baseline_label(config)
     text = as_text(config)  # as `mlflow run` logs them, so that no parameter is logged twice

@@ -7,9 +7,9 @@ from mlflow_compress.commands.command import (
     Say,
     StoreLike,
     configured,
-    opened_store,
     register_command,
     silent,
+    store_of,
 )
 from mlflow_compress.commands.gate.parameters import GateConfig
 
@@ -64,4 +64,4 @@ def gate(
     config = configured(GateConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.gate.run import run_gate
 
-    return run_gate(config, opened_store(store, config), progress or silent)
+    return run_gate(config, store_of(store, config), progress or silent)

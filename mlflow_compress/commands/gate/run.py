@@ -58,8 +58,9 @@ from mlflow_compress.scoring.plan.encoding import Shortened
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import OpenRun, RunLink, Store
-from mlflow_compress.tracking.tracker import Tracker
+from mlflow_compress.tracking.store import RunLink
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker, opened
 
 DecidedBy = Literal["items", "all items", "checkpoint", "timing", "answers"]
 
@@ -419,7 +420,7 @@ class MeasuredForGate:
     remark: str = ""  # What was found, in one sentence; empty where the policy does not ask
 
 
-def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> MeasuredForGate:
+def timed_for_gate(config: SpeedConfig, policy: Policy, store: Tracker) -> MeasuredForGate:
     """Time the checkpoint beside its baseline in a run of its own, where a gate asks; return what gates read of it."""
     gates = gates_of(policy.model_copy(update={"objective": Objective()}))  # a gate ranks nothing
     if not gates.asks_speed:
@@ -432,7 +433,7 @@ def timed_for_gate(config: SpeedConfig, policy: Policy, store: Store) -> Measure
     )
 
 
-def judged_for_gate(config: JudgeConfig, policy: Policy, store: Store) -> MeasuredForGate:
+def judged_for_gate(config: JudgeConfig, policy: Policy, store: Tracker) -> MeasuredForGate:
     """Let both models answer instructions in a run of its own, and return what gates read of the answers."""
     results = list(run_judge(config, store).results)
     return MeasuredForGate(values=read_gates(results, gates_of(policy).readings), remark=for_users(headline(results)))
@@ -480,7 +481,10 @@ def write_verdict(verdict: GateVerdict, folder: Path) -> None:
 
 
 def run_gate(
-    config: GateConfig, store: Store | None = None, progress: Say = silent, asked_by: Mapping[str, str] | None = None
+    config: GateConfig,
+    store: Tracker | str | None = None,
+    progress: Say = silent,
+    asked_by: Mapping[str, str] | None = None,
 ) -> GateVerdict:
     """Evaluate a checkpoint until every gate is decided or one has failed, and return the verdict.
 
@@ -494,7 +498,7 @@ def run_gate(
     evaluation = config.of_stage(EvaluateConfig)
     made, suite = described(evaluation), suite_of(evaluation)
     _check_served(made, policy)
-    store = store if store is not None else Tracker(config.experiment)
+    store = opened(store, config.experiment)
     label = baseline_label(evaluation)
     base, variant = models.open_both(evaluation, progress)
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
@@ -606,7 +610,7 @@ def _look(work: GateWork, scorer: models.BlockScorer, progress: Say) -> ChecksSo
     return so_far
 
 
-def _log(store: Store, run: OpenRun, verdict: GateVerdict) -> None:
+def _log(store: Tracker, run: TrackedRun, verdict: GateVerdict) -> None:
     run.log_values(
         {
             "gate/passed": float(verdict.passed),

@@ -22,7 +22,8 @@ from mlflow_compress.scoring.generation.generate import generate_answers, genera
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, Speed
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders next to RECORDS
 MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench, in tokens
@@ -52,7 +53,7 @@ class AnswerRuns:
     """
 
     config: JudgeConfig
-    store: Store
+    store: Tracker
     instructions: list[Instruction]
     base: EngineModel
     load: OneLoaded
@@ -61,7 +62,7 @@ class AnswerRuns:
     def _system(self) -> str:
         return self.config.inference.system_prompt or ""
 
-    def _write(self, run: OpenRun, loaded: Any, folder: Path, resume: Path, samples: Mapping[str, int]) -> None:
+    def _write(self, run: TrackedRun, loaded: Any, folder: Path, resume: Path, samples: Mapping[str, int]) -> None:
         """Write a model's answers, graded ones and `samples` with these seeds, and log how fast they were generated."""
         speed = Speed()
         graded = GenerationConfig(
@@ -117,7 +118,7 @@ class AnswerRuns:
         """Return the run with the baseline's answers, the answers, and a second sample (the noise floor)."""
         seed = self.config.source.seed
 
-        def work(run: OpenRun, folder: Path, resume: Path) -> None:
+        def work(run: TrackedRun, folder: Path, resume: Path) -> None:
             self._write(run, self.load(self.base), folder, resume, {SAMPLES: seed, SAMPLES_AGAIN: seed + 1})
 
         fingerprint = self._asked(self.base, **self._sampling(self.base))
@@ -127,7 +128,7 @@ class AnswerRuns:
         again = kept(("again", run_id), lambda: Generations.read(self.store.fetch(run_id, SAMPLES_AGAIN)))
         return run_id, answers, again
 
-    def variant(self, run: OpenRun, variant: EngineModel) -> tuple[str, bool, Answers]:
+    def variant(self, run: TrackedRun, variant: EngineModel) -> tuple[str, bool, Answers]:
         """Return the run with the variant's answers, whether it is new, and the answers.
 
         It finishes before the grading begins: the next judge run finds the answers where a judge fails. The samples
@@ -135,7 +136,7 @@ class AnswerRuns:
         independent samples. An unchanged model has exactly the noise floor.
         """
 
-        def work(stored: OpenRun, folder: Path, resume: Path) -> None:
+        def work(stored: TrackedRun, folder: Path, resume: Path) -> None:
             loaded = replace(self.load(variant), tokenizer=self.base.tokenizer)
             self._write(stored, loaded, folder, resume, {SAMPLES: self.config.source.seed + 1})
 
@@ -161,7 +162,7 @@ class AnswerRuns:
         """
         base = self.base
 
-        def work(run: OpenRun, folder: Path, resume: Path) -> None:
+        def work(run: TrackedRun, folder: Path, resume: Path) -> None:
             loaded = self.load(base)
             answers = self._decoded(loaded, resume)
             states = resume / STATES
@@ -174,13 +175,13 @@ class AnswerRuns:
         run_id, _ = get_or_create_run(self.store, "baseline-greedy", label, fingerprint, work)
         return run_id, kept(("greedy", run_id), lambda: RunRecords.read(self.store.fetch(run_id, RECORDS)))
 
-    def variant_greedy(self, run: OpenRun, variant: EngineModel, baseline: tuple[str, RunRecords]) -> RunRecords:
+    def variant_greedy(self, run: TrackedRun, variant: EngineModel, baseline: tuple[str, RunRecords]) -> RunRecords:
         """Return the variant's greedy answers, and its scores of those of `baseline_greedy`, token by token."""
         baseline_run, written = baseline
         assert written.greedy_answers is not None
         theirs = written.greedy_answers
 
-        def work(stored: OpenRun, folder: Path, resume: Path) -> None:
+        def work(stored: TrackedRun, folder: Path, resume: Path) -> None:
             loaded = replace(self.load(variant), tokenizer=self.base.tokenizer)
             answers = self._decoded(loaded, resume)
             states = variant.comparable_with(self.base.stored(self.store.fetch(baseline_run, STATES)))
@@ -201,7 +202,7 @@ class AnswerRuns:
         return RunRecords.read(self.store.fetch(run_id, RECORDS))
 
 
-def answer_baseline(config: JudgeConfig, store: Store) -> None:
+def answer_baseline(config: JudgeConfig, store: Tracker) -> None:
     """Let the baseline answer the instructions, unless the store has its answers."""
     runs = AnswerRuns(config, store, inputs.instructions_of(config), open_baseline(config), OneLoaded())
     runs.baseline()

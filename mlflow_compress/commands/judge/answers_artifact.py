@@ -9,7 +9,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import Generations
 from mlflow_compress.reporting import answers_page
 from mlflow_compress.tracking.run_names import ANSWERS
-from mlflow_compress.tracking.store import Store
+from mlflow_compress.tracking.tracker import Tracker
 
 ROWS, PAGE = "answers.jsonl", "answers.html"
 
@@ -38,7 +38,7 @@ def write_answers(
     (folder / PAGE).write_text(answers_page.render_answers(title, pairs), encoding="utf-8")
 
 
-def read_answers(store: Store, run_id: str) -> list[answers_page.ComparedAnswer]:
+def read_answers(store: Tracker, run_id: str) -> list[answers_page.ComparedAnswer]:
     """Return the answers that a judge run holds. A run without them is a `TrackingError`."""
     path = store.fetch(run_id, ANSWERS) / ROWS
     return answers_page.from_jsonl(path.read_text(encoding="utf-8"), str(path))

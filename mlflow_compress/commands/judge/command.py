@@ -7,9 +7,9 @@ from mlflow_compress.commands.command import (
     Say,
     StoreLike,
     configured,
-    opened_store,
     register_command,
     silent,
+    store_of,
 )
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 
@@ -72,4 +72,4 @@ def judge(
     config = configured(JudgeConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.judge.run import run_judge
 
-    return run_judge(config, opened_store(store, config), progress or silent)
+    return run_judge(config, store_of(store, config), progress or silent)

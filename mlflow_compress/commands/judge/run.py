@@ -27,7 +27,8 @@ from mlflow_compress.reporting.answers_page import account_text
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
-from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.transport.endpoint import check_address
 
 
@@ -90,7 +91,7 @@ def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
 
 
 def judge(
-    config: JudgeConfig, variant_label: str, instructions: list[Instruction], store: Store, run: OpenRun, say: Say
+    config: JudgeConfig, variant_label: str, instructions: list[Instruction], store: Tracker, run: TrackedRun, say: Say
 ) -> AnswerEvaluation:
     """Generate the missing answers, ask every judge, and log and return what they have said."""
     # Judges open before any answer is generated, so that a missing requirement is reported at once.
@@ -225,12 +226,12 @@ def judge(
     )
 
 
-def _with_account(text: str, values: Mapping[str, float], run: OpenRun) -> str:
+def _with_account(text: str, values: Mapping[str, float], run: TrackedRun) -> str:
     """Return why the stage fails, with what it took until then."""
     return f"{text.rstrip('.')}. Account: {account_text(values)}; every reply is kept; run {run.run_id}"
 
 
-def run_judge(config: JudgeConfig, store: Store | None = None, say: Say = silent) -> AnswerEvaluation:
+def run_judge(config: JudgeConfig, store: Tracker | str | None = None, say: Say = silent) -> AnswerEvaluation:
     """Run the stage in its own run, and return the results. Wrong parameters are refused before a run is made.
 
     If too many judgments have no rating, or the money is spent, everything is logged before the error is raised.

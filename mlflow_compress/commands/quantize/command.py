@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.command import StoreLike, configured, opened_store, register_command
+from mlflow_compress.commands.command import StoreLike, configured, register_command, store_of
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 
 if TYPE_CHECKING:
@@ -43,4 +43,4 @@ def compress(
     config = configured(QuantizeConfig, {"model": model, "method": method, **parameters}, store)
     from mlflow_compress.commands.quantize.run import run_quantize
 
-    return run_quantize(config, opened_store(store, config))
+    return run_quantize(config, store_of(store, config))

@@ -32,7 +32,9 @@ from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.paths import is_stage
 from mlflow_compress.reporting.numbers import ratio_text
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import OpenRun, RunLink, Store
+from mlflow_compress.tracking.store import RunLink
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.version import __version__
 
 
@@ -138,7 +140,7 @@ def size_values(manifest: CheckpointManifest) -> dict[str, float]:
 
 
 def quantize(
-    config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: OpenRun
+    config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None, run: TrackedRun
 ) -> tuple[CheckpointManifest, Path]:
     """Compress the baseline, log settings, size and cost, and return manifest and folder.
 
@@ -182,7 +184,7 @@ def quantize(
     return manifest, folder
 
 
-def run_quantize(config: QuantizeConfig, store: Store | None = None) -> CompressedModel:
+def run_quantize(config: QuantizeConfig, store: Tracker | str | None = None) -> CompressedModel:
     """Run the stage in its own run, and return the checkpoint. Wrong parameters are refused before a run is made."""
     settings, calibration = method_settings(config), calibration_set(config)
     if is_stage() and is_small(config.source):  # a process of its own, whose tensors come and go

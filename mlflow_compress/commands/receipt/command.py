@@ -9,11 +9,11 @@ from mlflow_compress.commands.command import (
     PolicyLike,
     ResultOfRun,
     StoreLike,
-    opened_store,
     path_text,
     policy_path,
     register_command,
     run_id_of,
+    store_of,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def export(
         _path("policy", policy_path(policy, store)),
         _path("key", key),
         records=records,
-        store=opened_store(store),
+        store=store_of(store),
     )
 
 
@@ -172,7 +172,7 @@ def hub_folder(
         base_model,
         _path("policy", policy_path(policy, store)),
         _path("key", key),
-        opened_store(store),
+        store_of(store),
     )
 
 

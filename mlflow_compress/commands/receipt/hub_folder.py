@@ -28,7 +28,6 @@ from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.reporting.numbers import bytes_text
 from mlflow_compress.reporting.tables import Table, escape_markdown
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import Store
 from mlflow_compress.version import __version__
 
 _LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*", "USE_POLICY*")
@@ -37,11 +36,10 @@ _TEXTS = (".json", ".txt", ".md", ".jinja", ".model", ".yaml")
 
 
 def write_hub_folder(
-    run_id: str, output: Path, base_model: str | None, policy: Path | None, key: Path | None, store: Store | None
+    run_id: str, output: Path, base_model: str | None, policy: Path | None, key: Path | None, store: str | None
 ) -> Receipt:
     """Write the folder, and return its receipt."""
-    store = store_with(run_id, store)
-    checkpoint = store.look_up(run_id).tags.get(run_names.CHECKPOINT)
+    checkpoint = store_with(run_id, store).look_up(run_id).tags.get(run_names.CHECKPOINT)
     if checkpoint is None:
         raise ConfigError("This run has no checkpoint", allowed="a main run or an evaluate run", got=run_id)
     if is_endpoint(checkpoint):

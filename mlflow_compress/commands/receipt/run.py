@@ -37,7 +37,6 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECEIPT, RECORDS
-from mlflow_compress.tracking.store import Store
 from mlflow_compress.version import __version__
 
 KEY_VARIABLE = "MLFLOW_COMPRESS_SIGNING_KEY"
@@ -50,15 +49,15 @@ _ROUNDING = 1e-9  # relative: another processor adds in another order
 
 
 def export_receipt(
-    run_id: str, output: Path, policy: Path | None, key: Path | None, *, records: bool, store: Store | None
+    run_id: str, output: Path, policy: Path | None, key: Path | None, *, records: bool, store: str | None
 ) -> Receipt:
     """Write the receipt of a run's evaluation, after checking it with its records as `verify_receipt` does."""
     if key is None and (named := os.environ.get(KEY_VARIABLE)):
         key = Path(named)
     private = None if key is None else _key(key, private=True)
     meant = read_policy(None if policy is None else str(policy))
-    store = store_with(run_id, store)
-    source = from_run(run_id, store)
+    opened = store_with(run_id, store)
+    source = from_run(run_id, opened)
     baseline = source.baseline_run_id
     if baseline is None or source.run is None:
         raise ConfigError("A receipt is of a variant", allowed="the id of a main run or an evaluate run", got=run_id)
@@ -69,8 +68,8 @@ def export_receipt(
     files: dict[str, bytes] = {}
     for part, (owner, folder) in folders.items():
         with suppress(TrackingError):
-            files |= {f"{part}/{file.name}": file.read_bytes() for file in store.fetch(owner, folder).glob("*")}
-    account = read_account(store, run)
+            files |= {f"{part}/{file.name}": file.read_bytes() for file in opened.fetch(owner, folder).glob("*")}
+    account = read_account(opened, run)
     predicate = {
         "written_by": f"mlflow-compress {__version__}",
         "run_id": run,
@@ -78,7 +77,7 @@ def export_receipt(
         "variant": source.name,
         "baseline": source.baseline,
         "evaluation_id": source.evaluation_id,
-        "environment": store.fetch_json(baseline, FINGERPRINT),
+        "environment": opened.fetch_json(baseline, FINGERPRINT),
         "account": account.to_dict(),
         "policy": policy_yaml(meant, comments=False),
         "gates": _gates(meant, source.results, account),
@@ -98,7 +97,7 @@ def export_receipt(
         atomic.write(output, data)
     except OSError as error:
         raise ConfigError(f"The receipt cannot be written: {error}", got=str(output)) from error
-    store.add_to(run).set_tags({RECEIPT: _sha256(data)})  # a decision on the variant names it
+    opened.add_to(run).set_tags({RECEIPT: _sha256(data)})  # a decision on the variant names it
     return replace(receipt, sha256=_sha256(data), with_records=records, recomputed=None)
 
 

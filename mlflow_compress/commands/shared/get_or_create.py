@@ -15,20 +15,20 @@ from mlflow_compress.files import alone_with
 from mlflow_compress.home import home
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.store import OpenRun, Store
-from mlflow_compress.tracking.tracker import Tracker, tracking_uri
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker, opened, tracking_uri
 from mlflow_compress.tracking.unfinished_commands import noted
 from mlflow_compress.transport.endpoint import VARIABLES, shown_url
 
 
 @contextmanager
-def store_of_command(config: Parameters, given: Store | None) -> Iterator[Store]:
+def store_of_command(config: Parameters, given: Tracker | str | None) -> Iterator[Tracker]:
     """Give a command its store: the given one; or MLflow's, with a note on disk until the command ends by itself.
 
     A stage asks for it after it has checked its parameters, so that a refused command leaves nothing.
     """
     if given is not None:
-        yield given
+        yield opened(given)
         return
     with unfinished_until_ended(config):
         yield Tracker(config.experiment)
@@ -91,11 +91,11 @@ def digest(content: Mapping[str, object]) -> str:
 
 
 def get_or_create_run(
-    store: Store,
+    store: Tracker,
     stage: str,
     label: str,
     fingerprint: Mapping[str, object],
-    work: Callable[[OpenRun, Path, Path], None],
+    work: Callable[[TrackedRun, Path, Path], None],
     more_tags: Mapping[str, str] = MappingProxyType({}),
     before: Callable[[], None] = lambda: None,
 ) -> tuple[str, bool]:

@@ -16,7 +16,8 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import OpenRun, Store
+from mlflow_compress.tracking.tracked_run import TrackedRun
+from mlflow_compress.tracking.tracker import Tracker
 
 _FIELDS = tuple(field.name for field in fields(MetricResult))
 
@@ -32,17 +33,17 @@ def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
     return [MetricResult(*values(row)) for row in rows]
 
 
-def stored_results(store: Store, *run_ids: str) -> list[MetricResult]:
+def stored_results(store: Tracker, *run_ids: str) -> list[MetricResult]:
     """Return the results that the runs of stages hold, one run after the other."""
     return [result for run_id in run_ids for result in results_from_json(store.fetch_json(run_id, "metrics.json"))]
 
 
-def read_account(store: Store, run_id: str) -> Account:
+def read_account(store: Tracker, run_id: str) -> Account:
     """Return the account of an evaluate run."""
     return Account.from_dict(store.fetch_json(run_id, run_names.ACCOUNT))
 
 
-def log_results(run: OpenRun, results: Sequence[MetricResult]) -> None:
+def log_results(run: TrackedRun, results: Sequence[MetricResult]) -> None:
     """Log the results of a stage: the few that are MLflow metrics, and all in a file."""
     run.log_results(logged(results))
     run.log_json(results_json(results), "metrics.json")

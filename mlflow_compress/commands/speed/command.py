@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.command import PathOrText, StoreLike, configured, opened_store, register_command
+from mlflow_compress.commands.command import PathOrText, StoreLike, configured, register_command, store_of
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 
 if TYPE_CHECKING:
@@ -47,4 +47,4 @@ def speed(
     config = configured(SpeedConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.speed.run import run_speed
 
-    return run_speed(config, opened_store(store, config))
+    return run_speed(config, store_of(store, config))

@@ -39,7 +39,7 @@ from mlflow_compress.scoring.speed import timing
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import Store
+from mlflow_compress.tracking.tracker import Tracker
 
 WITHIN = 0.1  # of a ratio: the ends of an interval that is narrow enough
 
@@ -173,7 +173,7 @@ def threads_of(config: SpeedConfig) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_speed(config: SpeedConfig, store: Store | None = None) -> SpeedMeasurement:
+def run_speed(config: SpeedConfig, store: Tracker | str | None = None) -> SpeedMeasurement:
     """Run the stage in its own run, and return what was measured.
 
     A variant that no runtime here computes in its own format is not timed: the run says why, and has no speed.

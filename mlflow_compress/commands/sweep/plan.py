@@ -28,7 +28,6 @@ from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import read_headers, total_bytes
 from mlflow_compress.paths import absolute_paths
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.store import Store
 from mlflow_compress.tracking.tracker import Tracker
 
 _SHARED = ("calibration", "calibration_samples", "calibration_length", "method_args")
@@ -163,7 +162,7 @@ class Prepared:
     variants: tuple[PreparedVariant, ...]
 
 
-def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Store) -> Prepared:
+def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Tracker) -> Prepared:
     """Read tasks, instructions and calibration text, check them, and return the variants with their keys.
 
     The baseline's own answers (`tasks=traces`) are part of the keys. So they are written now, but for a dry run.
