@@ -1630,7 +1630,6 @@ def search(
     search_text: str | PathLike[str] | None = None,
     search_windows: int = 64,
     search_rounds: int = 2,
-    search_tolerance: float = 0.25,
     estimate: Literal["none", "fisher"] = "none",
     measured_swaps: int = 0,
     group_size: str | int | float = "auto",
@@ -1723,9 +1722,7 @@ def search(
     search_windows
         windows of calibration_length tokens of that text [64]
     search_rounds
-        how often costs are measured around the best recipe, or another size of a repair is tried; 0 never [2]
-    search_tolerance
-        relative error of the predicted KL from which it misses, and more is measured [0.25]
+        with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit [2]
     estimate
         estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors (none |
         fisher) [none]
@@ -1834,7 +1831,6 @@ def search(
     search_text: str | PathLike[str] | None = None,
     search_windows: int = 64,
     search_rounds: int = 2,
-    search_tolerance: float = 0.25,
     estimate: Literal["none", "fisher"] = "none",
     measured_swaps: int = 0,
     group_size: str | int | float = "auto",
@@ -1895,7 +1891,6 @@ def search(
     search_text: str | PathLike[str] | None = None,
     search_windows: int = 64,
     search_rounds: int = 2,
-    search_tolerance: float = 0.25,
     estimate: Literal["none", "fisher"] = "none",
     measured_swaps: int = 0,
     group_size: str | int | float = "auto",

@@ -40,27 +40,12 @@ class MixedRecipe:
     # Settings of `kv-cache` for the cache of each decoder layer, by its number: ``{"0": {"key_bits": 4}}``. A layer
     # that is not named keeps its cache as it is
     cache: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Names of finished checkpoints beside the new one, one for each format of which all layers have it there: their
-    # layers are put together. Empty: every layer is quantized anew
-    made: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> MixedRecipe:
         """Return the recipe of a file. Broken files, and formats that are not described, are a `ConfigError`."""
-        recipe = read_typed(path, cls, error=ConfigError, optional=("cache", "made"))
+        recipe = read_typed(path, cls, error=ConfigError, optional=("cache",))
         used = set(recipe.layers.values()) - {KEPT}
-        if recipe.made and recipe.made.keys() != used:
-            raise ConfigError(
-                f"{path.name} names the checkpoints of other formats than its layers have",
-                allowed=sorted(used),
-                got=", ".join(sorted(recipe.made)),
-            )
-        if elsewhere := [name for name in recipe.made.values() if name in ("", "..") or Path(name).name != name]:
-            raise ConfigError(
-                f"{path.name} names a checkpoint by its path",
-                allowed="the name of a folder beside the new checkpoint",
-                got=repr(elsewhere[0]),
-            )
         if unknown := sorted(used - recipe.formats.keys()):
             raise ConfigError(
                 f"{path.name} does not describe a format", allowed=[KEPT, *sorted(recipe.formats)], got=unknown[0]
@@ -80,8 +65,7 @@ class MixedRecipe:
     @property
     def text(self) -> str:
         """The recipe as JSON; equal recipes have equal texts."""
-        optional = {key: value for key, value in (("cache", self.cache), ("made", self.made)) if value}
-        content = {"formats": self.formats, "layers": self.layers, **optional}
+        content = {"formats": self.formats, "layers": self.layers, **({"cache": self.cache} if self.cache else {})}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def parsed(self, shared: Mapping[str, Setting]) -> dict[str, LayerFormat]:

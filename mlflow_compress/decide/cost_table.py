@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,23 +27,7 @@ class Allocation:
     gap: float | None
 
 
-Cell = tuple[int, int]
-"""A group and one of its formats, by row and column."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Around:
-    """A programme around a choice that was measured."""
-
-    choice: tuple[int, ...]  # The column of each group's format
-    most: int  # Groups that may change their format
-    # What a pair of cells costs more than both alone. Each pair is a variable of its own, so the solution stays proven.
-    pairs: Mapping[tuple[Cell, Cell], float]
-
-
-def closest_within(
-    costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int, around: Around | None = None
-) -> Allocation:
+def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int) -> Allocation:
     """Return the formats of the smallest summed cost that take at most `max_bytes`; less is a `ConfigError`.
 
     `costs` and `sizes`, in bytes, have shape (n_groups, n_formats). A size of 0: the group cannot have this format.
@@ -54,18 +38,16 @@ def closest_within(
         raise ConfigError(
             "No choice of formats is as small as this", allowed=f"at least {smallest} bytes", got=max_bytes
         )
-    return _solved(c, n, max_bytes=max_bytes, around=around)
+    return _solved(c, n, max_bytes=max_bytes)
 
 
-def smallest_within(
-    costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_cost: float, around: Around | None = None
-) -> Allocation:
+def smallest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_cost: float) -> Allocation:
     """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; less is a `ConfigError`."""
     c, n = _checked(costs, sizes)
     closest = least(c, n)
-    if max_cost < closest and around is None:
+    if max_cost < closest:
         raise ConfigError("No choice of formats is as close as this", allowed=f"at least {closest:.3g}", got=max_cost)
-    return _solved(c, n, max_cost=max_cost, around=around)
+    return _solved(c, n, max_cost=max_cost)
 
 
 def _checked(costs: npt.ArrayLike, sizes: npt.ArrayLike) -> tuple[Float, Sizes]:
@@ -88,7 +70,6 @@ def _solved(
     *,
     max_bytes: int | None = None,
     max_cost: float | None = None,
-    around: Around | None = None,
 ) -> Allocation:
     """Minimise the summed cost within `max_bytes`, or the bytes within `max_cost`; scipy's solver is HiGHS.
 
@@ -98,62 +79,36 @@ def _solved(
     from scipy.sparse import csr_array
 
     n_groups, n_formats = costs.shape
-    pairs = {} if around is None else around.pairs
-    n_bytes = np.append(sizes.ravel().astype(np.float64), np.zeros(len(pairs)))
-    cost = np.append(costs.ravel(), list(pairs.values()))
+    n_bytes, cost = sizes.ravel().astype(np.float64), costs.ravel()
     if max_bytes is not None:
         objective, limited, limit, unit = cost, n_bytes, float(max_bytes), float(math.gcd(*sizes.ravel().tolist()))
     else:
         assert max_cost is not None
         objective, limited, limit, unit = n_bytes, cost, max_cost, float(np.abs(cost).max()) or 1.0
-    middle = 0.0
-    if around is not None:  # costs are told from the choice in the middle on
-        middle = float(_both(pairs, around.choice) @ np.array(list(pairs.values())))
-        limit += middle if max_cost is not None else 0.0
-    one_each = np.pad(np.kron(np.eye(n_groups), np.ones((1, n_formats))), ((0, 0), (0, len(pairs))))
-    constraints = [LinearConstraint(csr_array(one_each), 1, 1)]
-    constraints.append(LinearConstraint(limited[None] / unit, -np.inf, limit / unit))
-    if around is not None:
-        stays = np.zeros(len(cost))
-        stays[np.arange(n_groups) * n_formats + np.array(around.choice)] = 1
-        constraints.append(LinearConstraint(stays[None], n_groups - around.most, np.inf))
-    for number, pair in enumerate(pairs):
-        # A pair's variable is 1 where both cells are chosen, and 0 elsewhere.
-        both = np.zeros((3, len(cost)))
-        columns = [group * n_formats + column for group, column in pair]
-        both[:, costs.size + number] = -1
-        both[0, columns] = both[1, columns[0]] = both[2, columns[1]] = 1
-        constraints.append(LinearConstraint(both, [-np.inf, 0, 0], [1, np.inf, np.inf]))
+    one_each = np.kron(np.eye(n_groups), np.ones((1, n_formats)))
     scale = float(np.abs(objective).max()) or 1.0
     solution = milp(
         objective / scale,
         integrality=np.ones(len(cost)),
-        bounds=Bounds(0, np.append(sizes.ravel() > 0, np.ones(len(pairs), dtype=np.bool_)).astype(np.float64)),
-        constraints=constraints,
+        bounds=Bounds(0, (sizes.ravel() > 0).astype(np.float64)),
+        constraints=[
+            LinearConstraint(csr_array(one_each), 1, 1),
+            LinearConstraint(limited[None] / unit, -np.inf, limit / unit),
+        ],
         options={"mip_rel_gap": 0.0},
     )
-    if solution.x is None and around is not None:
-        raise ConfigError("No choice of formats near this one keeps to the limit", got=limit)
     if solution.x is None:
         raise DataError(f"The solver of integer programmes found no solution: {solution.message}")
-    choice = np.argmax(solution.x[: costs.size].reshape(costs.shape), axis=1)
+    choice = np.argmax(solution.x.reshape(costs.shape), axis=1)
     rows = np.arange(n_groups)
-    vector = np.zeros(len(cost))
-    vector[rows * n_formats + choice] = 1
-    vector[costs.size :] = _both(pairs, choice)
-    if float(limited @ vector) > limit + 1e-9 * max(abs(limit), float(np.abs(limited).max())):
+    if float(limited.reshape(costs.shape)[rows, choice].sum()) > limit + 1e-9 * max(abs(limit), np.abs(limited).max()):
         raise DataError("The solver's solution breaks the limit", allowed=f"at most {limit}")
     return Allocation(
         choice=tuple(choice.tolist()),
         n_bytes=int(sizes[rows, choice].sum()),
-        cost=float(cost @ vector) - middle,
+        cost=float(costs[rows, choice].sum()),
         gap=float(solution.mip_gap),
     )
-
-
-def _both(pairs: Iterable[tuple[Cell, Cell]], choice: Sequence[int]) -> Float:
-    """Return 1 for each pair of cells that a choice has both of, else 0."""
-    return np.array([all(choice[group] == column for group, column in pair) for pair in pairs], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,24 +211,21 @@ class CostTable:
         n_bytes, cost = int(self.sizes.layers[rows, choice].sum()), float(self.costs[rows, choice].sum())
         return Allocation(choice=choice, n_bytes=n_bytes, cost=cost, gap=None)
 
-    def solved(self, limit: Limit, *, margin: float = 0.0, around: Around | None = None) -> Allocation:
-        """Return the best choice of formats within a limit; a `ConfigError` names the range where there is none.
-
-        A KL stays below its limit by `margin`, because the upper end of its interval must keep to it.
-        """
+    def solved(self, limit: Limit) -> Allocation:
+        """Return the best choice of formats within a limit; a `ConfigError` names the range where there is none."""
         if limit.kind != "max_kl":
             max_bytes = limit.layer_bytes(self.sizes)
-            return closest_within(self.costs, self.sizes.layers, max_bytes=max_bytes, around=around)
-        lowest = float(self.start.mean()) + least(self.costs, self.sizes.layers) + margin
-        if limit.value < lowest and around is None:
+            return closest_within(self.costs, self.sizes.layers, max_bytes=max_bytes)
+        lowest = float(self.start.mean()) + least(self.costs, self.sizes.layers)
+        if limit.value < lowest:
             raise ConfigError(
                 "max_kl is out of range",
                 allowed=f"{lowest:.3g} or more: every group in the format that costs least",
                 got=f"{limit.value:g}",
                 fix="Add a format with more bits, or 'none'",
             )
-        most = limit.value - margin - float(self.start.mean())
-        return smallest_within(self.costs, self.sizes.layers, max_cost=most, around=around)
+        most = limit.value - float(self.start.mean())
+        return smallest_within(self.costs, self.sizes.layers, max_cost=most)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -40,8 +40,8 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> lis
     for row in (row for row in rows if row["kind"] == "searched"):
         error = row["prediction_error"]
         if error is not None and abs(error) > _MISS:
-            where = "around the recipe before" if row["rounds"] else "of one group at a time"
-            notes.append(f"{row['name']}: the prediction is {100 * error:+.0f} % off. It is the sum of costs {where}")
+            off = f"{100 * error:+.0f} % off: costs of one group at a time need not add up"
+            notes.append(f"{row['name']}: the prediction is {off}")
         high = row["search_kl_high"]
         if row["max_kl"] is not None and (high is None or high > row["max_kl"]):
             notes.append(f"{row['name']}: its KL is not surely within the limit; no choice was found that is")

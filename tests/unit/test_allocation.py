@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.decide.cost_table import Around, closest_within, smallest_within
+from mlflow_compress.decide.cost_table import closest_within, smallest_within
 from mlflow_compress.errors import ConfigError, DataError
 
 COSTS = [[8.0, 2.0, 0.0], [3.0, 1.0, 0.0], [1.0, 0.5, 0.0]]
@@ -91,40 +91,3 @@ def test_hundreds_of_groups_are_solved_exactly() -> None:
     n = 640
     found = closest_within([[8.0, 1.0, 0.1]] * n, [[3, 4, 8]] * n, max_bytes=3 * n + 100)
     assert found.n_bytes == 3 * n + 100 and found.cost == pytest.approx(8 * (n - 100) + 100) and found.gap == 0.0
-
-
-PAIRS = {((0, 1), (1, 1)): 5.0, ((0, 0), (2, 1)): -4.0}
-"""Two mediums of the first groups cost more together, a small and a medium one less."""
-
-
-@pytest.mark.parametrize("most", [1, 2, 3])
-@pytest.mark.parametrize("middle", [(1, 1, 0), (0, 0, 0), (0, 2, 1)])
-def test_around_a_choice_a_few_groups_change_and_pairs_count_where_both_are_chosen(
-    most: int, middle: tuple[int, ...]
-) -> None:
-    """All 27 choices, one by one; costs are told from the choice in the middle on."""
-
-    def cost(choice: tuple[int, ...]) -> float:
-        pairs = sum(value for pair, value in PAIRS.items() if all(choice[g] == f for g, f in pair))
-        return sum(COSTS[g][f] for g, f in enumerate(choice)) + pairs
-
-    def n_bytes(choice: tuple[int, ...]) -> int:
-        return sum(SIZES[g][f] for g, f in enumerate(choice))
-
-    around = Around(choice=middle, most=most, pairs=PAIRS)
-    added = [[COSTS[g][f] - COSTS[g][middle[g]] for f in range(3)] for g in range(3)]
-    near = [
-        c for c in itertools.product(range(3), repeat=3) if sum(a != b for a, b in zip(c, middle, strict=True)) <= most
-    ]
-    for budget in (14, 17, 20, 24):
-        if inside := [c for c in near if n_bytes(c) <= budget]:
-            found = closest_within(added, SIZES, max_bytes=budget, around=around)
-            assert found.cost == pytest.approx(min(map(cost, inside)) - cost(middle)) and found.choice in inside
-            assert found.gap == 0.0
-        else:
-            with pytest.raises(ConfigError, match="near this one"):
-                closest_within(added, SIZES, max_bytes=budget, around=around)
-    for limit in (-1.0, 0.0, 2.0):
-        if inside := [c for c in near if cost(c) - cost(middle) <= limit]:
-            small = smallest_within(added, SIZES, max_cost=limit, around=around)
-            assert small.n_bytes == min(map(n_bytes, inside)) and small.choice in inside

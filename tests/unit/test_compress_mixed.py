@@ -3,7 +3,6 @@
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
-from safetensors.torch import load_file
 
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.gguf_model import MAX_NATIVE_KL
-from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE, MixedConfig
 from mlflow_compress.compression.mixed_recipe import MixedRecipe, format_parts
 from mlflow_compress.compression.probe import compare_logits
@@ -139,54 +136,6 @@ def test_calibrated_methods_store_each_layer_in_its_bits(base: Path, tmp_path: P
         assert headers[f"{layer}.weight_packed"].n_bytes == rows * columns * int(chosen[-1]) // 8
     groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
     assert sorted(g["weights"]["num_bits"] for g in groups.values()) == [3, 8]
-
-
-def test_layers_are_taken_from_finished_checkpoints(base: Path, tmp_path: Path) -> None:
-    """Every stored tensor is one of theirs or the base's, and the same recipe made anew has the same configuration."""
-    recipe = written(base, tmp_path, ["gptq:3", "mxfp4", "none"])
-    anew = mixed(base, tmp_path).rename(tmp_path / "anew")
-    replace(recipe, made={"gptq:2": "any"}).write(tmp_path / "recipe.json")
-    with pytest.raises(ConfigError, match="names the checkpoints of other formats than its layers have"):
-        mixed(base, tmp_path)
-    made = {name: name.replace(":", "-") for name in recipe.formats}
-    for path in ("..", "../gptq-3", str(tmp_path)):
-        replace(recipe, made={**made, "gptq:3": path}).write(tmp_path / "recipe.json")
-        with pytest.raises(ConfigError, match=r"a checkpoint by its path\. Allowed: the name of a folder beside"):
-            mixed(base, tmp_path)
-    replace(recipe, made=made).write(tmp_path / "recipe.json")
-    with pytest.raises(ConfigError, match="from a checkpoint that is not there"):
-        mixed(base, tmp_path)
-    for name in made:
-        settings = described(name)
-        method = settings.pop("method")
-        calibration = CALIBRATION if METHODS.get(method).needs_calibration else {}
-        compress_model(str(base), method, method_config(method, **settings, **calibration), TEXT, tmp_path / made[name])
-    out = mixed(base, tmp_path)
-    stored = {name: load_file(tmp_path / made[name] / "model.safetensors") for name in made}
-    stored["none"] = load_file(base / "model.safetensors")
-    found, of_anew = (load_file(folder / "model.safetensors") for folder in (out, anew))
-    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
-        n: (t.dtype, t.shape) for n, t in of_anew.items()
-    }
-    for name, tensor in found.items():
-        assert torch.equal(tensor, stored[recipe.layers.get(name.rpartition(".")[0], "none")][name])
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (out, anew)]
-    for config in configs:
-        quantization = config["quantization_config"]
-        targets = {tuple(sorted(group.pop("targets"))): group for group in quantization["config_groups"].values()}
-        quantization |= {"config_groups": targets, "ignore": sorted(quantization["ignore"])}
-    assert configs[0] == configs[1]
-    assert (out / "generation_config.json").read_bytes() == (anew / "generation_config.json").read_bytes()
-    out.rename(tmp_path / "before")
-    awq = replace(written(base, tmp_path, ["awq:3", "awq:4"]), made={"awq:3": "a", "awq:4": "b"})
-    awq.write(tmp_path / "recipe.json")  # its layers need the norms of their checkpoint
-    with pytest.raises(UnsupportedError, match=r"cannot be taken from other checkpoints.* Got: 'awq'"):
-        mixed(base, tmp_path)
-    replace(recipe, made=made).write(tmp_path / "recipe.json")
-    (tmp_path / made["gptq:3"]).rename(tmp_path / "moved")
-    (tmp_path / made["mxfp4"]).rename(tmp_path / made["gptq:3"])
-    with pytest.raises(ConfigError, match="from a checkpoint of another model or format"):
-        mixed(base, tmp_path)
 
 
 def test_the_identity_is_that_of_the_content(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

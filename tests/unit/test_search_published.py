@@ -88,7 +88,6 @@ def choice(columns: tuple[int, int], n_bytes: int, predicted: float) -> Choice:
         folder="",
         predicted=predicted,
         kl=np.linspace(0.2, 0.4, 8),
-        round=0,
     )
 
 
@@ -112,7 +111,6 @@ def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight", estimatio
         uniform={"x:3": made("x3"), "x:4": made("x4")},
         chosen={limit: (choice((1, 0), 1000, 0.3), made("mine"))},
         costs=costs,
-        passes=7,
     )
 
 

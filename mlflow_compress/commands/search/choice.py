@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -22,7 +21,7 @@ from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.methods.kv_cache import KvCacheConfig, quantized_cache
 from mlflow_compress.compression.mixed_recipe import MIXED, MixedRecipe
 from mlflow_compress.compression.servers import check_target
-from mlflow_compress.decide.cost_table import Allocation, Around, Cell, CostTable, Limit, StoredSizes
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
@@ -86,20 +85,11 @@ def recipe_variant(
     name: str,
     folder: Path,
     caches: Mapping[str, KvCacheConfig] = MappingProxyType({}),
-    made: Mapping[str, str] = MappingProxyType({}),
 ) -> Combination:
-    """Return the variant of a recipe, which is written into `folder`; `caches` are those of layers by their number.
-
-    - `made`: Names of the uniform variants' checkpoints by their format, where layers are taken from them.
-    """
+    """Return the variant of a recipe, which is written into `folder`; `caches` are those of layers by their number."""
     used = [one for one in choices if one.name in set(layers.values())]
     cache = {layer: one.model_dump(include={"key_bits", "value_bits"}) for layer, one in caches.items()}
-    recipe = MixedRecipe(
-        formats={one.name: one.described for one in used},
-        layers=dict(layers),
-        cache=cache,
-        made={one.name: made[one.name] for one in used if one.name in made},
-    )
+    recipe = MixedRecipe(formats={one.name: one.described for one in used}, layers=dict(layers), cache=cache)
     parts = [*sorted({one.method for one in used}), *(["cache"] if caches else []), name]
     path = recipe.written(folder, "-".join(parts))
     samples = max([1, *(one.calibration_samples for one in used)])  # 1 where no format reads them
@@ -196,15 +186,14 @@ def require_in_reach(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mixture:
-    """A choice of formats whose modules were put together in the baseline and measured, before it is a checkpoint."""
+class Choice:
+    """A choice of formats, made and measured on the search's text."""
 
     allocation: Allocation  # The format of each group
-    predicted: float  # What the costs promised that chose it last
-    kl: Float  # What was measured; shape (n_windows,)
-    round: int  # The round in which it was chosen first: 0 by the costs of one group at a time, later ones in place
-    # Where costs in place chose it, what they promised over what was measured, minus 1; else None
-    miss: float | None = None
+    predicted: float  # The sum of the costs that chose it
+    kl: Float  # What the checkpoint costs; shape (n_windows,)
+    variant: Combination  # Name and parameters of the variant
+    folder: str  # Its checkpoint
 
     @property
     def measured(self) -> float:
@@ -216,235 +205,54 @@ class Mixture:
         interval = studentized_interval(self.kl)
         return np.inf if interval is None else interval.high
 
-    def is_inside(self, limit: Limit) -> bool:
-        """Return whether the upper end of the KL keeps to a limit of KL; other limits are kept by construction."""
-        return limit.kind != "max_kl" or self.high <= limit.value
-
-    def order(self, limit: Limit) -> tuple[float, ...]:
-        """Return what is smallest for the best choice: the KL, or the bytes where the KL is limited."""
-        if limit.kind != "max_kl":
-            return (self.measured,)
-        return (0.0, self.allocation.n_bytes, self.measured) if self.is_inside(limit) else (1.0, self.high)
-
-
-@dataclass(kw_only=True)
-class InPlace:
-    """Measures costs where they are chosen: around recipes whose modules are put together, without a checkpoint."""
-
-    table: CostTable  # The costs of one group at a time in the baseline
-    # From choices of formats to the KL of their modules together in the baseline, shape (n_choices, n_windows)
-    together: Callable[[Sequence[tuple[int, ...]]], Float]
-    passes: int  # How many choices may still be measured, by all limits together
-    rounds: int  # How often costs are measured around the best choice
-    # Relative error of a prediction from which a limit gets passes of its own: as many as the table has cells
-    tolerance: float
-    known: dict[tuple[int, ...], Float] = field(default_factory=dict)  # Measured once for all limits of a search
-
-    def measure(self, choices: Sequence[tuple[int, ...]]) -> list[Float]:
-        """Return the KL of each choice, shape (n_windows,)."""
-        new = [choice for choice in dict.fromkeys(choices) if choice not in self.known]
-        if new:
-            self.passes -= len(new)
-            self.known.update(zip(new, self.together(new), strict=True))
-        return [self.known[choice] for choice in choices]
-
-    def choose(self, limit: Limit, passes: int) -> list[Mixture]:
-        """Return the choices that were tried within a limit: first that of the costs in the baseline.
-
-        A round measures costs around the best choice so far: one other format in one group, the rest as it was chosen,
-        those first that are nearest to being chosen. The programme is solved again for a few groups, and what it
-        chooses is measured. Where that misses, the pairs of groups that changed share what is missing, as a cost of
-        both together. Costs that were not measured there are those around the choice before, or in the baseline times
-        what their sum has missed. One format for all is measured beside them.
-        """
-        first = self.table.solved(limit)
-        predicted = self.table.predicted(first.choice)
-        best = Mixture(allocation=first, predicted=predicted, kl=self.measure([first.choice])[0], round=0)
-        if self.rounds:  # what is known of it in place is the better promise
-            best = replace(best, predicted=best.measured)
-        tried = {first.choice: best}
-        off = best.measured / predicted if min(best.measured, predicted) > 0 else 1.0
-        if abs(1 / off - 1) > self.tolerance or not best.is_inside(limit):
-            cells = int((self.table.sizes.layers > 0).sum())
-            passes += cells
-            self.passes += cells
-        end = self.passes - passes
-        prices = _Prices(self.table, off, best)
-        for number in range(1, self.rounds + 1):
-            left = (self.passes - end) // (self.rounds + 1 - number) - 1
-            wanted = prices.nearest()[: max(left, 0)]
-            while True:
-                prices.add(wanted, self.measure([prices.other(cell) for cell in wanted]))
-                left -= len(wanted)
-                allocation = prices.solved(limit)
-                if allocation is None:
-                    break
-                wanted = [cell for cell in prices.changed(allocation.choice) if not prices.measured[cell]]
-                if not wanted or left <= 0:
-                    break
-                wanted = wanted[:left]
-            if allocation is None or (allocation.choice not in self.known and self.passes <= end):
-                break
-            predicted = prices.predicted(allocation.choice)
-            if allocation.choice == best.allocation.choice:
-                tried[allocation.choice] = replace(tried[allocation.choice], predicted=predicted)
-                continue
-            kl = self.measure([allocation.choice])[0]
-            miss = predicted / float(kl.mean()) - 1 if kl.any() else None
-            mixture = Mixture(allocation=allocation, predicted=predicted, kl=kl, round=number, miss=miss)
-            tried.setdefault(allocation.choice, mixture)
-            prices.blame(mixture)
-            if mixture.order(limit) < best.order(limit):
-                best = mixture
-                prices.move(best)
-        plain = self.table.largest_uniform(limit.layer_bytes(self.table.sizes)) if limit.kind != "max_kl" else None
-        if plain is not None and plain.choice not in tried:
-            kl, predicted = self.measure([plain.choice])[0], prices.predicted(plain.choice)
-            tried[plain.choice] = Mixture(allocation=plain, predicted=predicted, kl=kl, round=0)
-        return list(tried.values())
-
-
-FAR = 0.1
-"""Relative error of costs in place from which fewer groups may change."""
-
-
-class _Prices:
-    """Costs around a choice: measured there, or estimated."""
-
-    def __init__(self, table: CostTable, off: float, best: Mixture) -> None:
-        self.sizes, self.added = table.sizes, off * table.added
-        self.pairs: dict[tuple[Cell, Cell], float] = {}
-        self.most = max(2, len(self.added) // 4)  # Groups that may change: far away the costs are others
-        self.move(best)
-
-    def move(self, best: Mixture) -> None:
-        """Tell costs from another choice on: those of its own formats are 0."""
-        self.best, self.choice = best, best.allocation.choice
-        self.added = self.added - self.added[np.arange(len(self.added)), list(self.choice)][:, None]
-        self.measured = np.zeros(self.added.shape[:2], dtype=np.bool_)
-        self.measured[np.arange(len(self.added)), list(self.choice)] = True
-
-    def add(self, cells: Sequence[Cell], kl: Sequence[Float]) -> None:
-        for cell, values in zip(cells, kl, strict=True):
-            self.added[cell], self.measured[cell] = values - self.best.kl, True
-
-    def other(self, cell: Cell) -> tuple[int, ...]:
-        """Return the choice with another format in one group."""
-        return tuple(cell[1] if group == cell[0] else column for group, column in enumerate(self.choice))
-
-    def changed(self, choice: Sequence[int]) -> list[Cell]:
-        return [(group, new) for group, (new, old) in enumerate(zip(choice, self.choice, strict=True)) if new != old]
-
-    def nearest(self) -> list[Cell]:
-        """Return the cells that were not measured here, by how near they are to being chosen.
-
-        A smaller format has a price for each byte saved, a larger one a gain from each byte more. Around the best
-        choice all prices are above all gains, and what is nearest to the border between them changes sides first.
-        """
-        layers = self.sizes.layers
-        more = (layers - layers[np.arange(len(layers)), list(self.choice)][:, None]).astype(np.float64)
-        each = np.divide(-self.added.mean(axis=2), more, out=np.zeros_like(more), where=more != 0)
-        smaller = (more < 0) & ~self.measured & (layers > 0)
-        larger = (more > 0) & ~self.measured & (each > 0)
-        prices = each[smaller & (each > 0)]
-        border = np.sqrt(prices.min() * each[larger].max()) if len(prices) and larger.any() else 1.0
-        distance = np.abs(np.log(np.where(each > 0, each, border) / border))  # 0 where less is no worse
-        rows = [(int(group), int(column)) for group, column in np.argwhere(smaller | larger)]
-        return sorted(rows, key=lambda cell: distance[cell])
-
-    def solved(self, limit: Limit) -> Allocation | None:
-        """Return the best choice near this one; None where none keeps to the limit."""
-        table = CostTable(sizes=self.sizes, start=self.best.kl, added=self.added)
-        margin = max(0.0, self.best.high - self.best.measured) if limit.kind == "max_kl" else 0.0
-        most = self.most
-        while True:
-            try:
-                return table.solved(
-                    limit, margin=margin, around=Around(choice=self.choice, most=most, pairs=self.pairs)
-                )
-            except ConfigError:
-                if most >= len(self.choice):
-                    return None
-                most *= 2
-
-    def predicted(self, choice: Sequence[int]) -> float:
-        """Return what the costs promise for a choice."""
-        alone = self.added.mean(axis=2)[np.arange(len(choice)), list(choice)].sum()
-        both = sum(
-            cost * (all(choice[g] == f for g, f in pair) - all(self.choice[g] == f for g, f in pair))
-            for pair, cost in self.pairs.items()
-        )
-        return self.best.measured + float(alone) + both
-
-    def blame(self, mixture: Mixture) -> None:
-        """Give what the costs have missed to the pairs of groups that changed; where it was much, fewer change next."""
-        together = list(itertools.combinations(self.changed(mixture.allocation.choice), 2))
-        missing = mixture.measured - mixture.predicted
-        for pair in together:
-            self.pairs[pair] = self.pairs.get(pair, 0.0) + missing / len(together)
-        if mixture.measured > self.best.measured or abs(missing) > FAR * mixture.measured:
-            self.most = max(1, self.most // 2)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Choice(Mixture):
-    """A choice of formats, made and measured on the search's text."""
-
-    variant: Combination  # Name and parameters of the variant
-    folder: str  # Its checkpoint
-
 
 def choose_formats(
     limit: Limit,
     table: CostTable,
-    mixtures: Sequence[Mixture],
     *,
     make: Callable[[Allocation, Limit], tuple[Combination, str]],
     measure: Callable[[str], Float],
-    around: Callable[[Allocation], tuple[Allocation, float] | None],
     uniform: Callable[[str], Float],
+    rounds: int,
 ) -> Choice:
-    """Return the best choice of formats that was made and measured.
+    """Return the best choice of formats, as a checkpoint.
 
-    Of the mixtures that were tried, the best becomes a checkpoint, and so does the first one, which the costs of one
-    group at a time have chosen. Where the KL is limited, the next one does until one keeps to the limit.
+    The integer programme chooses by the costs of one group at a time. Within a budget, one format for all that keeps to
+    it is taken unless the mixture is surely closer: their difference, paired by window, has an interval below 0.
+    `uniform` returns the KL of the uniform variant of a format, window by window.
 
-    `around` returns what costs around the first checkpoint choose, with the KL that they promise, or None where they
-    are not needed. It becomes a checkpoint too, and the closer of the two is the first choice. `uniform` returns the KL
-    of the uniform variant of a format, window by window. The first choice stays unless the best is surely closer: their
-    difference, paired by window, has an interval below 0. So does one format for all that keeps to the budget. The best
-    of several measurements on one text looks better than it is.
+    A limit of KL is one of the checkpoint: its upper end must keep to it. Where it does not, the programme is solved
+    for what it predicted, lowered by the same factor, at most `rounds` times. If none keeps to it, it is the closest.
     """
 
-    def made(mixture: Mixture) -> Choice:
-        variant, folder = make(mixture.allocation, limit)
-        return Choice(**{**vars(mixture), "kl": measure(folder)}, variant=variant, folder=folder)
+    def made(allocation: Allocation) -> Choice:
+        variant, folder = make(allocation, limit)
+        predicted = table.predicted(allocation.choice)
+        return Choice(allocation=allocation, predicted=predicted, kl=measure(folder), variant=variant, folder=folder)
 
-    ordered = sorted(mixtures, key=lambda one: one.order(limit))
+    mixed = made(table.solved(limit))
     if limit.kind == "max_kl":
-        choices: list[Choice] = []
-        for mixture in ordered:
-            choices.append(made(mixture))
-            if choices[-1].is_inside(limit):
-                break
-        return min(choices, key=lambda one: one.order(limit))
-    first = made(mixtures[0])
-    best = first if ordered[0] is mixtures[0] else made(ordered[0])
-    if (promise := around(first.allocation)) is not None and promise[0].choice != first.allocation.choice:
-        again = made(replace(mixtures[0], allocation=promise[0], predicted=promise[1], round=1))
-        first = min(first, again, key=lambda one: one.measured)
-    mixed = best if is_surely_closer(best.kl, first.kl) else first
+        return _within(limit, table, mixed, made, rounds)
     plain = table.largest_uniform(limit.layer_bytes(table.sizes))
     if plain is None or plain.choice == mixed.allocation.choice:
         return mixed
-    tried = next(one for one in mixtures if one.allocation.choice == plain.choice)
     # The uniform variants have their caches as in the baseline.
-    simple = made(tried) if table.sizes.cache else None
+    simple = made(plain) if table.sizes.cache else None
     kl = uniform(table.sizes.formats[plain.choice[0]]) if simple is None else simple.kl
-    for choice in (mixed, best):
-        if is_surely_closer(choice.kl, kl):
-            return choice
-    return simple or made(tried)
+    return mixed if is_surely_closer(mixed.kl, kl) else simple or made(plain)
+
+
+def _within(limit: Limit, table: CostTable, first: Choice, made: Callable[[Allocation], Choice], rounds: int) -> Choice:
+    """Return the first checkpoint that keeps to a limit of KL, or the closest one."""
+    tried = [first]
+    while limit.value < tried[-1].high < np.inf and len(tried) <= rounds:
+        last = tried[-1]
+        try:
+            allocation = table.solved(replace(limit, value=last.predicted * limit.value / last.high))
+        except ConfigError:  # not even the format that costs least in every group promises so little
+            break
+        tried.append(made(allocation))
+    return min(tried, key=lambda one: one.high)
 
 
 def is_surely_closer(kl: Float, other: Float) -> bool:

@@ -1,4 +1,4 @@
-"""Estimates the costs of formats from the baseline and the checkpoints, without a swap."""
+"""What formats cost in each group of layers: measured in the baseline, one group at a time, or estimated."""
 
 from __future__ import annotations
 
@@ -80,10 +80,6 @@ def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> Se
     )
 
 
-Option = LoadedModel | QuantizedCache | None
-"""What a group can have: the modules of a model, a rounded cache, or its cache as it is."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SwapCosts:
     """Measures checkpoints against the baseline, as a whole and group by group."""
@@ -99,49 +95,20 @@ class SwapCosts:
 
         Its shape is (n_groups, n_windows). `numbers` are the groups; all by default.
         """
+        baseline = self.open(None)
+        model: LoadedModel | QuantizedCache
         model, every = (self.open(option), self.groups) if isinstance(option, str) else (option, self.caches)
-        baseline, groups = self.open(None), every if numbers is None else [every[i] for i in numbers]
+        groups = every if numbers is None else [every[i] for i in numbers]
         kind = f"alone-{digest({'groups': [group.name for group in groups]})[:12]}"
         swaps = [self._swap(group, model, baseline) for group in groups]
         distances = self._measured(kind, swaps, [model], baseline=baseline)
         return np.stack([self._windows(distances, group.name) for group in groups])
 
-    def around(
-        self,
-        recipe: str,
-        folder: str | None,
-        caches: Sequence[tuple[QuantizedCache | None, QuantizedCache | None]],
-        numbers: Sequence[int],
-    ) -> Float:
-        """Return the KL of a recipe's checkpoint with one group of another one at a time; None is the baseline.
-
-        `caches` are those of each layer in both. `numbers` are the groups, and behind them the caches, that are changed
-        one at a time; the result has shape (len(numbers), n_windows).
-        """
-        known = list(dict.fromkeys(cache for both in caches for cache in both))
-        models = [self.open(recipe), self.open(folder), *known]
-        here, there = ([i] * len(self.groups) + [2 + known.index(both[i]) for both in caches] for i in (0, 1))
-        return self.together(models, [[*here[:i], there[i], *here[i + 1 :]] for i in numbers])
-
-    def together(self, models: Sequence[Option], choices: Sequence[Sequence[int]]) -> Float:
-        """Return the KL of the baseline with every group in one of several models, shape (n_choices, n_windows).
-
-        A choice is the number of each group's model; that of a cache has the number of a cache's format.
-        """
-        swaps, baseline = [], self.open(None)
-        for choice in choices:
-            groups = zip((*self.groups, *self.caches), choice, strict=True)
-            parts = [self._swap(group, models[i], baseline) for group, i in groups]
-            swaps.append(Swap.together(" ".join(map(str, choice)), parts))
-        kind = f"together-{digest({'choices': [s.name for s in swaps]})[:12]}"
-        distances = self._measured(kind, swaps, models, baseline=baseline)
-        return np.stack([self._windows(distances, swap.name) for swap in swaps])
-
-    def _swap(self, group: WeightGroup, option: Option, baseline: LoadedModel) -> Swap:
+    def _swap(self, group: WeightGroup, option: LoadedModel | QuantizedCache, baseline: LoadedModel) -> Swap:
         if isinstance(option, LoadedModel):
             return Swap.of(group, option.model)
         modules = {name: baseline.model.get_submodule(name) for name in group.modules}
-        return Swap(group.name, {} if option is None else {n: with_cache(m, option) for n, m in modules.items()})
+        return Swap(group.name, {name: with_cache(module, option) for name, module in modules.items()})
 
     def whole(self, folder: str) -> Float:
         """Return the KL of a checkpoint, shape (n_windows,)."""
@@ -159,7 +126,7 @@ class SwapCosts:
         self,
         kind: str,
         swaps: Sequence[Swap],
-        models: Sequence[Option],
+        models: Sequence[LoadedModel | QuantizedCache],
         *,
         variant: LoadedModel | None = None,
         baseline: LoadedModel | None = None,

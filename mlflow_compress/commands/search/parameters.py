@@ -87,10 +87,7 @@ class SearchSpaceConfig(Group):
     )
     search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2)
     search_rounds: int = option(
-        2, "how often costs are measured around the best recipe, or another size of a repair is tried; 0 never", ge=0
-    )
-    search_tolerance: float = option(
-        0.25, "relative error of the predicted KL from which it misses, and more is measured", gt=0
+        2, "with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit", ge=0
     )
     estimate: Literal["none", "fisher"] = option(
         "none", "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors"
@@ -108,7 +105,7 @@ class SearchSpaceConfig(Group):
 LIMITS = ("bits_per_weight", "max_bytes", "max_kl")
 # What a repair takes: everything else is that of the run. Another engine would be another evaluation.
 _OF_REPAIR = {
-    *("repair", "policy", "search_text", "search_windows", "search_rounds", "search_tolerance", "cache_tokens"),
+    *("repair", "policy", "search_text", "search_windows", "search_rounds", "cache_tokens"),
     *("device", "output_dir", "log_weights", "experiment"),
     *EngineConfig.model_fields.keys() - {"engine"},
 }

@@ -338,8 +338,8 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
     """Find the fewest extra bytes with which the policy passes a variant that it refuses; return all that was tried.
 
     First all layers get 8 bits: where that does not pass, no mixture of the two can be expected to. Between this and
-    the refused variant, mixtures are made and evaluated: each is the choice of the integer programme, by prices that
-    are measured around a checkpoint, for the KL at which the gates would just be kept. The smallest that passes is the
+    the refused variant, mixtures are made and evaluated: each is the choice of the integer programme, by the costs that
+    a search measures, for the KL at which the gates would just be kept. The smallest that passes is the
     repaired variant. What an earlier run of the store holds is found.
 
     Where the cache is rounded too, each layer's can get more bits, or be as in the baseline, for the bytes of
@@ -369,8 +369,7 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
             text = read_search_text(searched, refused.source, used)
             suite = suite_of(refused.main.evaluate_config())
             check_contamination(text.texts, suite.tasks, suite.corpora)
-            rounds = [config.space.search_rounds, config.space.search_tolerance]
-            search = [text.sha256, *rounds, *([searched.space.cache_tokens] if caches else [])]
+            search = [text.sha256, config.space.search_rounds, *([searched.space.cache_tokens] if caches else [])]
             key = digest({"repair": refused.run.info.run_id, "policy": policy.sha256, "search": search})
             evaluation = refused.run.data.tags[run_names.EVALUATION]
             tags = {run_names.BASE_MODEL: label, run_names.EVALUATION: evaluation, run_names.POLICY: policy.sha256}
@@ -399,7 +398,7 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
 def _search_config(config: SearchConfig, refused: Refused) -> SearchConfig:
     """Return the parameters of a search on the refused variant's model, text and device."""
     space, main = config.space, refused.main
-    shared = ("policy", "search_text", "search_windows", "search_rounds", "search_tolerance")
+    shared = ("policy", "search_text", "search_windows", "search_rounds")
     return main.of_stage(
         SearchConfig,
         experiment=config.experiment,
@@ -474,13 +473,12 @@ class _Repair:
         elif not plain:
             self.trials.append(self._mixture(table.allocated(largest), table, costs))
         if self.trials[-1].passed:
-            self._narrow(table, costs, folders)
+            self._narrow(table, costs)
         return self._end(sizes)
 
-    def _narrow(self, table: CostTable, costs: SwapCosts, folders: Mapping[str, str | None]) -> None:
+    def _narrow(self, table: CostTable, costs: SwapCosts) -> None:
         """Try mixtures between the largest variant that fails and the smallest that passes."""
-        space, gates = self.config.space, self.gates.gates
-        for number in range(space.search_rounds + 1):
+        for _ in range(self.config.space.search_rounds + 1):
             passing = min((one for one in self.trials if one.passed), key=lambda one: one.n_bytes, default=None)
             if passing is None:  # together with so many others none passes any more
                 return
@@ -489,37 +487,35 @@ class _Repair:
                 key=lambda one: one.n_bytes,
             )
             sides = [(one.outcome.candidate.metrics, float(one.kl.mean())) for one in (failing, passing)]
-            wanted = wanted_kl(sides[0], sides[1], gates)
+            wanted = wanted_kl(sides[0], sides[1], self.gates.gates)
             allocation = next_choice(table, above=failing.n_bytes, below=passing.n_bytes, wanted=wanted)
             if allocation is None or allocation.choice in {one.choice for one in self.trials}:
                 return
-            trial = self._mixture(allocation, table, costs)
-            self.trials.append(trial)
-            assert trial.predicted is not None
-            measured = float(trial.kl.mean())
-            missed = abs(trial.predicted - measured) > space.search_tolerance * measured
-            if missed and number < space.search_rounds:
-                self.say("[repair] measures the prices again, within this mixture")
-                table = self._prices(table.sizes, costs, trial, folders)
+            self.trials.append(self._mixture(allocation, table, costs))
 
     def _prices(
         self, sizes: StoredSizes, costs: SwapCosts, trial: Trial, folders: Mapping[str, str | None]
     ) -> CostTable:
-        """Return what each group adds to the KL of a variant in each format, the others as they are in it."""
-        self.say(f"[repair] measures the prices of {len(sizes.groups)} groups within {trial.made.name}")
-        folder, n_groups = trial.made.folder, len(costs.groups)
-        caches = list(self.refused.caches.values())
-        now = [one[sizes.formats[column]] for one, column in zip(caches, trial.choice[n_groups:], strict=True)]
+        """Return what each group adds to the KL of the refused variant in each format.
+
+        As in a search, costs are those of one group at a time in the baseline. They need not add up: so all are
+        multiplied by what the variant's KL is over the sum of its own.
+        """
+        self.say(f"[repair] measures the prices of {len(sizes.groups)} groups")
+        n_groups, caches = len(costs.groups), list(self.refused.caches.values())
         added = np.zeros((*sizes.layers.shape, len(trial.kl)))
         for column, name in enumerate(sizes.formats):
-            other = folders.get(name, folder)
-            changed = [] if other == folder else list(range(n_groups))
-            changed += [row for row, one in enumerate(caches, n_groups) if name in one and column != trial.choice[row]]
-            if changed:
-                then = [one.get(name) for one in caches]
-                pairs = [(self.refused.quantized(a), self.refused.quantized(b)) for a, b in zip(now, then, strict=True)]
-                added[changed, column] = costs.around(folder, other, pairs, changed) - trial.kl
-        return CostTable(sizes=sizes, start=trial.kl, added=added)
+            if (folder := folders.get(name)) is not None and n_groups:
+                added[:n_groups, column] = costs.alone(folder)
+            rounded: dict[QuantizedCache, list[int]] = {}
+            for number, options in enumerate(caches):
+                if (cache := self.refused.quantized(options.get(name))) is not None:
+                    rounded.setdefault(cache, []).append(number)
+            for cache, numbers in rounded.items():
+                added[[n_groups + number for number in numbers], column] = costs.alone(cache, numbers)
+        alone = float(added[:, 0].mean(axis=1).sum())
+        added -= added[:, :1]
+        return CostTable(sizes=sizes, start=trial.kl, added=added * (float(trial.kl.mean()) / alone if alone else 1.0))
 
     def _mixture(self, allocation: Allocation, table: CostTable, costs: SwapCosts) -> Trial:
         refused = self.refused

@@ -36,12 +36,7 @@ class SearchedVariant:
     kl_high: float | None
     search_kl: float  # KL of the checkpoint on the search's text
     search_kl_high: float | None  # Upper end of its interval
-    # What the costs promised for the search's text. Where costs in place chose the same again: the KL of its formats'
-    # modules together in the baseline, before they were a checkpoint. None for a uniform variant
-    predicted_kl: float | None = None
-    rounds: int = 0  # The round of costs in place that chose it first; 0 where costs of one group at a time did
-    # What costs in place promised over what was measured for its modules together, minus 1; None in round 0
-    miss: float | None = None
+    predicted_kl: float | None = None  # The sum of its costs on the search's text; None for a uniform variant
     gap: float | None = None  # Optimality gap of the integer programme: 0 is a proven optimum
     mix: str = ""  # The linear mix beside it: "0.37 of gptq-4bit-g128, the rest gptq-3bit-g128"
     mix_kl: float | None = None  # KL of that mix on the evaluation's texts
@@ -114,7 +109,6 @@ class Search(Tabular):
     groups: tuple[str, ...]
     costs: tuple[GroupCost, ...]  # Of every group in every format
     estimate: CostEstimate | None  # How costs were estimated; None where all were measured
-    passes: int  # Swaps and mixtures that were measured, without whole checkpoints
     recipes: Mapping[str, Mapping[str, str]]  # The format of each group, by searched variant
     cache_tokens: int | None = None  # Tokens in that cache, whose bytes the limit counts; None without cache formats
     # What the costs were measured on, and what the variants were evaluated on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -17,12 +17,9 @@ from mlflow_compress.commands.search.choice import (
     BASELINE,
     CandidateFormat,
     Choice,
-    InPlace,
-    Mixture,
     cache_bytes,
     candidates,
     choose_formats,
-    is_surely_closer,
     limits_of,
     quantized_caches,
     recipe_variant,
@@ -31,7 +28,6 @@ from mlflow_compress.commands.search.choice import (
     with_caches,
 )
 from mlflow_compress.commands.search.measured_costs import (
-    Option,
     SwapCosts,
     cache_groups,
     estimates,
@@ -47,7 +43,6 @@ from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep
 from mlflow_compress.commands.sweep.run import make_variants
 from mlflow_compress.compression.method import METHODS
-from mlflow_compress.compression.methods.mixed import quantize_each_layer_alone
 from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
@@ -78,7 +73,6 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.significance import paired_mean
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
-from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers, total_bytes
@@ -148,7 +142,6 @@ def publish_search(
     uniform: Mapping[str, Made],
     chosen: Mapping[Limit, tuple[Choice, Made]],
     costs: SwapCosts,
-    passes: int,
 ) -> Search:
     """Log everything that people read of a search on its run, and return it."""
     every = [*uniform.values(), *(made for _, made in chosen.values())]
@@ -180,7 +173,6 @@ def publish_search(
         groups=table.sizes.groups,
         costs=tuple(_group_costs(table, estimation)),
         estimate=estimate,
-        passes=passes,
         recipes={made.name: table.sizes.chosen(choice.allocation.choice) for choice, made in chosen.values()},
         cache_tokens=int(config.space.cache_tokens) if table.sizes.cache else None,
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
@@ -218,8 +210,6 @@ def _searched(
         limit=limit.short,
         max_kl=limit.value if limit.kind == "max_kl" else None,
         predicted_kl=choice.predicted,
-        rounds=choice.round,
-        miss=choice.miss,
         gap=choice.allocation.gap,
     )
     mix = linear_mix(choice.allocation.n_bytes, ends)
@@ -314,7 +304,7 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
             {
                 "variants": sorted(variant.key for variant in prepared.variants),
                 "limits": [[limit.kind, limit.value] for limit in limits],
-                "search": [text.sha256, may_keep, config.space.search_rounds, config.space.search_tolerance],
+                "search": [text.sha256, may_keep, config.space.search_rounds],
                 "estimate": [config.space.estimate, config.space.measured_swaps],
                 **({"caches": caches} if caches else {}),
             }
@@ -384,9 +374,6 @@ class _Search:
     costs: SwapCosts
     uniform: Mapping[str, Made]  # The uniform variants by their format
     say: Say
-    passes: list[int] = field(default_factory=list)  # How many costs were measured around checkpoints, each time
-    # What `_checkpoint` has made, by what it was asked for
-    made: dict[tuple[Limit, tuple[int, ...], bool], tuple[Combination, str]] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> SearchConfig:
@@ -395,16 +382,6 @@ class _Search:
     @cached_property
     def folders(self) -> dict[str, str | None]:
         return {**{name: made.folder for name, made in self.uniform.items()}, **({KEPT: None} if self.may_keep else {})}
-
-    @property
-    def _taken(self) -> dict[str, str]:
-        """Checkpoints whose layers a mixture can take, by format; none where they would be the same quantized again."""
-        methods = [METHODS.get(one.method) for one in self.formats]
-        apart = quantize_each_layer_alone(methods, self.source) and any(one.needs_calibration for one in methods)
-        beside = all(Path(made.folder).parent == Path(self.config.space.output_dir) for made in self.uniform.values())
-        if not (apart and beside) or self.config.source.device == BALANCED:
-            return {}
-        return {name: Path(made.folder).name for name, made in self.uniform.items()}
 
     @cached_property
     def layers(self) -> list[list[str]]:
@@ -423,21 +400,15 @@ class _Search:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
         table, estimation = self._table(limits, sizes)
-        # Layers that stay as they are cost nothing, and need no swap.
-        rounded = sum(cache is not None for cache in self.caches.values())
-        swaps = len(self.formats) * len(self.costs.groups) + rounded * len(self.costs.caches)
-        swaps = swaps if estimation is None else int(estimation.measured.sum())
-        mixtures, passes = self._tried(limits, table, swaps)
         chosen = {}
         for limit in limits:
             choice = chosen[limit] = choose_formats(
                 limit,
                 table,
-                mixtures[limit],
-                make=partial(self._make, table.sizes),
+                make=partial(self._checkpoint, table.sizes),
                 measure=self.costs.whole,
-                around=partial(self._around, limit, table),
                 uniform=self._uniform_kl,
+                rounds=self.config.space.search_rounds,
             )
             self.say(
                 f"[search] {limit.short}: {choice.variant.name}, predicted KL {choice.predicted:.3g}, measured "
@@ -455,7 +426,6 @@ class _Search:
             uniform=self.uniform,
             chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
             costs=self.costs,
-            passes=swaps + passes + sum(self.passes),
         )
 
     def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
@@ -489,77 +459,12 @@ class _Search:
         self.say(f"[search] measured {estimation.measured.sum()} of {estimation.possible} swaps")
         return table, estimation
 
-    def _tried(self, limits: Sequence[Limit], table: CostTable, passes: int) -> tuple[dict[Limit, list[Mixture]], int]:
-        """Return the choices that were tried within each limit, and how many were measured; all models are open."""
-        space = self.config.space
-        options: list[Option] = [*map(self.costs.open, self.folders.values()), *self.caches.values()]
-        place = InPlace(
-            table=table,
-            together=partial(self.costs.together, options),
-            passes=passes,
-            rounds=space.search_rounds,
-            tolerance=space.search_tolerance,
-        )
-        tried: dict[Limit, list[Mixture]] = {}
-        for number, limit in enumerate(limits):
-            tried[limit] = place.choose(limit, max(0, place.passes) // (len(limits) - number))
-            best = min(tried[limit], key=lambda one: one.order(limit))
-            first = tried[limit][0]
-            self.say(
-                f"[search] {limit.short}: predicted KL {table.predicted(first.allocation.choice):.3g}, measured "
-                f"{first.measured:.3g}; in place {best.measured:.3g} after {len(place.known)} passes in all"
-            )
-        return tried, len(place.known)
-
-    def _around(self, limit: Limit, table: CostTable, first: Allocation) -> tuple[Allocation, float] | None:
-        """Return what costs around the first checkpoint, of layers quantized again, choose, and the KL they promise.
-
-        Its layers have seen what those before them have become, which no layer of a uniform variant has. None where
-        layers are the same quantized again, where caches have formats, and where the first costs were right.
-        """
-        space = self.config.space
-        if not (self._taken and space.search_rounds) or self.caches:
-            return None
-        _, folder = self._checkpoint(table.sizes, first, limit, {})
-        kl = self.costs.whole(folder)
-        if abs(table.predicted(first.choice) - kl.mean()) <= space.search_tolerance * kl.mean():
-            return None
-        self.say(f"[search] {limit.short}: measures the costs again, around this checkpoint")
-        added, groups = np.zeros_like(table.added), np.arange(len(first.choice))
-        for column, other in enumerate(self.folders.values()):
-            rows = groups[table.sizes.layers[:, column] > 0].tolist()
-            added[rows, column] = self.costs.around(folder, other, (), rows) - kl
-            self.passes.append(len(rows))
-        # Every format's layers are those of its uniform variant, the chosen one's too: so they compare. What they are
-        # beside the checkpoint's own, the new choice will not be: its layers are quantized again as well.
-        added -= added[groups, list(first.choice)][:, None]
-        anew = CostTable(sizes=table.sizes, start=kl, added=added)
-        allocation = anew.solved(limit)
-        return allocation, anew.predicted(allocation.choice)
-
     def _uniform_kl(self, name: str) -> Float:
         folder = self.folders[name]
         return np.zeros(len(self.costs.text.windows.ids)) if folder is None else self.costs.whole(folder)
 
-    def _make(self, sizes: StoredSizes, allocation: Allocation, limit: Limit) -> tuple[Combination, str]:
-        """Make the checkpoint of a choice: of calibrated layers two, of which one stays.
-
-        In one, layers are quantized again, and each has seen what the layers before have become. The other one has the
-        layers that were measured, and stays where it is surely closer.
-        """
-        again = self._checkpoint(sizes, allocation, limit, {})
-        if not (names := self._taken):
-            return again
-        taken = self._checkpoint(sizes, allocation, limit, names)
-        return taken if is_surely_closer(self.costs.whole(taken[1]), self.costs.whole(again[1])) else again
-
-    def _checkpoint(
-        self, sizes: StoredSizes, allocation: Allocation, limit: Limit, taken: Mapping[str, str]
-    ) -> tuple[Combination, str]:
+    def _checkpoint(self, sizes: StoredSizes, allocation: Allocation, limit: Limit) -> tuple[Combination, str]:
         """Make a checkpoint, and check that it has the bytes that were counted on."""
-        key = limit, allocation.choice, bool(taken)
-        if key in self.made:
-            return self.made[key]
         names = list(sizes.chosen(allocation.choice).values())
         layers = {layer: chosen for group, chosen in zip(self.layers, names, strict=False) for layer in group}
         settings, caches = self.config.caches, names[len(self.layers) :]
@@ -567,7 +472,7 @@ class _Search:
         of_caches = sum(cache_bytes(self.config, self.source, self.caches)[name] for name in caches)
         in_order = {layer: layers[layer] for layer in self.source.linear}
         folder = home(self.tracker.uri) / "recipes"
-        variant = recipe_variant(self.config, self.formats, in_order, limit.short, folder, rounded, taken)
+        variant = recipe_variant(self.config, self.formats, in_order, limit.short, folder, rounded)
         self.say(f"[search] {limit.short}: makes {variant.name}")
         child = in_process(self.tracker, "quantize", variant.config.quantize_config, self.run, say=self.say)
         made = str(self.tracker.client.get_run(child).data.tags[run_names.CHECKPOINT])
@@ -584,5 +489,4 @@ class _Search:
                 allowed=f"{allocation.n_bytes} bytes",
                 got=stored,
             )
-        self.made[key] = variant, made
         return variant, made

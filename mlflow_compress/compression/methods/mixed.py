@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow_compress.compression import gguf_model
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
-from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.gguf_model import ForTensors
-from mlflow_compress.compression.layers import ForLayers, cast_stored, save_and_measure
+from mlflow_compress.compression.layers import ForLayers, save_and_measure
 from mlflow_compress.compression.method import (
     METHODS,
     CalibratedConfig,
@@ -30,16 +28,15 @@ from mlflow_compress.compression.method import (
 from mlflow_compress.compression.methods.gguf import Gguf
 from mlflow_compress.compression.methods.gguf_k import quantized_logits
 from mlflow_compress.compression.methods.kv_cache import KvCache, KvCacheConfig, quantized_cache
-from mlflow_compress.compression.mixed_recipe import KEPT, LayerFormat, MixedRecipe
-from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
-from mlflow_compress.files import read_json_object
-from mlflow_compress.models import gguf_file, stored_weights
+from mlflow_compress.compression.mixed_recipe import LayerFormat, MixedRecipe
+from mlflow_compress.errors import ConfigError, UnsupportedError
+from mlflow_compress.models import gguf_file
 from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.paths import started_in
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 RECIPE_FILE = "mixed_recipe.json"
 """The recipe's copy in the checkpoint."""
@@ -85,7 +82,6 @@ class Mixed(Method[MixedConfig]):
     Methods of llm-compressor can be combined, but for `awq`, which rescales neighbouring layers together. The layers
     of one method are quantized in one pass: `gptq` sees what the layers before have become, whatever their format.
     Methods that write GGUF can be combined with each other; K-quants are written by llama.cpp's own quantizer.
-    A recipe can name the checkpoints that its layers are taken from: then nothing is quantized again.
 
     The cache of a layer can be rounded beside that, as by `kv-cache`: only this package reads it then.
     """
@@ -161,13 +157,6 @@ class Mixed(Method[MixedConfig]):
                 got=", ".join(sorted(methods)),
                 fix="Give formats of one method, such as awq:3,awq:4, or of GGUF only",
             )
-        if config.content.made and not quantize_each_layer_alone(methods.values(), source):
-            raise UnsupportedError(
-                "Layers of these methods cannot be taken from other checkpoints",
-                allowed="methods of llm-compressor that change one layer at a time, in models without experts",
-                got=", ".join(sorted(methods)),
-                fix="Take 'made' out of the recipe: then all layers are quantized anew",
-            )
         per_format = ("bits", "group_size", "symmetric", "scheme", "activations")
         seen: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, one in config.formats.items():
@@ -190,8 +179,6 @@ class Mixed(Method[MixedConfig]):
             model = job.source.load(job.device)
             job.round_cache(model)
             return save_and_measure(job, model)
-        if content.made:
-            return _put_together(job, content, formats)
         if any(isinstance(METHODS.get(one.method), ForTensors) for one in formats.values()):
             return _as_gguf(job, content, formats)
         methods = {one.method: METHODS.get(one.method) for one in formats.values()}
@@ -218,78 +205,6 @@ def _modifiers(source: SourceModel, content: MixedRecipe, formats: dict[str, Lay
         others = [layer for layer in source.linear if layer not in layers]
         together += method.modifiers(next(iter(mine.values())).config, source, schemes, [*source.ignored, *others])
     return together
-
-
-def quantize_each_layer_alone(methods: Iterable[Method[Any]], source: SourceModel) -> bool:
-    """Return whether a layer from a finished checkpoint of such a method is what it was there."""
-    return not source.experts and all(isinstance(one, ForLayers) and not one.rescales for one in methods)
-
-
-def _put_together(job: CompressionJob[MixedConfig], content: MixedRecipe, formats: Mapping[str, LayerFormat]) -> Logits:
-    """Take each layer from the finished checkpoint of its format; return the logits of all of them in the baseline.
-
-    So what was measured of the layers is what is stored. Calibrated anew, they would be others: each sees what the
-    layers before have become.
-    """
-    from mlflow_compress.models.loading import LoadConfig, load_model
-
-    if job.offload is not None:
-        raise UnsupportedError(
-            "Layers are taken from other checkpoints in memory only",
-            got="device=balanced",
-            fix="Take 'made' out of the recipe: then all layers are quantized anew",
-        )
-    model = job.source.load(job.device)
-    tensors: dict[str, torch.Tensor] = {}
-    groups: dict[str, dict[str, Any]] = {}
-    described: dict[str, Any] = {}
-    for name, one in formats.items():
-        folder, layers = _made(job, content.made[name], one), frozenset(content.layers_of(name))
-        options = LoadConfig(path=str(folder), device=job.device, trust_remote_code=job.source.trust_remote_code)
-        loaded = load_model(options).model
-        for layer in layers:
-            model.set_submodule(layer, loaded.get_submodule(layer))
-        tensors |= stored_weights.read_tensors(folder, layers.__contains__)
-        described = read_json_object(folder / "config.json", error=CheckpointError)["quantization_config"]
-        (group,) = described["config_groups"].values()
-        groups[f"group_{len(groups)}"] = {**group, "targets": sorted(layers)}
-    others = job.source.linear.keys() - set(content.layers_of(KEPT))
-    tensors |= stored_weights.read_tensors(job.source.folder, lambda module: module not in others)
-    job.round_cache(model)
-    logits = job.probe.logits(model)
-    kinds = {group["format"] for group in groups.values()}
-    model.config.quantization_config = {
-        **described,
-        "config_groups": groups,
-        "format": kinds.pop() if len(kinds) == 1 else "mixed-precision",
-        "ignore": [*job.source.ignored, *content.layers_of(KEPT)],
-    }
-    cast_stored(model, job.source.torch_dtype)  # what the configuration says of the other tensors
-    model.save_pretrained(job.folder, state_dict=tensors, save_original_format=False)
-    job.source.save_others(job.folder)
-    return logits
-
-
-def _made(job: CompressionJob[MixedConfig], name: str, wanted: LayerFormat) -> Path:
-    """Return the folder of a finished checkpoint, which must be of this model and format."""
-    folder = job.folder.parent / name
-    if not folder.is_dir():
-        raise ConfigError(
-            "The recipe takes layers from a checkpoint that is not there",
-            got=str(folder),
-            fix=f"Make it ({wanted.method}), or take 'made' out of the recipe: then all layers are quantized anew",
-        )
-    manifest = CheckpointManifest.read(folder)
-    ours = {key: value for key, value in wanted.config.settings().items() if key not in CalibratedConfig.model_fields}
-    stored = {key: manifest.settings.get(key) for key in ours}
-    same_base = manifest.base_weights_hash == stored_weights.hash_weights(job.source.folder)[1]
-    if (manifest.method, stored, same_base) != (wanted.method, json.loads(json.dumps(ours)), True):
-        raise ConfigError(
-            "The recipe takes layers from a checkpoint of another model or format",
-            allowed=f"{wanted.method} {ours} of {job.source.name}",
-            got=f"{manifest.method} {stored} of {manifest.base_model}",
-        )
-    return folder
 
 
 def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, LayerFormat]) -> Logits:
