@@ -9,13 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlflow_compress.errors import ConfigError, TrackingError
 from mlflow_compress.home import SQLITE, database_file
-
-if TYPE_CHECKING:
-    from mlflow_compress.tracking.tracker import Tracker
 
 RESOLVED = "resolved/"  # prefix for the final value of a parameter that was logged with another one, such as "auto"
 
@@ -114,10 +110,3 @@ class StoredRun:
     run_id: str  # The run's id
     tags: Mapping[str, str]  # The logged tags and metrics, by name
     metrics: Mapping[str, float]
-
-
-def run_of_stage(store: "Tracker", run_id: str, stage: str) -> StoredRun:
-    """Return the newest run of a stage below a main run; of another run, that run itself."""
-    run = store.look_up(run_id)
-    below = store.child_ids(run.run_id).get(stage)
-    return run if below is None else store.look_up(below)

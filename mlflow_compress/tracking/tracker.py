@@ -360,6 +360,12 @@ class Tracker:
         """Return one run by its id, or the first six digits or more. An unknown one is a `TrackingError`."""
         return _stored(self.run_of(run_id))
 
+    def look_up_stage(self, run_id: str, stage: str) -> StoredRun:
+        """Return the newest run of a stage below a main run; of another run, that run itself."""
+        run = self.look_up(run_id)
+        below = self.child_ids(run.run_id).get(stage)
+        return run if below is None else self.look_up(below)
+
     def run_of(self, run_id: str) -> Run:
         """Return the MLflow run of an id or of the beginning of one; an unknown one is a `TrackingError`."""
         if is_run_id(run_id) and len(run_id) < 32:
@@ -421,6 +427,12 @@ class Snapshot(Tracker):
         if wanted:
             runs = search_runs(self.client, f"attributes.run_id IN ({wanted})")
             self._runs = {str(run.info.run_id): run for run in runs}
+
+    def look_up_stage(self, run_id: str, stage: str) -> StoredRun:
+        """Return the newest run of a stage below a main run; of another run, that run itself."""
+        run = self.look_up(run_id)
+        below = self.child_ids(run.run_id).get(stage)
+        return run if below is None else self.look_up(below)
 
     def run_of(self, run_id: str) -> Run:
         if run_id not in self._runs:

@@ -28,7 +28,7 @@ from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import RECORDS
-from mlflow_compress.tracking.store import is_run_id, require_runs, run_of_stage
+from mlflow_compress.tracking.store import is_run_id, require_runs
 
 if TYPE_CHECKING:
     from mlflow_compress.tracking.tracker import Tracker
@@ -129,8 +129,8 @@ def _read(source: str, store: str | None) -> Path | tuple[list[answer_files.Answ
         known, config = _harness_results(path)
         return answer_files.answers_from_harness(rows, config), known
     if is_run_id(source):
-        store = store_with(source, store)
-        return store.fetch(run_of_stage(store, source, "evaluate").run_id, RECORDS)
+        opened = store_with(source, store)
+        return opened.fetch(opened.look_up_stage(source, "evaluate").run_id, RECORDS)
     raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
 
 
@@ -174,31 +174,31 @@ def from_run(run_id: str, store: "Tracker | str | None" = None) -> Evaluation:
     """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
     if not is_run_id(run_id):
         raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
-    store = store_with(run_id, store)
-    run = run_of_stage(store, run_id, "evaluate")
+    opened = store_with(run_id, store)
+    run = opened.look_up_stage(run_id, "evaluate")
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):
         raise ConfigError(
             "This run holds no evaluation", allowed=LOAD_EVALUATION_ACCEPTED, got=f"{run_id}, a run of stage {stage}"
         )
-    results = tuple(stored_results(store, run.run_id))
-    records = store.fetch(run.run_id, RECORDS)
+    results = tuple(stored_results(opened, run.run_id))
+    records = opened.fetch(run.run_id, RECORDS)
     base_model = run.tags[run_names.BASE_MODEL]
-    common: dict[str, Any] = {"results": results, "records_folder": records, "run": store.link(run.run_id)}
+    common: dict[str, Any] = {"results": results, "records_folder": records, "run": opened.link(run.run_id)}
     if stage == "baseline":
         return Evaluation(name=base_model, evaluation_id=run.tags.get(run_names.EVALUATION), **common)
     baseline_run = run.tags[run_names.BASELINE_RUN]
     folder = Path(run.tags.get(run_names.CHECKPOINT, ""))
     not_computed: dict[str, str] = {}
     with suppress(TrackingError):  # a run that computed all metrics has no such file
-        not_computed = store.fetch_json(run.run_id, "not_computed.json")
+        not_computed = opened.fetch_json(run.run_id, "not_computed.json")
     return Evaluation(
         name=run.tags[run_names.VARIANT],
         not_computed=not_computed,
         baseline=base_model,
         verdict=run.tags[run_names.VERDICT],
         manifest=CheckpointManifest.read(folder, verify=False) if (folder / MANIFEST_FILE).is_file() else None,
-        baseline_records_folder=store.fetch(baseline_run, RECORDS),
+        baseline_records_folder=opened.fetch(baseline_run, RECORDS),
         baseline_run_id=baseline_run,
         evaluation_id=run.tags.get(run_names.EVALUATION),
         baseline_found=True,
