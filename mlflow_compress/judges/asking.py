@@ -236,7 +236,7 @@ def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
     Reasoning decides nothing, and what it quotes least of all. Where a template opens it in the prompt, reasoning that
     was cut off looks like any other text: a rating in a reply that was cut off must then close it, as the prompts ask.
     """
-    said, reasoning = row["judgment"], row.get("reasoning", "")  # replies kept by earlier versions have none apart
+    said, reasoning = row["judgment"], row["reasoning"]
     answer = without_reasoning(said)
     value, reason = read(answer, prompt.shown)
     unfinished = answer == said and not reasoning and not _LAST.search(said)
