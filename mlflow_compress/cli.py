@@ -148,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         lifetime.raise_on_signals(f"mlflow-compress: interrupted{kept if resumable else ''}; runs are closed now")
     try:
         answer, exit_code = _answer(known, extra)
-        print(answer, flush=True)
+        if answer:  # a stage may have nothing to say
+            print(answer, flush=True)
         return exit_code
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python's own flush at exit would complain once more.
@@ -243,8 +244,8 @@ def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
         result = command.function(**({"progress": progress} if command.tells else {}), **values)
     if as_json:
         return json.dumps(result.to_dict(), allow_nan=False), 0
-    # The main job shows all values at its end.
-    text = result if isinstance(result, str) else result.summary if is_stage() else result.as_text()
+    # The main job shows all values at its end, and the verdict once.
+    text = result if isinstance(result, str) else result.remark if is_stage() else result.as_text()
     return text.rstrip(), getattr(result, "exit_code", 0)
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from mlflow_compress.decide.gates import FLIPS, KL
 from mlflow_compress.metrics import kl_tail
 from mlflow_compress.metrics.core.account import Account
-from mlflow_compress.metrics.core.metric_registry import METRICS, MetricKey, Pooled, all_keys, headline_keys, key
+from mlflow_compress.metrics.core.metric_registry import (
+    METRICS,
+    MetricKey,
+    Pooled,
+    all_keys,
+    headline_keys,
+    key,
+    leaderboard_keys,
+)
 from mlflow_compress.metrics.noise import SIGNIFICANT, distinguishable
 from mlflow_compress.metrics.stats.significance import OneEnd, holm
 from mlflow_compress.metrics.win_rate import is_biased
@@ -170,14 +178,23 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
     return [*rows, cache]
 
 
-def headline_rows(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> list[HeadlineRow]:
-    """Return the rows of the metrics that were computed, in the order that they declare (`MetricKey.headline`)."""
-    rows: list[HeadlineRow | None] = []
+def headline_rows(
+    pooled: Pooled, sizes: "CheckpointManifest | None" = None, *, most: int | None = None
+) -> list[HeadlineRow]:
+    """Return the rows of the metrics that were computed, in the order that they declare (`MetricKey.headline`).
+
+    - `most`: Of more rows than these only those remain that MLflow's leaderboard has a column for, and the sizes.
+    """
+    columns = {declared.name for declared in leaderboard_keys()}
+    rows: list[tuple[bool, HeadlineRow]] = []
     for headline in headline_keys():
-        rows.append(_row(headline, pooled))
+        kept = not columns.isdisjoint({headline.name, headline.difference})
+        if (row := _row(headline, pooled)) is not None:
+            rows.append((kept, row))
         if headline.name == KL:
-            rows += _kl_rows(pooled)
-    return [row for row in rows if row is not None] + ([] if sizes is None else _size_rows(sizes))
+            rows += [(kept, row) for row in _kl_rows(pooled)]
+    rows += [] if sizes is None else [(True, row) for row in _size_rows(sizes)]
+    return [row for kept, row in rows if kept or most is None or len(rows) <= most]
 
 
 def interval_percent(pooled: Pooled) -> str:
@@ -217,14 +234,15 @@ def _distances(pooled: Pooled, section: str, named: tuple[tuple[str, str], ...],
     return [f"{sentence}: {', '.join(parts)}."] if parts else []
 
 
-def footnotes(pooled: Pooled) -> list[str]:
-    """Return the sentences under the headline table; empty if there are none."""
+def footnotes(pooled: Pooled, *, floors: bool = True) -> list[str]:
+    """Return the sentences under the headline table; empty if there are none.
+
+    - `floors`: Whether the table has the column of noise floors.
+    """
     notes = []
     if kl_tail.shows_clipped(pooled):
         notes.append(
-            f"The mean KL has no interval that can be trusted (fewer than {kl_tail.TRUSTED_ITEMS} items, or one holds "
-            f"{kl_tail.TRUSTED_TOP_PCT:g} % of it): read, as the gate does, the mean of the KL clipped at "
-            f"{kl_tail.CLIP:g} nat per item, and the share of items above it."
+            "KL, items hangs on few items: no interval. Gates read the clipped KL and the items above the clip."
         )
     unscored: dict[str, None] = {}
     for shown in headline_keys():
@@ -240,8 +258,10 @@ def footnotes(pooled: Pooled) -> list[str]:
         for name, result in pooled.items()
         if is_biased(result)
     ]
+    if floors:
+        notes += _noise(pooled)
     sentence = "vLLM's own distance (transformers from vLLM, the baseline's checkpoint in both)"
-    notes += _noise(pooled) + _distances(pooled, "engine", _OF_ENGINE, sentence)
+    notes += _distances(pooled, "engine", _OF_ENGINE, sentence)
     return notes + _distances(pooled, "served", _OF_SERVER, "The server's own noise (the same prompts asked twice)")
 
 
@@ -256,14 +276,17 @@ def failures(failed_stages: Mapping[str, str] | None) -> list[str]:
     return told
 
 
+_MOST_ROWS = 16  # of a terminal
 _PART_LIMIT = 2000  # characters of a verdict or an error message, so that the table fits after them
 _WIDTH = 100
 _NUMBERS = ("n", "baseline", "variant")
 _NARROW = ("metric", *_NUMBERS, "difference")  # the columns of a terminal and of a note
 
 
-def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> Table:
-    """Return the headline table with all its columns."""
+def headline_rows_table(
+    pooled: Pooled, sizes: "CheckpointManifest | None" = None, *, most: int | None = None
+) -> Table:
+    """Return the headline table with all its columns; for `most` see `headline_rows`."""
     difference = f"difference [{interval_percent(pooled)} interval]"
     heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in _NUMBERS)]
     heads.append(Column(difference, left=True, key="difference"))
@@ -271,7 +294,7 @@ def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = Non
         columns=[*heads, Column("noise floor", left=True), Column("distinguishable", left=True)],
         rows=[
             (Words(r.label, [r.meaning]), r.n or "", r.baseline, r.variant, r.difference, r.noise, r.distinguishable)
-            for r in headline_rows(pooled, sizes)
+            for r in headline_rows(pooled, sizes, most=most)
         ],
     )
 
@@ -282,9 +305,12 @@ def headline_table(
     *,
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the headline table as aligned text, followed by failed stages and notes."""
-    lines = headline_rows_table(pooled, manifest).only(*_NARROW).lines(widest=_WIDTH)
-    notes = failures(failed_stages) + footnotes(pooled)
+    """Return the headline table as aligned text, as many rows as a terminal has room for, failed stages and notes."""
+    table = headline_rows_table(pooled, manifest, most=_MOST_ROWS)
+    lines = table.only(*_NARROW).lines(widest=_WIDTH)
+    left_out = len(headline_rows(pooled, manifest)) - len(table.rows)
+    more = [f"{left_out} more rows stand in the report and in the run's note."] if left_out else []
+    notes = failures(failed_stages) + footnotes(pooled, floors=False) + more
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH)]
     return "\n".join([*lines, *([lines[1], *wrapped] if wrapped else [])])
 

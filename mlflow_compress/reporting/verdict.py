@@ -91,12 +91,14 @@ def _size(label: str, ratio: float | None, sparsity: float | None, cache_ratio: 
     return "not compressed" if label == UNCOMPRESSED and words == numbers.size_text(1.0) else words
 
 
-def _flips(flips: MetricResult | None) -> str:
+def _flips(flips: MetricResult | None, choices: MetricResult | None) -> str:
+    """Return how many answers flipped, and of which kind they are; `choices` are flips of multiple choice alone."""
     if flips is None:
         return "flips not measured"
+    answers = "multiple-choice answers" if choices is not None and choices.n == flips.n else "answers"
     if flips.value == 0:
-        return f"none of {flips.n:,} answers flipped" + (f" (at most {flips.high:.2g} %)" if flips.high else "")
-    return f"{numbers.interval_text(flips, numbers.PERCENT, difference=False)} of {flips.n:,} answers flipped"
+        return f"none of {flips.n:,} {answers} flipped" + (f" (at most {flips.high:.2g} %)" if flips.high else "")
+    return f"{numbers.interval_text(flips, numbers.PERCENT, difference=False)} of {flips.n:,} {answers} flipped"
 
 
 def _kl(pooled: Mapping[str, MetricResult]) -> str:
@@ -166,11 +168,11 @@ def verdict(
 ) -> str:
     """Return one sentence about a variant.
 
-    As in "awq-4bit-g128: fails the default policy: flips 6.1 % > 5; 6.1 % [4.8, 7.8] of 1,000 answers flipped; KL 0.021
-    [0.019, 0.023]; accuracy open, -0.4 pt [-1.9, 1.1]; 3.6x smaller; read by vllm": what the default policy answers,
-    then how far the answers have moved, then the worst slice (see `worst_slice`), then the accuracy, which hides it,
-    with its direction by a `margin` in points, then what it saves, then who can serve it, where that is known.
-    It also says what was not measured, and what of the `account` bears on it.
+    As in "awq-4bit-g128: fails the default policy: flips 6.1 % > 5; 6.1 % [4.8, 7.8] of 1,000 multiple-choice answers
+    flipped; KL 0.021 [0.019, 0.023]; accuracy open, -0.4 pt [-1.9, 1.1]; 3.6x smaller; read by vllm": what the default
+    policy answers, then how far the answers have moved, then the worst slice (see `worst_slice`), then the accuracy,
+    which hides it, with its direction by a `margin` in points, then what it saves, then who can serve it, where that is
+    known. It also says what was not measured, and what of the `account` bears on it.
     """
     answer = answer_by_default(label, pooled, size_ratio=size_ratio, cache_ratio=cache_ratio, account=account)
     size = _size(label, size_ratio, sparsity, cache_ratio)
@@ -188,7 +190,7 @@ def verdict(
     same_answers = flips is not None and flips.value == 0 and (every is None or every.value == 0)
     if flips is not None and same_answers and kl is not None and kl.value == 0:
         return f"{start}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"
-    moves = f"{_flips(flips)}; {_kl(pooled)}{_growth(pooled)}"
+    moves = f"{_flips(flips, every)}; {_kl(pooled)}{_growth(pooled)}"
     return f"{start}; {moves}; {f'{slices}; ' if slices else ''}{_accuracy(pooled, margin)}; {size}{remark}"
 
 

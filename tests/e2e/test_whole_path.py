@@ -43,6 +43,7 @@ class World:
     folder: Path
     tracker: Tracker
     output: str
+    said: str  # On the standard error
 
     def variant(self, name: str) -> Run:
         """Return the parent run of a variant."""
@@ -59,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
     second = mlflow_run(folder, method="none", judge="false")
     assert second.returncode == 0, second.stderr[-3000:]
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")  # `world` does so for each test
-    world = World(folder, Tracker(), first.stdout)
+    world = World(folder, Tracker(), first.stdout, first.stderr)
     before = len(world.tracker.client.search_runs([world.tracker.experiment_id]))
     again = mlflow_run(folder, method="none", judge="false")
     assert again.returncode == 0 and "Done before, and nothing has changed since" in again.stderr
@@ -123,9 +124,16 @@ def test_the_experiment_lists_variants_and_default_says_where_they_are(world: Wo
 
 def test_the_output_ends_with_a_table_and_the_link(world: World) -> None:
     assert "distance" in world.output.lower() or "KL" in world.output
-    *_, leaderboard, charts, _, following = world.output.splitlines()
+    *_, leaderboard, charts, following = world.output.splitlines()
     assert "viewStateShareKey=leaderboard" in leaderboard and "viewStateShareKey=charts" in charts
     assert following.startswith("Next: ")
+
+
+def test_all_that_is_shown_fits_a_terminal_and_nothing_is_said_twice(world: World) -> None:
+    lines = [*world.said.splitlines(), *world.output.splitlines()]
+    assert len(lines) <= 45, "\n".join(lines)
+    every = "\n".join(lines)
+    assert [every.count(text) for text in ("default policy", " flipped;", "rtn-4bit-g128: ", "Same greedy")] == [1, 1, 1, 0]
 
 
 def test_the_baseline_was_evaluated_once_and_the_control_has_not_moved_at_all(world: World) -> None:

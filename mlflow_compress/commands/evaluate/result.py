@@ -174,6 +174,10 @@ class AnswerEvaluation(Measurement):
         values = "; ".join([*self._judgments, *(f"{label} {result_text(result)}" for label, result in rows)])
         return f"{self.name}: {values or 'nothing was computed'}{f'. {self.skipped}' if self.skipped else ''}"
 
+    @property
+    def remark(self) -> str:
+        return "; ".join([*self._judgments, *([self.skipped] if self.skipped else [])])
+
     def to_dict(self) -> dict[str, Any]:
         own = {"baseline": self.baseline, "skipped": self.skipped, "account": dict(self.account)}
         return {**super().to_dict(), **own}

@@ -76,8 +76,9 @@ class VariantRun(Measurement):
         table = headline_table(self.pooled, self.manifest, failed_stages=self.failed)
         after = f"Next:          mlflow-compress promote --model {shlex.quote(self.model)}"
         sentences = filter(None, (self.verdict, for_users(self.pooled), self.account.sentence))
-        said = ["\n".join(wrapped(text)) for text in sentences]
-        return "\n\n".join([*said, table, *lines_of_run(self.run), *([] if self.failed else [after])])
+        said = [line for text in sentences for line in wrapped(text)]
+        links = [*lines_of_run(self.run), *([] if self.failed else [after])]
+        return "\n\n".join(["\n".join(said), table, "\n".join(links)])
 
 
 _CONFIGS: dict[str, type[Parameters]] = {

@@ -63,14 +63,21 @@ class CompressedModel(Tabular):
         pruned = f", {zeros:.1f} % of them zero ({before:.1f} % in the baseline)" if zeros - before >= 0.05 else ""
         ratio = made.cache_ratio
         cache = "" if ratio is None or ratio == 1 else f", its cache {ratio_text(ratio)}"
-        alone = ". Only this package reads its format: no server does" if made.served_by == [] else ""
-        alone += f". {CACHE_IGNORED}" if QUANTIZED_CACHE in made.format else ""
-        warning = f". {self.warning}" if self.warning else ""
-        return (
+        alone = ["Only this package reads its format: no server does"] if made.served_by == [] else []
+        said = (
             f"{self.name}: {made.size_ratio:.2f}x smaller, {made.bits_per_weight:.2f} bits per linear weight{pruned} "
             f"({made.bits_per_weight_model:.2f} over the whole model){cache}, made in {made.seconds:.0f} s"
-            f"{alone}{warning}"
         )
+        return ". ".join([said, *alone, *self._warnings])
+
+    @property
+    def remark(self) -> str:
+        return f"{self.name}: {'. '.join(self._warnings)}" if self._warnings else ""
+
+    @property
+    def _warnings(self) -> list[str]:
+        ignored = [CACHE_IGNORED] if QUANTIZED_CACHE in self.manifest.format else []
+        return [*ignored, *([self.warning] if self.warning else [])]
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         kept = ("method", "format", "size_ratio", "size_bytes", "bits_per_weight", "bits_per_weight_model", "seconds")

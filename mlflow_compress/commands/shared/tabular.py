@@ -43,6 +43,11 @@ class Tabular(ABC):
         """What was found, in one sentence."""
         return self.verdict
 
+    @property
+    def remark(self) -> str:
+        """What a stage says before the main job shows all values; empty where there is nothing besides values."""
+        return ""
+
     def as_text(self) -> str:
         """Return what the command line shows."""
         return self.summary

@@ -78,6 +78,10 @@ class SpeedMeasurement(Measurement):
         return f"{self.name} against {self.baseline} in {self._runtime}: {', '.join(parts)}{noisy}"
 
     @property
+    def remark(self) -> str:
+        return "" if self.results else self.summary
+
+    @property
     def _runtime(self) -> str:
         runtime = self.described
         number = runtime.get("threads")
