@@ -335,7 +335,7 @@ def _warnings(
     dominated = {name: share for name, share in largest.items() if share >= TRUSTED_TOP_PCT}
     if dominated:
         text = f"one item holds up to {max(dominated.values()):.0f} % of the mean KL of {_and(tuple(dominated))}: "
-        yield ScoreWarning("one_item", f"{text}it has no interval that can be trusted", tuple(dominated))
+        yield ScoreWarning("one_item", f"{text}that mean has no interval that can be trusted", tuple(dominated))
     yield from _fewer_bits(variants, separations)
     for group in same_kl:
         yield ScoreWarning("not_told_apart", f"{_and(group)} cannot be told apart by their KL", group)

@@ -51,7 +51,7 @@ def groups_table(results: GroupsFound) -> Table:
             Column("group", left=True, key="group"),
             Column("KL", left=True, key="kl"),
             *heads,
-            Column("against noise", key="against_noise"),
+            Column("times its noise", key="against_noise"),
         ],
         rows=[
             (
@@ -75,7 +75,7 @@ def diagnosis_sentence(name: str, results: GroupsFound) -> str:
     if largest.share is not None:
         text += f", {100 * largest.share:.0f} % of the sum of its {len(results.groups)} groups"
     if results.additivity is not None:
-        text += f". Together the groups move {_text(results.additivity, PLAIN)} times as far as their sum says"
+        text += f". All groups together move {_text(results.additivity, PLAIN)} times the sum of each alone"
     return f"{text}."
 
 

@@ -339,9 +339,8 @@ def for_users(pooled: Mapping[str, MetricResult]) -> str:
             changed.append(f"{declared.noticed} {text}")
         else:
             others.append(declared.noticed)
-    tests = "1 test" if len(changes) == 1 else f"{len(changes)} tests, Holm"
     rest = f"no sure change in {', '.join(others)}" if others else ""
-    return f"For users: {'; '.join(filter(None, [*changed, rest]))} ({tests})."
+    return f"For users: {'; '.join(filter(None, [*changed, rest]))}."
 
 
 def _p_value(declared: MetricKey, result: MetricResult) -> float:

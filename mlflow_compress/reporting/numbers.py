@@ -89,14 +89,14 @@ def value_text(result: MetricResult, scale: Scale) -> str:
 
 
 def interval_text(result: MetricResult, scale: Scale, *, difference: bool) -> str:
-    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]", or "5 [3, -)" without an upper end."""
+    """Return a value with its interval, as in "-0.4 pt [-1.9, 1.1]", or "5 [3 or more]" without an upper end."""
     value = scale.factor * result.value
     suffix = scale.difference_suffix if difference else scale.suffix
     if result.low is None:
         return plain(value, decimals(value, None, None, fewest=scale.decimals), signed=difference) + suffix
     low = scale.factor * result.low
     if result.high is None:
-        return f"{plain(value, scale.decimals, signed=difference)}{suffix} [{plain(low, scale.decimals)}, -)"
+        return f"{plain(value, scale.decimals, signed=difference)}{suffix} [{plain(low, scale.decimals)} or more]"
     high = scale.factor * result.high
     digits = decimals(value, low, high, fewest=scale.decimals)
     text = plain(value, digits, signed=difference) + suffix

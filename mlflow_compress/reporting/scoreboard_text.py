@@ -33,7 +33,8 @@ _LEFT_OUT = (
     SIZE,
 )
 _CLIPPED = "c"
-_CLIPPED_MEANS = f"KL clipped at {CLIP:g} nat per item, as the mean has no interval that can be trusted; items above it"
+_CLIPPED_MEANS = f"KL clipped at {CLIP:g} nat per item, as the mean KL hangs on few items; share of items above it"
+_FEWEST_RANKED = 6  # variants whose order is worth a sentence: of fewer, chance alone orders them alike too often
 _PAPERS = (
     (FLIPS, KL),
     (FLIPS, scoreboard.JUDGE),
@@ -71,9 +72,9 @@ def scoreboard_table(board: scoreboard.Scoreboard) -> Table:
     heads = [Column(column.label + (level if column.key in _WITH_INTERVAL else ""), key=column.key) for column in main]
     heads += [Column("timed in", key=_RUNTIME)] if _is_timed(board) else []
     heads += [Column("status", key="status")] if told else []
-    rows = [baseline_row(board, heads)] if board.baseline_cells else []
+    rows, front = [baseline_row(board, heads)] if board.baseline_cells else [], _front(board)
     for row in made:
-        cells: list[str | Words | None] = [Words(row.name, sign="*" if row.on_front else "")]
+        cells: list[str | Words | None] = [Words(row.name, sign="*" if row.name in front else "")]
         cells += [score_cell(row, column, interval=column.key in _WITH_INTERVAL) for column in main]
         cells += [row.runtime or None] if _is_timed(board) else []
         rows.append([*cells, *(["" if row.status == "finished" else row.status] if told else [])])
@@ -135,15 +136,20 @@ def finding(board: scoreboard.Scoreboard) -> str:
         clipped = "clipped " if CLIPPED.name in judged[0].cells else ""
         closest = score_text(judged[0], column, interval=True)
         parts.append(f"closest is {judged[0].name} with a {clipped}KL of {closest}")
-    if board.pareto:
-        parts.append(f"on the Pareto front of size and KL: {', '.join(board.pareto)}")
+    if front := _front(board):
+        parts.append(f"on the Pareto front of size and KL: {', '.join(front)}")
     return "; ".join(parts)
+
+
+def _front(board: scoreboard.Scoreboard) -> tuple[str, ...]:
+    """Return who is on the Pareto front; nobody where all are, which tells none apart."""
+    return board.pareto if len(board.pareto) < len(board.finished) else ()
 
 
 def legend(board: scoreboard.Scoreboard) -> list[str]:
     """Return what the signs of the table mean."""
     small = "small in weights and cache" if any(column.key == CACHE for column in board.columns) else "small"
-    lines = [f"* no other variant is both as {small} and as close to the baseline"] if board.pareto else []
+    lines = [f"* no other variant is both as {small} and as close to the baseline"] if _front(board) else []
     if any(row.accuracy_moved for row in board.rows):
         lines.append("! accuracy differs from the baseline's (McNemar's mid-p test, Holm's correction over variants)")
     clipped = [row for row in board.rows if CLIPPED.name in row.cells]
@@ -220,10 +226,14 @@ def _not_timed(board: scoreboard.Scoreboard) -> list[str]:
             by_reason.setdefault(row.not_timed, []).append(row.name)
     if not _is_timed(board) and len(by_reason) == 1 and scoreboard.NO_SPEED_STAGE in by_reason:
         return []
-    return [f"Not timed: {', '.join(names)} ({reason.rstrip('.')})" for reason, names in by_reason.items()]
+    all_names = [row.name for row in board.finished]
+    return [
+        f"Not timed: {'every variant' if names == all_names else ', '.join(names)}; {reason.rstrip('.')}"
+        for reason, names in by_reason.items()
+    ]
 
 
-def correlation_text(board: scoreboard.Scoreboard, rank: scoreboard.VariantCorrelation) -> str:
+def _correlation_text(board: scoreboard.Scoreboard, rank: scoreboard.VariantCorrelation) -> str:
     """Return one correlation as a sentence."""
     labels = {column.key: column.label for column in board.columns}
     what = f"{labels[rank.first]} and {labels[rank.second]}"
@@ -233,19 +243,11 @@ def correlation_text(board: scoreboard.Scoreboard, rank: scoreboard.VariantCorre
     return f"{what}: rank correlation {rank.value:+.2f}{interval}, p = {rank.p:.2g}, {rank.n} variants"
 
 
-def _correlations(board: scoreboard.Scoreboard) -> list[str]:
-    """Return the main correlations as sentences; one for all of them where there are too few variants."""
-    correlations = main_correlations(board)
-    reasons = {c.reason for c in correlations}
-    if len(reasons) == 1 and correlations[0].value is None:
-        return [f"No rank correlations between metrics: {correlations[0].reason}"]
-    return [correlation_text(board, c) for c in correlations]
-
-
-def main_correlations(board: scoreboard.Scoreboard) -> list[scoreboard.VariantCorrelation]:
-    """Return the correlations that the papers report: flips against KL, and both against the judges."""
+def correlation_texts(board: scoreboard.Scoreboard) -> list[str]:
+    """Return the correlations that the papers report, where there are enough variants: of flips, KL and the judges."""
     by_pair = {frozenset((c.first, c.second)): c for c in board.correlations}
-    return [by_pair[frozenset(pair)] for pair in _PAPERS if frozenset(pair) in by_pair]
+    told = [by_pair[frozenset(pair)] for pair in _PAPERS if frozenset(pair) in by_pair]
+    return [_correlation_text(board, one) for one in told if one.n >= _FEWEST_RANKED]
 
 
 def scoreboard_text(board: scoreboard.Scoreboard) -> str:
@@ -257,8 +259,11 @@ def scoreboard_text(board: scoreboard.Scoreboard) -> str:
 
 
 def _below(board: scoreboard.Scoreboard) -> list[str]:
-    warnings = [f"Warning: {warning.text.rstrip('.')}." for warning in board.warnings]
-    return [line for block in (legend(board), _correlations(board), warnings) if block for line in ("", *block)]
+    told = legend(board)
+    # That a mean KL hangs on one item is why it is clipped, which the legend says.
+    said = {"one_item"} if any(line.startswith(f"{_CLIPPED} ") for line in told) else set()
+    warnings = [f"Warning: {one.text.rstrip('.')}." for one in board.warnings if one.kind not in said]
+    return [line for block in (told, correlation_texts(board), warnings) if block for line in ("", *block)]
 
 
 def scoreboard_markdown(board: scoreboard.Scoreboard) -> str:

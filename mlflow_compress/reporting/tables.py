@@ -204,7 +204,7 @@ def policy_hash(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text without column breaks, line breaks, stress and HTML."""
-    for sign, escaped in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("*", "\\*"), ("\n", " ")):
+    """Return a text without column breaks, line breaks, stress and HTML; "<=" stays as it is, as it opens no tag."""
+    for sign, escaped in (("&", "&amp;"), ("|", "\\|"), ("*", "\\*"), ("\n", " ")):
         text = text.replace(sign, escaped)
-    return text
+    return re.sub(r"<(?![=\s\d])", "&lt;", text)

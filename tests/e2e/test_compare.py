@@ -31,7 +31,14 @@ def test_counts_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_readable_without_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = write(tmp_path / "b.jsonl", rows("AB")), write(tmp_path / "q.jsonl", rows("BA"))
     assert cli.main(["compare", *paths]) == 0
-    assert "flips      100.00 %" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "flips      100.00 %" in out
+    assert out.startswith("q.jsonl against b.jsonl: fails the default policy: flips 100 % > 5.\n")
+    same = write(tmp_path / "many.jsonl", rows("A" * 200))
+    assert cli.main(["compare", same, same]) == 0
+    assert capsys.readouterr().out.startswith(
+        "many.jsonl against many.jsonl: passes the default policy in flips and accuracy.\n"
+    )
 
 
 @pytest.mark.parametrize(("part", "value"), [("tokenizer", "b" * 64), ("shots", 0)])

@@ -151,8 +151,8 @@ def test_a_median_without_an_upper_end_says_so() -> None:
     zero = [[0.0] * 4] * 6
     found = headline(compute_all(compared(tokens, theirs, tokens, zero)))["judge/first_divergent_token"]
     assert (found.value, found.low, found.high) == (2.0, 2.0, None)
-    assert number_text(found, "tokens") == "2 [2, -)"
-    assert number_text(replace(found, value=5.0), "tokens") == "5 [2, -)"
+    assert number_text(found, "tokens") == "2 [2 or more]"
+    assert number_text(replace(found, value=5.0), "tokens") == "5 [2 or more]"
 
 
 @QUICK

@@ -266,15 +266,15 @@ DEFECTS = result("judge/defects_delta_pct", 0.4, -0.7, 1.5)
 
 def test_what_surely_changed_comes_before_what_did_not() -> None:
     assert sentence(DEFECTS, LONGER) == (
-        "For users: length of answers 1.20 [1.10, 1.30]; no sure change in answers with a defect (2 tests, Holm)."
+        "For users: length of answers 1.20 [1.10, 1.30]; no sure change in answers with a defect."
     )
     fewer = result("tools/right_delta_pct", -1.8, -3.1, -0.7)
-    assert sentence(fewer) == "For users: right calls -1.8 pt [-3.1, -0.7] (1 test)."
+    assert sentence(fewer) == "For users: right calls -1.8 pt [-3.1, -0.7]."
     assert "For users: length of answers" in note_markdown("v", {LONGER.name: LONGER})
-    assert sentence(DEFECTS) == "For users: no sure change in answers with a defect (1 test)."
+    assert sentence(DEFECTS) == "For users: no sure change in answers with a defect."
     assert sentence() == sentence(result("judge/length_ratio", 1.2, None, None)) == ""
     same = result("judge/length_ratio", 1.0, 1.0, 1.0)  # the bootstrap of equal answers has no width
-    assert sentence(same) == "For users: no sure change in length of answers (1 test)."
+    assert sentence(same) == "For users: no sure change in length of answers."
 
 
 @pytest.mark.parametrize("z", [2.0, 2.2, 2.3])

@@ -206,7 +206,7 @@ def test_a_mean_that_hangs_on_one_item_and_a_variant_that_lacks_scores_are_told(
     found = board(variant("a", kl=1, more={share: 30.0}), variant("b", kl=2, more={share: 2.4}), variant("c", kl=3))
     [warning] = found.warnings
     assert warning.kind == "one_item" and warning.variants == ("a",)
-    assert warning.text == "one item holds up to 30 % of the mean KL of a: it has no interval that can be trusted"
+    assert warning.text == "one item holds up to 30 % of the mean KL of a: that mean has no interval that can be trusted"
     # It has the smallest KL, of the few items that were scored: it is neither the closest nor on the front.
     lacks = replace(variant("few", kl=0.01, size=1), lacking=("46 % of the items have no score > 1 %",))
     found = board(lacks, variant("near", kl=0.1, size=9))
@@ -290,7 +290,7 @@ def test_text_markdown_and_csv_show_the_same_and_escape_what_is_not_theirs() -> 
     text, markdown = board_text.scoreboard_text(found), board_text.scoreboard_markdown(found)
     head = text.partition("---")[0].splitlines()
     assert head[-1].startswith("variant") and "[95\u00a0%]" in head[-1]
-    assert "rtn-4bit *" in text and "failed" in text
+    assert "rtn-4bit  " in text and "rtn-4bit *" not in text and "failed" in text  # a star on every variant tells none apart
     assert "<b>" not in markdown and "<script>" not in markdown and "awq\\|&lt;b>3\\*" in markdown
     widths = {line.count("|") - line.count("\\|") for line in markdown.splitlines() if line.startswith("|")}
     assert len(widths) == 1
@@ -348,11 +348,18 @@ def test_the_baseline_has_a_row_with_its_own_values_and_no_distances() -> None:
 
 def test_the_finding_is_one_sentence() -> None:
     found = board(
-        variant("near", kl=0.1, size=9), variant("small", kl=0.3, size=1), variant("bad", status="failed", reason="x")
+        variant("near", kl=0.1, size=9),
+        variant("small", kl=0.3, size=1),
+        variant("beaten", kl=0.4, size=2),
+        variant("bad", status="failed", reason="x"),
     )
     assert board_text.finding(found) == (
-        "2 of 3 variants against base; closest is near with a KL of 0.100; on the Pareto front of size and KL: small, near"
+        "3 of 4 variants against base; closest is near with a KL of 0.100; on the Pareto front of size and KL: small, near"
     )
+    text = board_text.scoreboard_text(found)
+    assert "near *" in text and "small *" in text and "beaten *" not in text
+    every = board(variant("near", kl=0.1, size=9), variant("small", kl=0.3, size=1))
+    assert board_text.finding(every) == "2 variants against base; closest is near with a KL of 0.100"
     assert board_text.finding(board(variant("bad", status="failed", reason="x"))) == "None of 1 variants has results"
 
 
@@ -380,7 +387,7 @@ def test_columns_have_the_interval_the_runtime_and_the_reason() -> None:
     )
     for text in (board_text.scoreboard_text(found), board_text.scoreboard_markdown(found)):
         assert "1.50x [1.40, 1.60]" in text and "0.60x" in text and VLLM in text
-        assert f"Not timed: hqq-4bit ({SIMULATED})" in text
+        assert f"Not timed: hqq-4bit; {SIMULATED}" in text
         assert "front of decode" not in text  # one timed variant is no choice
     table = board_text.scoreboard_columns(found)
     assert table["timed in"] == [None, VLLM] and table["not timed"] == [SIMULATED, None]
@@ -397,7 +404,7 @@ def test_speed_has_fronts_and_remarks_only_where_it_was_asked_for() -> None:
     plain = board(variant("a", kl=0.1, size=1, not_timed=boards.NO_SPEED_STAGE))
     assert "timed" not in board_text.scoreboard_text(plain) and "timed in" not in board_text.scoreboard_columns(plain)
     assert plain.serving_fronts == {}
-    assert "Not timed: hqq-4bit" in board_text.scoreboard_text(board(NOT_TIMED))
+    assert f"Not timed: every variant; {SIMULATED}" in board_text.scoreboard_text(board(NOT_TIMED))
 
 
 def test_the_page_shows_speed_where_it_says_what_to_ship() -> None:

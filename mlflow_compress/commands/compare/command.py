@@ -1,5 +1,6 @@
 """The commands that compare two evaluations and forecast from two, and the function that loads one."""
 
+from dataclasses import replace
 from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,11 +55,13 @@ def compare(
     from mlflow_compress.commands.compare.run import compare as compare_sources
     from mlflow_compress.commands.evaluate.result import Evaluation
 
-    left, right = (
-        path_text(name, s.records_folder if isinstance(s, Evaluation) else s)
-        for name, s in (("baseline", baseline), ("variant", variant))
+    sides = (("baseline", baseline), ("variant", variant))
+    left, right = (path_text(name, s.records_folder if isinstance(s, Evaluation) else s) for name, s in sides)
+    found = compare_sources(left, right, store_of(store))
+    first, second = (
+        s.name if isinstance(s, Evaluation) else name for (_, s), name in zip(sides, found.names, strict=True)
     )
-    return compare_sources(left, right, store_of(store))
+    return replace(found, names=(first, second))
 
 
 def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":

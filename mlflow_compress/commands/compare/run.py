@@ -15,6 +15,8 @@ from mlflow_compress.commands.shared.stored import EvalMetadata, check_comparabl
 from mlflow_compress.commands.shared.tabular import Tabular
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.config import check_text
+from mlflow_compress.decide.gates import DELTA, FLIPS, Gate, gate_values, standard_gates
+from mlflow_compress.decide.promotion import PolicyAnswer, policy_answer
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, TrackingError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.items.sources.question_files import read_jsonl
@@ -39,18 +41,40 @@ class Comparison(Tabular):
     """How the answers of two models differ: accuracy, flips, McNemar's test, pooled and by task."""
 
     found: Mapping[str, Any]  # As `compare_answers` describes it
+    names: tuple[str, str] = ("baseline", "variant")  # Of both sides
 
     def __getitem__(self, name: str) -> Any:
         """Return one number: "flips_pct", "accuracy_delta", "mcnemar_p"."""
         return self.found[name]
 
     @property
+    def answer(self) -> PolicyAnswer:
+        """What the default policy's gates on flips and accuracy answer; there is no KL of answers alone."""
+        (low, high), (least, most) = (
+            self.found[name] or (None, None) for name in ("flips_pct_interval", "accuracy_delta_interval")
+        )
+        n = self.found["n"]
+        pooled = {
+            FLIPS: MetricResult(FLIPS, self.found["flips_pct"], low, high, n=n),
+            DELTA: MetricResult(DELTA, self.found["accuracy_delta"], least, most, n=n),
+        }
+        values = {name: one.value for name, one in pooled.items()} | gate_values(pooled)
+        gates = [gate for gate in standard_gates() if isinstance(gate, Gate)]
+        return policy_answer([check for gate in gates for check in gate.checks(values)], n)
+
+    @property
+    def _verdict(self) -> str:
+        baseline, variant = self.names
+        alone = "" if self.answer.word == "fails" else " in flips and accuracy"
+        return f"{variant} against {baseline}: {self.answer.text('the default policy' + alone)}"
+
+    @property
     def summary(self) -> str:
         compared = self.found
         accuracies = f"{100 * compared['accuracy_baseline']:.2f} % -> {100 * compared['accuracy_variant']:.2f} %"
-        flips = f"{compared['flips_pct']:.2f} % of {compared['n']} answers flipped"
+        flips = f"{compared['flips_pct']:.2f} % of {compared['n']:,} answers flipped"
         more = f"; {compared['n_unscored']} more items have no answer" if compared["n_unscored"] else ""
-        return f"{flips}; accuracy {accuracies} (McNemar p = {compared['mcnemar_p']:.4g}){more}"
+        return f"{self._verdict}; {flips}; accuracy {accuracies} (McNemar p = {compared['mcnemar_p']:.4g}){more}"
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row for all items, whose task is None, and one per task."""
@@ -72,7 +96,8 @@ class Comparison(Tabular):
         w2w = "" if compared["w2w"] is None else f", wrong to another wrong {compared['w2w']}"
         accuracies = f"{100 * compared['accuracy_baseline']:.2f} % -> {100 * compared['accuracy_variant']:.2f} %"
         lines = [
-            f"items      {compared['n']}"
+            f"{self._verdict}.",
+            f"items      {compared['n']:,}"
             + (f" in {compared['n_groups']} groups" if grouped else "")
             + (f" ({compared['n_unscored']} more without an answer)" if compared["n_unscored"] else ""),
             f"accuracy   {accuracies}, difference {100 * compared['accuracy_delta']:+.2f} points{change}",
@@ -81,7 +106,7 @@ class Comparison(Tabular):
             f"McNemar    p = {compared['mcnemar_p']:.4g}",
         ]
         if compared["all_flips_pct"] is not None:
-            lines.insert(3, f"all flips  {compared['all_flips_pct']:.2f} %")
+            lines.insert(4, f"all flips  {compared['all_flips_pct']:.2f} %")
         if points is None:
             lines.append(f"intervals  none: items of fewer than {FEWEST_GROUPS} groups have no valid one")
         if compared.get("rule"):
@@ -116,21 +141,23 @@ def _harness_results(log: Path) -> tuple[EvalMetadata, Mapping[str, Any]]:
     return {"task": name["task"], "version": version, "shots": shots}, config
 
 
-def _read(source: str, store: str | None) -> Path | tuple[list[answer_files.Answer], EvalMetadata]:
-    """Return one side: the folder of its records, or the answers of a JSONL file and what is known of its task."""
+def _read(source: str, store: str | None) -> tuple[str, Path | tuple[list[answer_files.Answer], EvalMetadata]]:
+    """Return one side: its name, and the folder of its records, or its answers and what is known of their task."""
     check_text("run, folder or file", source)
     path = Path(source)
     if source and path.is_dir():
-        return path
+        return path.name or source, path
     if path.is_file():
         rows = read_jsonl(path)
         if "filtered_resps" not in rows[0]:
-            return answer_files.answers_from_rows(rows), {}
+            return path.name, (answer_files.answers_from_rows(rows), {})
         known, config = _harness_results(path)
-        return answer_files.answers_from_harness(rows, config), known
+        return path.name, (answer_files.answers_from_harness(rows, config), known)
     if is_run_id(source):
         opened = store_with(source, store)
-        return opened.fetch(opened.look_up_stage(source, "evaluate").run_id, RECORDS)
+        run = opened.look_up_stage(source, "evaluate")
+        name = run.tags.get(run_names.VARIANT, run.tags.get(run_names.BASE_MODEL, source))
+        return name, opened.fetch(run.run_id, RECORDS)
     raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
 
 
@@ -145,15 +172,16 @@ def store_with(run_id: str, store: "Tracker | str | None") -> "Tracker":
 
 def compare(baseline: str, variant: str, store: str | None = None) -> Comparison:
     """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals."""
-    left, right = _read(baseline, store), _read(variant, store)
+    (first, left), (second, right) = _read(baseline, store), _read(variant, store)
+    names = (first, second)
     if isinstance(left, Path) and isinstance(right, Path):
         check_comparable(read_metadata(left), read_metadata(right))
-        return Comparison(answer_files.compare_records(RunRecords.read(left), RunRecords.read(right)))
+        return Comparison(answer_files.compare_records(RunRecords.read(left), RunRecords.read(right)), names)
     if isinstance(left, Path) or isinstance(right, Path):
         raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")
     (before, of_left), (after, of_right) = left, right
     check_comparable(of_left, of_right)
-    return Comparison(answer_files.compare_answers(before, after))
+    return Comparison(answer_files.compare_answers(before, after), names)
 
 
 LOAD_EVALUATION_ACCEPTED = "the id of a main, evaluate or baseline run, or a folder of Parquet records"

@@ -81,8 +81,8 @@ class VariantsReport(ScoredVariants):
     def as_text(self) -> str:
         from mlflow_compress.reporting.scoreboard_text import scoreboard_text, wrapped
 
-        chosen = [*wrapped(self.choice), f"Report: {self.path}"]
-        return "\n\n".join(["\n".join(wrapped(self.summary)), scoreboard_text(self.board), "\n".join(chosen)])
+        said = [line for text in (self.choice, self.summary) for line in wrapped(text)]
+        return "\n\n".join(["\n".join(said), scoreboard_text(self.board), f"Report: {self.path}"])
 
 
 R = TypeVar("R", bound=Records)

@@ -162,6 +162,7 @@ class Sweep(ScoredVariants):
     def as_text(self) -> str:
         from mlflow_compress.reporting.scoreboard_text import wrapped
 
-        chosen = [*wrapped(self.choice), f"Page: {self.page}"] if self.page else []
-        parts = ["\n".join(wrapped(self.found)), self.text, *lines_of_run(self.run), "\n".join(chosen)]
+        page = [f"Page:          {self.page}"] if self.page else []
+        said = [line for text in (self.choice, self.found) for line in wrapped(text)]
+        parts = ["\n".join(said), self.text, "\n".join([*lines_of_run(self.run), *page])]
         return "\n\n".join(part for part in parts if part)

@@ -299,10 +299,7 @@ def render_page(content: PageContent) -> str:
         slices=worst_slices(content),
         shared=shared_table(content),
         alike=alike_table(content),
-        correlations=[
-            scoreboard_text.correlation_text(board, correlation)
-            for correlation in scoreboard_text.main_correlations(board)
-        ],
+        correlations=scoreboard_text.correlation_texts(board),
         changes=changes,
         first_flips=_first_flips(changes) if changes else None,
         answers=answers,

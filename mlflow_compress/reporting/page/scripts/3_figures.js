@@ -220,10 +220,13 @@ const Figures = (data, alike) => {
     const column = columns.get(metric);
     const all = points(metric, metric).sort((a, b) => a.x[0] - b.x[0]);
     const found = all.slice(0, MOST_ROWS);
-    byId("apart-left").textContent = all.length > found.length ? `The first ${found.length} of ${all.length} are drawn.` : "";
     if (!found.length) return byId("apart-plot").replaceChildren();
     const rank = new Map(found.map((p, i) => [p.name, i]));
     const groups = data.groups[metric].map((group) => group.filter((name) => rank.has(name))).filter((group) => group.length > 1);
+    byId("apart-left").textContent = [
+      groups.length ? "A bar on the right joins the variants that cannot be told apart." : "",
+      all.length > found.length ? `The first ${found.length} of ${all.length} are drawn.` : "",
+    ].filter(Boolean).join(" ");
     const logarithmic = spread(found.map((p) => p.x));
     const across = scale(found.map((p) => p.x), logarithmic);
     const width = Math.max(300, byId("apart-plot").clientWidth);
@@ -231,7 +234,7 @@ const Figures = (data, alike) => {
     const narrow = width < 560; // names stand above their lines
     const lanes = lanesOf(groups.map((group) => group.map((name) => rank.get(name))));
     const place_ = (p) => p.name;
-    const text = (p) => `${p.x[0].toPrecision(3)}${p.x[1] === null ? "" : ` [${p.x[1].toPrecision(3)}, ${p.x[2] === null ? "-)" : `${p.x[2].toPrecision(3)}]`}`}`;
+    const text = (p) => `${p.x[0].toPrecision(3)}${p.x[1] === null ? "" : ` [${p.x[1].toPrecision(3)}${p.x[2] === null ? " or more]" : `, ${p.x[2].toPrecision(3)}]`}`}`;
     place("apart-plot", Libraries.plot({
       width, height: 58 + found.length * (narrow ? 40 : 26), marginTop: 8, marginBottom: 42, className: "figure", style: { fontSize: "12px" },
       marginLeft: narrow ? 12 : Math.min(300, 14 + 7 * longest), marginRight: 24 + 14 * Math.max(1, ...lanes.map((lane) => lane + 1)),
