@@ -24,6 +24,7 @@ SERVED_BY = "served_by"  # of a main run: targets that take its checkpoint, or "
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with the baseline's greedy answers
 ERROR = "error"
+POINTS_AT = "points_at"  # of a run that `mlflow run` made in another experiment: the run with the results
 PROCESS = "process"  # of a run that is open: who writes to it, see `live_processes`
 SCORED_BEFORE = "scored_before"  # of an evaluation on more items: the run that has scored the first of them
 SKIPPED = "skipped"  # what was left out, and why

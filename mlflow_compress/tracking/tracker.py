@@ -76,6 +76,8 @@ def close_dead_runs(client: PatientClient, uri: str) -> None:
             mine = tags_filter({run_names.PROCESS: name})
             for run in search_runs(client, f"{mine} and attributes.status = 'RUNNING'"):
                 _close(client, run.info.run_id, "the process was killed")
+                if not run.data.tags.keys() & {run_names.STAGE, run_names.POINTS_AT}:
+                    client.delete_run(run.info.run_id)  # `mlflow run` has made it, and nothing had begun
         if names:
             give_back_leases(client, set(names))
 
@@ -203,6 +205,8 @@ class Tracker:
             )
         if run_names.STAGE in run.data.tags:  # made by the main stage
             return str(run.info.experiment_id)
+        # `mlflow run` ends it. Where that is killed, the next command does.
+        self.client.set_tag(given, run_names.PROCESS, live_processes.run_opened(self.uri, given))
         chosen = choose_experiment(self.client, self.uri, name)
         self._given_is_elsewhere = chosen != run.info.experiment_id
         return chosen
@@ -241,11 +245,13 @@ class Tracker:
             return
         post, target = TrackedRun(self.client, signpost), f"experiments/{run.info.experiment_id}/runs/{run.run_id}"
         post.rename(f"see {name}")
+        post.set_tags({run_names.POINTS_AT: run.run_id})  # it goes where that run goes
         post.set_note(f"The results are in run [{name}](#/{target}) of another experiment.")
         try:
             yield
         finally:
             self.client.set_terminated(signpost, self.client.get_run(run.run_id).info.status)
+            live_processes.run_ended(self.uri, signpost)
 
     def note_given_run(self, name: str, note: str) -> str | None:
         """Name the run that `mlflow run` has created for this process, which writes nothing; return its id, if any."""
@@ -330,8 +336,8 @@ class Tracker:
                 TrackedRun(self.client, run.info.run_id).end("KILLED", "the process was killed")
 
     def _below(self, run_id: str) -> list[Run]:
-        """Return the runs of a main run's stages, or the main runs of a sweep."""
-        tags = (MLFLOW_PARENT_RUN_ID, run_names.SWEEP_RUN)
+        """Return the runs of a main run's stages, or the main runs of a sweep, and what points at the run."""
+        tags = (MLFLOW_PARENT_RUN_ID, run_names.SWEEP_RUN, run_names.POINTS_AT)
         return [run for tag in tags for run in search_runs(self.client, f"tags.`{tag}` = '{run_id}'")]
 
     def drop_killed(self, run_ids: Iterable[str]) -> None:

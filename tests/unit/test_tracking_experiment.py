@@ -21,6 +21,7 @@ from mlflow_compress.tracking.experiment import create_database
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.views import how_to_open
 from tests.clock import Clock
+from tests.conftest import Fork
 
 
 @pytest.fixture
@@ -107,6 +108,37 @@ def test_a_run_of_mlflow_in_default_points_at_the_run_of_the_stage(
     post = tracker.client.get_run(outer)
     assert (post.info.run_name, post.info.status) == ("see awq demo", "FINISHED")
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.run_id}" in post.data.tags["mlflow.note.content"]
+
+
+KILLED = """
+import os, signal, sys
+from mlflow_compress.tracking.tracker import Tracker
+tracker = Tracker()
+if sys.argv[1] == "inside":
+    opened = tracker.run("awq demo", "main", {})
+    opened.__enter__()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("when", ["inside", "before"])
+def test_where_mlflow_run_is_killed_too_the_next_command_closes_its_run(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, python: Fork, when: str
+) -> None:
+    """The run that points at a job ends with it, and is hidden with it; one whose job had not begun is hidden at once."""
+    outer = run_of_mlflow(Tracker(), monkeypatch)
+    done = python("-c", KILLED, when)
+    assert done.returncode == -9, done.stderr
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    tracker = Tracker()
+    post = tracker.client.get_run(outer)
+    assert post.info.status == "KILLED"
+    assert post.info.lifecycle_stage == ("active" if when == "inside" else "deleted")
+    if when == "inside":
+        assert post.info.run_name == "see awq demo"
+        [main] = tracker.find_unfinished("main")
+        tracker.drop_killed([main])  # as the same job does where it ends well
+        assert {tracker.client.get_run(one).info.lifecycle_stage for one in (main, outer)} == {"deleted"}
 
 
 def test_the_run_of_mlflow_fails_with_the_run_of_the_stage_or_its_refused_parameters(
