@@ -283,9 +283,7 @@ _NUMBERS = ("n", "baseline", "variant")
 _NARROW = ("metric", *_NUMBERS, "difference")  # the columns of a terminal and of a note
 
 
-def headline_rows_table(
-    pooled: Pooled, sizes: "CheckpointManifest | None" = None, *, most: int | None = None
-) -> Table:
+def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = None, *, most: int | None = None) -> Table:
     """Return the headline table with all its columns; for `most` see `headline_rows`."""
     difference = f"difference [{interval_percent(pooled)} interval]"
     heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in _NUMBERS)]

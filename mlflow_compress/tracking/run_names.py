@@ -40,6 +40,7 @@ WAIVER = "waiver"  # of a decision that needed it: the waiver in one sentence
 DELIVERY = "delivery"  # of a decision that a webhook has asked for: MLflow's id of the delivery
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
+EVALUATED_KEY, JUDGED_KEY, TIMED_KEY = "evaluated_key", "judged_key", "timed_key"  # the same in parts, by stage
 SWEEP_RUN = "sweep_run_id"  # of a main run: the sweep or search that made it. Not nested: MLflow's list shows variants.
 ASKED = "asked"  # of a main run: hash of everything that decides it, by which the same command finds it
 REPLICATE_OF = "replicate_of"  # of a main run: name of the checkpoint's folder that it made with other samples

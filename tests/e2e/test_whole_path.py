@@ -133,7 +133,12 @@ def test_all_that_is_shown_fits_a_terminal_and_nothing_is_said_twice(world: Worl
     lines = [*world.said.splitlines(), *world.output.splitlines()]
     assert len(lines) <= 45, "\n".join(lines)
     every = "\n".join(lines)
-    assert [every.count(text) for text in ("default policy", " flipped;", "rtn-4bit-g128: ", "Same greedy")] == [1, 1, 1, 0]
+    assert [every.count(text) for text in ("default policy", " flipped;", "rtn-4bit-g128: ", "Same greedy")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
 
 
 def test_the_baseline_was_evaluated_once_and_the_control_has_not_moved_at_all(world: World) -> None:

@@ -206,7 +206,9 @@ def test_a_mean_that_hangs_on_one_item_and_a_variant_that_lacks_scores_are_told(
     found = board(variant("a", kl=1, more={share: 30.0}), variant("b", kl=2, more={share: 2.4}), variant("c", kl=3))
     [warning] = found.warnings
     assert warning.kind == "one_item" and warning.variants == ("a",)
-    assert warning.text == "one item holds up to 30 % of the mean KL of a: that mean has no interval that can be trusted"
+    assert (
+        warning.text == "one item holds up to 30 % of the mean KL of a: that mean has no interval that can be trusted"
+    )
     # It has the smallest KL, of the few items that were scored: it is neither the closest nor on the front.
     lacks = replace(variant("few", kl=0.01, size=1), lacking=("46 % of the items have no score > 1 %",))
     found = board(lacks, variant("near", kl=0.1, size=9))
@@ -290,7 +292,9 @@ def test_text_markdown_and_csv_show_the_same_and_escape_what_is_not_theirs() -> 
     text, markdown = board_text.scoreboard_text(found), board_text.scoreboard_markdown(found)
     head = text.partition("---")[0].splitlines()
     assert head[-1].startswith("variant") and "[95\u00a0%]" in head[-1]
-    assert "rtn-4bit  " in text and "rtn-4bit *" not in text and "failed" in text  # a star on every variant tells none apart
+    assert (
+        "rtn-4bit  " in text and "rtn-4bit *" not in text and "failed" in text
+    )  # a star on every variant tells none apart
     assert "<b>" not in markdown and "<script>" not in markdown and "awq\\|&lt;b>3\\*" in markdown
     widths = {line.count("|") - line.count("\\|") for line in markdown.splitlines() if line.startswith("|")}
     assert len(widths) == 1

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from mlflow_compress import cli
 from mlflow_compress.commands.main.parameters import MainConfig
+from mlflow_compress.commands.main.run import stage_keys
 from mlflow_compress.commands.shared.scores import processor_seconds, score_runs, stage_seconds, wall_seconds
 from mlflow_compress.commands.sweep import on_workers
 from mlflow_compress.commands.sweep.make_variant import close_killed, one_process, parent_run
@@ -321,7 +322,30 @@ with tracker.run("main", "main", tags), tracker.run("answers", "answers", {}, ow
 
 def variant(**parameters: object) -> PreparedVariant:
     asked = Combination(name="rtn-4bit", config=MainConfig(**parameters), settings=None)  # type: ignore[arg-type]
-    return PreparedVariant(asked=asked, known={"engine": "ray"}, key="k")
+    return PreparedVariant(asked=asked, known={"engine": "ray"}, key="k", parts={run_names.EVALUATED_KEY: "e"})
+
+
+def test_a_variant_is_found_in_a_run_that_has_more_stages_than_are_wanted(tracker: Tracker) -> None:
+    """The keys of a main run with judge and speed hold those of one without, and another judge is another key."""
+    full, bare, other = (
+        stage_keys(MainConfig(**asked), "folder", "evaluation")  # type: ignore[arg-type]
+        for asked in (
+            {"judge": True, "speed": True},
+            {"judge": False, "speed": False},
+            {"judge": True, "speed": True, "num_samples": 3},
+        )
+    )
+    assert bare.items() < full.items() and set(full) - set(bare) == {run_names.JUDGED_KEY, run_names.TIMED_KEY}
+    assert {tag for tag in full if full[tag] != other[tag]} == {run_names.JUDGED_KEY}
+    wanted = replace(variant(), parts=bare)
+    assert wanted.finished_run(tracker) is None
+    with tracker.run("rtn demo", "main", full) as run:
+        pass
+    assert wanted.finished_run(tracker) == replace(wanted, parts=full).finished_run(tracker) == run.run_id
+    assert replace(wanted, parts=other).finished_run(tracker) is None
+    with tracker.run("rtn demo", "main", {run_names.VARIANT_KEY: "k"}) as exact:
+        pass
+    assert wanted.finished_run(tracker) == exact.run_id
 
 
 def test_a_worker_has_its_share_of_what_all_may_ask_of_judges() -> None:

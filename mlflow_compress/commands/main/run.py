@@ -144,6 +144,23 @@ def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
 
     - `checkpoint`: The name of the checkpoint's folder, which ends in a digest; of a served variant, that of its facts.
     """
+    return digest(_deciding(config, checkpoint, evaluation))
+
+
+def stage_keys(config: MainConfig, checkpoint: str, evaluation: str) -> dict[str, str]:
+    """Return the same in parts, by tag of the main run: the evaluation, and the judge and the speed if they are wanted.
+
+    A run that has more stages than are wanted holds the results too.
+    """
+    deciding = _deciding(config, checkpoint, evaluation)
+    parts = {
+        run_names.JUDGED_KEY: {name: deciding.pop(name) for name in ("judge", "instructions") if name in deciding},
+        run_names.TIMED_KEY: {name: deciding.pop(name) for name in ("speed",) if name in deciding},
+    }
+    return {run_names.EVALUATED_KEY: digest(deciding), **{tag: digest(part) for tag, part in parts.items() if part}}
+
+
+def _deciding(config: MainConfig, checkpoint: str, evaluation: str) -> dict[str, object]:
     deciding: dict[str, object] = {
         "checkpoint": checkpoint,
         "evaluation": evaluation,
@@ -157,7 +174,7 @@ def variant_key(config: MainConfig, checkpoint: str, evaluation: str) -> str:
     if config.speed:
         # With vLLM at hand, a variant may have a speed that it could not have before.
         deciding["speed"] = {**config.timing.model_dump(), "vllm": named_python(config.running.vllm_python) is not None}
-    return digest(deciding)
+    return deciding
 
 
 def finished_stages(tracker: Tracker, run_id: str) -> dict[str, str]:
@@ -319,7 +336,8 @@ def run_variant(
         served, evaluation = stages.served, stages.evaluation
         what = str(stages.facts["weights"]) if served is not None else Path(stages.checkpoint).name
         known_now = {run_names.EVALUATION: evaluation, run_names.BASELINE_RUN: stages.baseline_run}
-        run.set_tags({**known_now, run_names.VARIANT_KEY: variant_key(config, what, evaluation)})
+        keys = {run_names.VARIANT_KEY: variant_key(config, what, evaluation), **stage_keys(config, what, evaluation)}
+        run.set_tags({**known_now, **keys})
         if served is not None:
             facts = {**served, run_names.EVALUATE_RUN: stages.evaluate}
             run.set_tags({name: facts[name] for name in run_names.SERVED})

@@ -1,7 +1,7 @@
 """Plans a sweep: what is made, what it costs, what is left out and why."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from mlflow_compress.commands.evaluate.baseline import evaluation_id, evaluation
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.run import readable
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.main.run import check_served, name_of, resolved_parameters, variant_key
+from mlflow_compress.commands.main.run import check_served, name_of, resolved_parameters, stage_keys, variant_key
 from mlflow_compress.commands.quantize.run import new_checkpoint_folder
 from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.scores import stage_seconds, wall_seconds
@@ -133,6 +133,7 @@ class PreparedVariant:
     asked: Combination  # Its name and parameters
     known: dict[str, object]  # What its main run logs as parameters, with "auto" resolved
     key: str  # See `variant_key`
+    parts: Mapping[str, str]  # See `stage_keys`
     replicate_of: str | None = None  # The folder's name of the checkpoint that is made again
     # What the server of a served variant says now (see `evaluation.served.facts`)
     served: Mapping[str, object] | None = None
@@ -142,9 +143,11 @@ class PreparedVariant:
         return self.asked.name
 
     def finished_run(self, tracker: Tracker) -> str | None:
-        """Return the newest finished main run that holds its results; None where it is to be made."""
-        runs = tracker.find_finished("main", **{run_names.VARIANT_KEY: self.key})
-        again = [run for run in runs if run.data.tags.get(run_names.REPLICATE_OF) == self.replicate_of]
+        """Return the newest finished main run that holds its results, and maybe more; None where it is to be made."""
+        again: list[Any] = []
+        for tags in ({run_names.VARIANT_KEY: self.key}, self.parts):
+            runs = [] if again else tracker.find_finished("main", **tags)
+            again += [run for run in runs if run.data.tags.get(run_names.REPLICATE_OF) == self.replicate_of]
         if not again:
             return None
         run_id = str(again[0].info.run_id)
@@ -197,14 +200,17 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Tracker
             # One whose server cannot be used now is refused before the sweep.
             served = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base).facts()
             assert served is not None
-            key = variant_key(one.config, str(served["weights"]), evaluation)
-            variants.append(PreparedVariant(asked=one, known=known, key=key, served=served))
+            named = (one.config, str(served["weights"]), evaluation)
+            key, parts = variant_key(*named), stage_keys(*named)
+            variants.append(PreparedVariant(asked=one, known=known, key=key, parts=parts, served=served))
             continue
         texts = calibration.rendered(source.tokenizer()) if calibration else []
         folder = new_checkpoint_folder(one.config.quantize_config, one.settings, source.folder, texts)
         key = variant_key(one.config, folder.name, evaluation)
+        parts = stage_keys(one.config, folder.name, evaluation)
         folders[one.name] = folder.name
-        variants.append(PreparedVariant(asked=one, known=known, key=key, replicate_of=folders.get(one.replicate_of)))
+        again = folders.get(one.replicate_of)
+        variants.append(PreparedVariant(asked=one, known=known, key=key, parts=parts, replicate_of=again))
     return Prepared(source=source, evaluation=evaluation, variants=tuple(variants))
 
 
@@ -218,6 +224,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
     logged = config.log_weights == "true" or (config.log_weights == "auto" and base_bytes <= _LOGGED_UP_TO)
     runs = tracker.find_finished("main", **{run_names.EVALUATION: prepared.evaluation})[:_RUNS]
     evaluated = _medians(tracker, [run.info.run_id for run in runs])
+    compressed = _compression_seconds(config, {v.asked.method for v in prepared.variants}, tracker)
     variants = []
     for variant in prepared.variants:
         finished = variant.finished_run(tracker)
@@ -226,7 +233,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
                 name=variant.name,
                 method=variant.asked.method,
                 finished_run=finished,
-                seconds=None if finished else _seconds(config, variant, evaluated, tracker),
+                seconds=None if finished else _seconds(variant.asked, compressed[variant.asked.method], evaluated),
                 size_bytes=_size(prepared.source, base_bytes, variant.asked),
             )
         )
@@ -267,13 +274,18 @@ def _medians(tracker: Tracker, run_ids: list[str]) -> dict[str, float]:
     return {stage: statistics.median(seconds[stage] for seconds in each if stage in seconds) for stage in stages}
 
 
-def _seconds(
-    config: SweepConfig, variant: PreparedVariant, evaluated: Mapping[str, float], tracker: Tracker
-) -> float | None:
+def _compression_seconds(config: SweepConfig, methods: Iterable[str], tracker: Tracker) -> dict[str, float | None]:
+    """Return how long each method's compression took in earlier runs; None where there are none."""
+    label = inputs.model_label(config.source.model)
+    found = {}
+    for method in methods:
+        runs = tracker.find_finished("main", **{run_names.BASE_MODEL: label, run_names.METHOD: method})[:_RUNS]
+        found[method] = _medians(tracker, [run.info.run_id for run in runs]).get("quantize")
+    return found
+
+
+def _seconds(asked: Combination, compressed: float | None, evaluated: Mapping[str, float]) -> float | None:
     """Return the estimated duration of a variant: its method's compression, and evaluation and judge as before."""
-    tags = {run_names.BASE_MODEL: inputs.model_label(config.source.model), run_names.METHOD: variant.asked.method}
-    same_method = tracker.find_finished("main", **tags)[:_RUNS]
-    served = variant.asked.settings is None
-    compressed = 0.0 if served else _medians(tracker, [run.info.run_id for run in same_method]).get("quantize")
-    needed = [compressed, evaluated.get("evaluate"), *([evaluated.get("judge")] if variant.asked.config.judge else [])]
+    made = 0.0 if asked.settings is None else compressed
+    needed = [made, evaluated.get("evaluate"), *([evaluated.get("judge")] if asked.config.judge else [])]
     return None if any(seconds is None for seconds in needed) else sum(seconds or 0.0 for seconds in needed)
