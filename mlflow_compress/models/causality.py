@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.models.offloading import probed
 
 _N_TOKENS = 8
 _ROUNDINGS = 10  # of a hidden state in one layer, about
@@ -26,8 +27,13 @@ def require_causal(model: Any, folder: Path) -> None:
     pair[1, -1] = (ids[-1] + 1) % config.vocab_size
     both = torch.from_numpy(pair).to(model.get_input_embeddings().weight.device)
     most = _tolerance(model, config)
-    # Logits that are no numbers are another subject, and larger than nothing.
-    if not (_difference(model, [both]) > most and (found := _difference(model, [both[:1], both[1:]])) > most):
+
+    def moved() -> float:
+        found = _difference(model, [both])
+        return _difference(model, [both[:1], both[1:]]) if found > most else found
+
+    found = probed(model, moved, lambda found: found > most)
+    if not found > most:  # logits that are no numbers are another subject, and larger than nothing
         return
     raise UnsupportedError(
         "The model is not causal: another last token changes its logits at the tokens before it "

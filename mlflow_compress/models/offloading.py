@@ -5,14 +5,17 @@ import logging
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 
 import torch
 
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.memory_alignment import aligned
+from mlflow_compress.models.weight_groups import decoder_layers
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +112,48 @@ def held(layer: torch.nn.Module) -> Iterator[None]:
             for name in [name for name, _ in module.named_parameters(recurse=False)]:
                 set_module_tensor_to_device(module, name, "meta")
             hook.offload = True
+
+
+def probed(model: Any, probe: Callable[[], T], objects: Callable[[T], bool]) -> T:
+    """Return what a probe finds out about a model's code, for which weights need not be the right ones.
+
+    While it runs, each layer has the weights of the first one like it, so that few are read, and once. What the probe
+    `objects` to may be due to these weights, so it is asked again with the right ones.
+    """
+    if is_offloaded(model) and (layers := decoder_layers(model)) is not None:
+        with _alike(model, layers[1]):
+            found = probe()
+        if not objects(found):
+            return found
+    return probe()
+
+
+@contextmanager
+def _alike(model: torch.nn.Module, layers: torch.nn.ModuleList) -> Iterator[None]:
+    """Within this block, layers whose waiting weights have equal shapes have those of the first of them, in memory."""
+    first: dict[tuple[Any, ...], torch.nn.Module] = {}
+    with ExitStack() as stack:
+        for layer in layers:
+            waiting = {name: hook for name, module in layer.named_modules() if (hook := _hook(module)) is not None}
+            shapes = tuple(
+                (name, str(hook.execution_device), own, weight.shape, weight.dtype)
+                for name, hook in waiting.items()
+                for own, weight in layer.get_submodule(name).named_parameters(recurse=False)
+            )
+            lender = first.setdefault(shapes, layer)
+            if lender is layer:
+                stack.enter_context(held(layer))
+            for name, hook in waiting.items() if lender is not layer else ():
+                stack.callback(_give_back, layer.get_submodule(name), hook, dict(layer.get_submodule(name)._parameters))
+                layer.get_submodule(name)._parameters.update(lender.get_submodule(name)._parameters)
+                hook.offload = False
+        stack.enter_context(held(model))  # what lies outside the layers: of these nothing waits now
+        yield
+
+
+def _give_back(module: torch.nn.Module, hook: Any, own: dict[str, Any]) -> None:
+    module._parameters.update(own)
+    hook.offload = True
 
 
 def _keep(module: torch.nn.Module) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.architectures import ARCHITECTURES, SCALED, make, random_model
+from benchmarks.architectures import ARCHITECTURES, EXPERTS, GROUPED, SCALED, make, random_model
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import suite_of
@@ -118,6 +118,7 @@ class Sweeps:
                     break
             else:
                 pytest.fail(f"the groups {each} are not cut into {self.n_sweeps}")
+            self.fetched_before = self.fetched
             self.n_held = self.fetched = 0
             self.waiting = sum(4 * p.numel() for p in body.model.parameters() if p.device.type == "meta")
 
@@ -138,6 +139,52 @@ def test_weights_are_read_once_a_sweep(
     found, _ = scorer.score(requests())
     assert found.table.equals(wanted[0])
     assert counted.fetched == n_sweeps * counted.waiting and counted.n_held == 4 * n_sweeps
+
+
+@pytest.mark.parametrize("kind, more, shapes", [("Llama", {}, 1), ("Qwen3Moe", {**EXPERTS, "mlp_only_layers": [0]}, 2)])
+def test_opening_reads_one_layer_of_each_shape_four_times(
+    kind: str, more: dict[str, Any], shapes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 layers. It is asked whether the model is causal, has a head, runs by layer, and, once, whether it packs."""
+    monkeypatch.setitem(SCALED, "deep", (kind, {**GROUPED, **more, "num_hidden_layers": 8}))
+    folder = make("deep", tmp_path / "deep", torch.float32)
+    wanted, _ = Scorer(load_model(LoadConfig(path=str(folder), device="cpu")), ScoringConfig(**SIZES)).score(requests())
+    counted = Sweeps(1, monkeypatch)
+    monkeypatch.setattr(offloading, "_SAMPLE", 0)  # how fast the disk is, one weight shows
+    loaded = on_disk(folder, tmp_path)
+    model = loaded.model.model
+    kept, norm, sample = (m.weight.nbytes for m in (model.embed_tokens, model.norm, model.layers[0].self_attn.q_proj))
+    layers = [sum(p.nbytes for p in layer.parameters()) for layer in model.layers]
+    once = sum(layers[:shapes]) + norm
+    assert len(set(layers)) == shapes and 4 * once < sum(layers) * shapes
+    assert counted.fetched == 2 * kept + sample + once
+    scorer = Scorer(loaded, ScoringConfig(**SIZES))
+    assert counted.fetched == 2 * kept + sample + 3 * once
+    for before in (2 * kept + sample + 4 * once, sum(layers) + norm):
+        found, _ = scorer.score(requests())
+        assert found.table.equals(wanted.table)
+        assert counted.fetched_before == before and counted.fetched == sum(layers) + norm
+
+
+def test_a_model_that_would_not_pass_with_other_weights_is_asked_with_its_own(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the states are no numbers where two layers have equal weights, as where half precision overflows."""
+    loaded = on_disk(base, tmp_path)
+    layers = loaded.model.model.layers
+    plain = layers[1].forward
+
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = plain(*args, **kwargs)
+        weights = [layer.mlp.up_proj.weight for layer in layers[:2]]
+        return out * float("nan") if weights[0] is weights[1] else out
+
+    layers[1].forward = forward
+    scorer = Scorer(loaded, ScoringConfig(**SIZES))
+    assert isinstance(scorer._execution._body, BodyByLayer)  # type: ignore[attr-defined]
+    wanted = records(load_model(LoadConfig(path=str(base), device="cpu")))
+    assert scorer.score(requests())[0].table.equals(wanted[0])
+    assert scorer.report is not None and scorer.report.path == "packed"
 
 
 @pytest.mark.parametrize("stopped_at", [2, 7, 12, 20])

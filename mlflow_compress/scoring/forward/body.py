@@ -2,6 +2,7 @@
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.length_regimes import BASE, length_regimes
+from mlflow_compress.models.offloading import probed
 from mlflow_compress.models.placement import sent_to
 from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.forward.head import Head, IdentityHead, LanguageModelHead, replaced_modules
@@ -69,6 +71,11 @@ class Body:
     def device(self) -> torch.device:
         """Device that token ids must be on."""
         return torch.device(self.model.get_input_embeddings().weight.device)
+
+    @cached_property
+    def pack_objection(self) -> str | None:
+        """Why a probe finds that packs have other states than plain sequences; None where they agree."""
+        return probed(self.model, lambda: _probe(self, self._vocab_size), lambda objection: objection is not None)
 
     def run(self, unit: PackedBatch | PaddedBatch, attention: TreeAttention | None = None) -> Tensor:
         """Return the head's inputs at the unit's scored positions, in order, shape (k, hidden_size).
@@ -188,6 +195,11 @@ def split_body_and_head(model: Any) -> tuple[Body, LanguageModelHead, str | None
     hidden states), or no head is found, the whole model serves as the body, and the third value is the reason.
     The last layer is computed at scored positions only if a probe shows that this does not change their states.
     """
+    last_layer = find_last_layer(model)
+    return probed(model, lambda: _split(model), lambda it: it[2] is not None or it[0]._last_layer is not last_layer)
+
+
+def _split(model: Any) -> tuple[Body, LanguageModelHead, str | None]:
     body = Body(model)
     try:
         head = Head(model)
@@ -240,7 +252,7 @@ def reason_not_to_pack(body: Body, max_length: int) -> str | None:
             return f"{name} {window} is shorter than the longest sequence ({max_length} tokens)"
     if length_regimes(body.model.config)(max_length) != BASE:
         return f"rotary frequencies change with the sequence length, and the longest has {max_length} tokens"
-    return _probe(body, int(config.vocab_size))
+    return body.pack_objection
 
 
 def probe_units(vocab_size: int) -> tuple[Ids, PackedBatch, PackedBatch]:

@@ -221,6 +221,12 @@ def body_by_layer(body: Body, room: int) -> tuple[Body, str | None]:
     if decoder_layers(body.model) is None:
         return body, "its decoder layers are not found"
     other = BodyByLayer(body, room)
+    reason = offloading.probed(body.model, lambda: _objection(body, other), lambda found: found is not None)
+    return (other, None) if reason is None else (body, reason)
+
+
+def _objection(body: Body, other: BodyByLayer) -> str | None:
+    """Return why a body has other states layer by layer; None where they are the same."""
     ids, first, both = probe_units(int(body.model.config.get_text_config(decoder=True).vocab_size))
     units: list[Unit] = [PaddedBatch([ids, ids[:13]], [np.arange(3, 20), np.arange(13)])]
     with install_tree_attention() as attention:
@@ -236,7 +242,7 @@ def body_by_layer(body: Body, room: int) -> tuple[Body, str | None]:
             other.prepare(Plan(units, np.zeros((0, 16), np.uint8), []), range(len(units)), attention, {})
             same = all(other.run(unit).equal(states.cpu()) for unit, states in zip(units, wanted, strict=True))
         except _ERRORS as error:
-            return body, f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}"
         finally:
             other.clear()
-    return (other, None) if same else (body, "its states differ from those of a whole forward pass")
+    return None if same else "its states differ from those of a whole forward pass"
