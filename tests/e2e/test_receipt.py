@@ -3,7 +3,6 @@
 import base64
 import json
 import random
-import shutil
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Callable
@@ -93,7 +92,7 @@ def test_a_receipt_states_what_the_run_holds_and_is_the_same_file_every_time(des
     assert desk.file.read_bytes() == same.path.read_bytes()
     verified = desk.verify(key=desk.public, recompute=True)
     assert (verified.statement, verified.sha256, verified.signed_by) == (first.statement, first.sha256, first.signed_by)
-    figures = json.loads((store / run / "metrics.json").read_text())
+    figures = opened(store).fetch_json(run, "metrics.json")
     assert list(verified.to_rows()) == figures and verified.recomputed == len(figures) > 100
     assert verified.stated["verdict"] == "It moved." and verified.stated["environment"]["torch"] == "2.13.0"
     named = {one["name"] for one in verified.statement["subject"]}
@@ -200,11 +199,11 @@ def test_a_file_that_is_no_key_leaves_no_receipt(desk: Desk, tmp_path: Path) -> 
 
 
 def test_a_run_whose_figures_do_not_follow_from_its_records_gets_no_receipt(desk: Desk, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(desk.results[0], tmp_path / "results"))
-    file = store / desk.results[1] / "metrics.json"
+    store, run = evaluated(tmp_path / "results")
+    file = Path(opened(store).add_to(run).artifacts_at) / "metrics.json"
     file.write_text(file.read_text().replace('"value": 0.', '"value": 0.1', 1))
     with pytest.raises(DataError, match=r"records give another value"):
-        desk.export(store=store)
+        mc.export(run, output=tmp_path / "a.zip", store=store)
     assert not desk.file.exists()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
@@ -16,8 +16,10 @@ from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.tracked_run import TrackedRun
-from mlflow_compress.tracking.tracker import Tracker
+
+if TYPE_CHECKING:  # MLflow takes seconds to import, and files of answers are compared without it
+    from mlflow_compress.tracking.tracked_run import TrackedRun
+    from mlflow_compress.tracking.tracker import Tracker
 
 _FIELDS = tuple(field.name for field in fields(MetricResult))
 
@@ -33,17 +35,17 @@ def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
     return [MetricResult(*values(row)) for row in rows]
 
 
-def stored_results(store: Tracker, *run_ids: str) -> list[MetricResult]:
+def stored_results(store: "Tracker", *run_ids: str) -> list[MetricResult]:
     """Return the results that the runs of stages hold, one run after the other."""
     return [result for run_id in run_ids for result in results_from_json(store.fetch_json(run_id, "metrics.json"))]
 
 
-def read_account(store: Tracker, run_id: str) -> Account:
+def read_account(store: "Tracker", run_id: str) -> Account:
     """Return the account of an evaluate run."""
     return Account.from_dict(store.fetch_json(run_id, run_names.ACCOUNT))
 
 
-def log_results(run: TrackedRun, results: Sequence[MetricResult]) -> None:
+def log_results(run: "TrackedRun", results: Sequence[MetricResult]) -> None:
     """Log the results of a stage: the few that are MLflow metrics, and all in a file."""
     run.log_results(logged(results))
     run.log_json(results_json(results), "metrics.json")
