@@ -16,3 +16,8 @@ def opened(folder: Path) -> Tracker:
 def runs_in(folder: Path) -> list[Run]:
     """Return all runs of a folder, newest first; none where no store was made."""
     return list(search_runs(opened(folder).client, "")) if (folder / "mlflow.db").exists() else []
+
+
+def artifacts(folder: Path, run_id: str) -> Path:
+    """Return the folder of a run's artifacts."""
+    return Path(opened(folder).add_to(run_id).artifacts_at)

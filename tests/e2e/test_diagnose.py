@@ -11,7 +11,7 @@ import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.records import SwapDistances
 from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, SwapMeter
-from tests.stores import opened, runs_in
+from tests.stores import artifacts, opened, runs_in
 from tests.task_files import sums, write_rows
 
 LITTLE: dict[str, Any] = {"corpus_tokens": 256, "corpus_window": 64, "num_fewshot": 0, "num_shuffles": 0}
@@ -54,7 +54,7 @@ def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, stor
     assert sum(r.n for r in found.positions) == found.found.whole.n == 4 * 63
     assert len(found.texts) == 4 and found.texts[0].moved.kl >= found.texts[-1].moved.kl
 
-    run = store / found.run.run_id
+    run = artifacts(store, found.run.run_id)
     rows = list(csv.DictReader((run / "groups.csv").read_text().splitlines()))
     assert [row["group"] for row in rows] == [g.name for g in found.found.groups]
     assert float(rows[0]["kl"]) == found["layers.0.qkv"].kl.value
@@ -82,7 +82,7 @@ def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path
     assert (
         command is not None and command in found.as_text() and command.startswith("mlflow-compress main --method mixed")
     )
-    assert advice.text in (store / found.run.run_id / "diagnosis.html").read_text()
+    assert advice.text in (artifacts(store, found.run.run_id) / "diagnosis.html").read_text()
     content = json.loads(Path(str(advice.recipe)).read_text())
     kept = [name for name, chosen in content["layers"].items() if chosen == "rtn:8"]
     assert kept == [f"model.layers.0.self_attn.{name}_proj" for name in "kqv"] and len(content["layers"]) == 35

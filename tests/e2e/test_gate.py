@@ -18,7 +18,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.tracking.webhook import Delivery
 from tests.conftest import Fork, forked_checks
-from tests.stores import runs_in
+from tests.stores import artifacts, runs_in
 
 FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "noise_items": 4}
 OPTIONS = [f"--{name}={value}" for name, value in FEW.items()]
@@ -73,7 +73,7 @@ def test_a_near_variant_passes_early_and_a_far_one_fails_early(
     assert written["passed"] and written["items_used"] == passed.items_used and written["exit_code"] == 0
     shown = (tmp_path / "out" / "verdict.md").read_text()
     assert shown.startswith("## Passed: rtn-8bit") and "% saved" in shown
-    folder = store / passed.run.run_id
+    folder = artifacts(store, passed.run.run_id)
     assert (folder / "verdict.md").read_text() == shown and (folder / "records" / "items.parquet").is_file()
     # The baseline was evaluated once, and the second gate has found it.
     assert failed.remarks[0].startswith("Account: all ") and "found in the store" in failed.remarks[1]
@@ -99,11 +99,11 @@ def test_gates_on_answers_are_decided_after_the_items_and_not_where_these_fail(
     failed = gate(near, store, policy=longer, **few)
     assert not failed.passed and [row.verdict for row in failed.rows] == ["pass", "fail", "pass"]
     assert "judge/length_ratio" in failed.verdict
-    before = len(list(store.iterdir()))
+    before = len(runs_in(store))
     strict = policy(tmp_path, text.replace("flips_pct, at_most: 50", "top1_agreement, at_least: 0.99"))
     early = gate(far, store, policy=strict, **few)
     assert [row.verdict for row in early.rows] == ["fail", "undecided", "undecided"]
-    assert len(list(store.iterdir())) == before + 1  # the gate's own run: no answer was generated
+    assert len(runs_in(store)) == before + 1  # the gate's own run: no answer was generated
 
 
 @pytest.mark.ci

@@ -32,7 +32,7 @@ from mlflow_compress.tracking.run_names import ACCOUNT, NOISE, RECORDS
 from tests import metric_records
 from tests.compress_models import make_llama
 from tests.roundoff import of_sum
-from tests.stores import opened
+from tests.stores import artifacts, opened
 
 Forge = Callable[[dict[str, Any], dict[str, bytes]], None]
 
@@ -45,8 +45,8 @@ def evaluated(folder: Path, variant: str = "rtn-4bit", *, seed: int = 0, torch: 
     asked = {"weights": "w" * 64, "seed": 7, "torch": torch}
     with store.run("baseline", "baseline", {"base_model": "demo"}) as baseline:
         baseline.log_json({**asked, "noise_items": 4, "rounding": {"threads": str(seed)}}, FINGERPRINT)
-        inputs.baseline.write(Path(baseline.artifacts_at) / RECORDS)
-        inputs.noise.write(Path(baseline.artifacts_at) / NOISE)
+        inputs.baseline.write(artifacts(folder, baseline.run_id) / RECORDS)
+        inputs.noise.write(artifacts(folder, baseline.run_id) / NOISE)
     tags = {"base_model": "demo", "baseline_run_id": baseline.run_id, "variant": variant, "verdict": "It moved."}
     with store.run("evaluate", "evaluate", {**tags, "evaluation": digest(asked)[:16]}) as run:
         log_evaluation(store, run, inputs, compute_all(inputs), {"tasks": {"mmlu": "t" * 64}})
@@ -200,7 +200,7 @@ def test_a_file_that_is_no_key_leaves_no_receipt(desk: Desk, tmp_path: Path) -> 
 
 def test_a_run_whose_figures_do_not_follow_from_its_records_gets_no_receipt(desk: Desk, tmp_path: Path) -> None:
     store, run = evaluated(tmp_path / "results")
-    file = Path(opened(store).add_to(run).artifacts_at) / "metrics.json"
+    file = artifacts(store, run) / "metrics.json"
     file.write_text(file.read_text().replace('"value": 0.', '"value": 0.1', 1))
     with pytest.raises(DataError, match=r"records give another value"):
         mc.export(run, output=tmp_path / "a.zip", store=store)
