@@ -164,8 +164,9 @@ def main() -> None:
     if not sizes:
         return
     jobs = [job(given.work, size) for size in sizes]
+    gigabytes = jobs[-1]["size"][0] - jobs[0]["size"][0]
     slopes = {
-        name: [(b - a) / (jobs[-1]["size"][0] - jobs[0]["size"][0]) for a, b in zip(jobs[0][name], jobs[-1][name])]
+        name: [(large - small) / gigabytes for small, large in zip(jobs[0][name], jobs[-1][name], strict=True)]
         for name in ("own", "peer")
         if len(jobs) > 1
     }

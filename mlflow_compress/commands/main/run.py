@@ -153,7 +153,7 @@ def stage_keys(config: MainConfig, checkpoint: str, evaluation: str) -> dict[str
     A run that has more stages than are wanted holds the results too.
     """
     deciding = _deciding(config, checkpoint, evaluation)
-    parts = {
+    parts: dict[str, dict[str, object]] = {
         run_names.JUDGED_KEY: {name: deciding.pop(name) for name in ("judge", "instructions") if name in deciding},
         run_names.TIMED_KEY: {name: deciding.pop(name) for name in ("speed",) if name in deciding},
     }
