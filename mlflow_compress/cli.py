@@ -162,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, errors.MlflowCompressError):
             print(f"mlflow-compress: {_in_words_of_the_caller(error)}", file=sys.stderr)
             _reject(error)
+            if isinstance(error, errors.MachineError):
+                sys.unraisablehook = partial(_unless_said, sys.unraisablehook)
         elif is_stage():
             traceback.print_exc()
         else:
@@ -173,6 +175,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, errors.ConfigError) else 1
     except KeyboardInterrupt as interrupt:
         return lifetime.exit_code(interrupt)
+
+
+def _unless_said(show: "Callable[[sys.UnraisableHookArgs], object]", failed: "sys.UnraisableHookArgs") -> None:
+    """Show what fails at the end of the process, but for lack of what the machine was just said to lack."""
+    if failed.exc_value is None or errors.machine_fault(failed.exc_value) is None:
+        show(failed)
 
 
 _COLOURS = {"runs": "cyan", "finished": "green", "found": "green", "failed": "red"}

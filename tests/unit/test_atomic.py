@@ -233,6 +233,24 @@ def test_a_thread_that_does_not_start_under_a_limit_on_memory_lacks_memory(monke
     assert found is not None and "There is not enough memory" in str(found)
 
 
+def test_after_a_lack_of_memory_only_other_faults_of_the_end_are_shown() -> None:
+    """torch's last words import a table's package, which may be the next that has no room."""
+    program = """
+import atexit, sys
+from mlflow_compress import cli
+def raised(error):
+    raise error
+atexit.register(raised, ValueError("another fault"))
+atexit.register(raised, MemoryError())
+cli._answer = lambda *_: raised(MemoryError())
+sys.exit(cli.main(["methods"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    first, *rest = done.stderr.splitlines()
+    assert done.returncode == 1 and first.startswith("mlflow-compress: There is not enough memory")
+    assert rest[-1] == "ValueError: another fault" and "MemoryError" not in "".join(rest)
+
+
 def test_a_model_that_memory_has_no_room_for_is_not_called_broken() -> None:
     def load(reason: Exception) -> CheckpointError:
         broken = CheckpointError("The checkpoint cannot be loaded")
