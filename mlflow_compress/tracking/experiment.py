@@ -17,6 +17,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.utils import get_results_from_paginated_fn
 from mlflow.utils.file_utils import get_local_path_or_none
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
@@ -113,6 +114,12 @@ NAME = "mlflow-compress"  # the experiment of runs for which the user has named 
 BESIDE = "-baselines-and-decisions"  # added to an experiment's name: where runs go that are no variant's
 _DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experiment is named
 _PAGE = 1000  # results of one request
+_ABOUT = (  # The description that MLflow shows above the list of runs
+    "One row is one compressed variant, its stages stand below it. The views *Leaderboard* (in the menu of views) show "
+    "the variants of one evaluation: whether they pass the default policy, how many answers flipped, KL, size. "
+    "A sweep's run holds the page over its variants, `report.html`."
+)
+_ABOUT_BESIDE = "Baselines that variants are compared with, and the decisions of `promote`, `approve` and `rollback`."
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
 
 
@@ -192,7 +199,8 @@ def _get_or_create(client: PatientClient, name: str, uri: str) -> str:
         return _active(experiment)
     try:
         location = _artifact_location(client, name, uri)
-        return str(client.create_experiment(name, artifact_location=location, tags=_KIND))
+        about = _ABOUT_BESIDE if name.endswith(BESIDE) else _ABOUT
+        return str(client.create_experiment(name, artifact_location=location, tags={**_KIND, MLFLOW_RUN_NOTE: about}))
     except MlflowException as error:
         experiment = client.get_experiment_by_name(name)  # another process was faster
         if experiment is None:

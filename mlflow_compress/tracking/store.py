@@ -46,9 +46,19 @@ def require_tag(name: str, value: str, what: str) -> None:
     """Refuse the value of a tag, or its beginning, that no run in MLflow's store has, as fast as `require_runs`."""
     known = _rows("SELECT DISTINCT value FROM tags WHERE key = ?", name)
     if known is not None and not any(one.startswith(value) for one in known[1]):
-        fix = None if known[1] else "Run the main job for a variant first"
-        allowed = sorted(known[1]) or None
-        raise ConfigError(f"The store {known[0]} has no such {what}", allowed=allowed, got=value, fix=fix)
+        # Those that have a finished variant: of the others nothing can be decided.
+        usable = _rows(_OF_FINISHED_VARIANTS, name)
+        allowed = sorted(usable[1]) if usable else []
+        fix = None if allowed else "Run the main job for a variant first"
+        raise ConfigError(f"The store {known[0]} has no such {what}", allowed=allowed or None, got=value, fix=fix)
+
+
+_OF_FINISHED_VARIANTS = """
+SELECT DISTINCT tags.value FROM tags
+JOIN runs ON runs.run_uuid = tags.run_uuid AND runs.status = 'FINISHED' AND runs.lifecycle_stage = 'active'
+JOIN tags AS stages ON stages.run_uuid = tags.run_uuid AND stages.key = 'stage' AND stages.value = 'main'
+WHERE tags.key = ?
+"""
 
 
 def _rows(query: str, *values: str, uri: str | None = None) -> tuple[str, list[str]] | None:

@@ -77,7 +77,11 @@ CASES = {
         2,
         "The store .* has no such evaluation. Allowed: 0123456789abcdef. Got: 'abcdef12'.",
     ),
-    "no such baseline": (["promote", "--model", "nosuch"], 2, "The store .* has no such baseline. Allowed: llama.*"),
+    "no such baseline": (
+        ["promote", "--model", "nosuch"],
+        2,
+        "The store .* has no such baseline. Allowed: llama. Got: 'nosuch'.",
+    ),
     "a rollback of nothing": (["rollback", "--model", "nosuch"], 2, "The store .* has no such baseline. Allowed: .*"),
     "a history of nothing": (["history"], 2, "The store .* has no such baseline. Allowed: llama. Got: 'demo'."),
     "a setting": (["main", "--method", "gptq", "--group_size", "0"], 2, "Parameter 'group_size' .*Got: 0."),
@@ -234,9 +238,14 @@ def test_it_is_refused_before_anything_heavy_is_imported(name: str, tmp_path: Pa
     database = tmp_path / "mlflow.db"
     if "no such" in name or "nothing" in name:
         with closing(sqlite3.connect(database)) as store, store:
-            store.execute("CREATE TABLE runs (run_uuid)")
+            store.execute("CREATE TABLE runs (run_uuid, status, lifecycle_stage)")
             store.execute("CREATE TABLE tags (key, value, run_uuid)")
-            rows = [("base_model", "llama", "0"), ("evaluation", "0123456789abcdef", "0")]
+            # Of "broken" the variant failed, of "alone" there is the baseline only: neither is offered.
+            runs = [("0", "FINISHED", "active"), ("1", "FAILED", "active"), ("2", "FINISHED", "active")]
+            store.executemany("INSERT INTO runs VALUES (?, ?, ?)", runs)
+            rows = [("base_model", "llama", "0"), ("evaluation", "0123456789abcdef", "0"), ("stage", "main", "0")]
+            rows += [("base_model", "broken", "1"), ("stage", "main", "1")]
+            rows += [("base_model", "alone", "2"), ("stage", "baseline", "2")]
             store.executemany("INSERT INTO tags VALUES (?, ?, ?)", rows)
     before = {path.name for path in tmp_path.iterdir()}
     asked = {"MLFLOW_TRACKING_URI": f"sqlite:///{database}", "HF_HUB_OFFLINE": "1"}  # no hub is waited for

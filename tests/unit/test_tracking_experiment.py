@@ -104,7 +104,8 @@ def test_a_run_of_mlflow_in_default_points_at_the_run_of_the_stage(
         pass
     with tracker.run("awq demo", "main", {}):
         pass  # a second run has no other run to point from
-    assert tracker.client.get_experiment(run.info.experiment_id).name == "mine"
+    mine = tracker.client.get_experiment(run.info.experiment_id)
+    assert mine.name == "mine" and mine.tags["mlflow.note.content"].startswith("One row is one compressed variant")
     post = tracker.client.get_run(outer)
     assert (post.info.run_name, post.info.status) == ("see awq demo", "FINISHED")
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.run_id}" in post.data.tags["mlflow.note.content"]
