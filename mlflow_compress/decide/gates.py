@@ -41,6 +41,18 @@ MEMORY_RATIO = "speed/memory_peak_ratio"
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateNumber:
+    """What a gate has read, and its bound."""
+
+    gate: str  # What is bounded, in words
+    value: float | None  # The value itself; None where the gate bounds one that is no end of an interval
+    read: float  # What is held against the bound: an end of its interval wherever there is one
+    bound: float
+    at_least: bool  # Whether the bound is the smallest accepted value
+    passed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """The result of one condition, with its reason in words, and the metric that is missing, if one is."""
 
@@ -55,6 +67,7 @@ class Check:
     short: str = ""  # The reason in a few words; empty: the reason itself
     # Of one that is open for too few items: about how many times as many would do
     times_items: float | None = None
+    number: GateNumber | None = None  # None where nothing was read
 
 
 def without_speed(reason: str) -> dict[str, str]:
@@ -111,8 +124,16 @@ class Gate:
             # Within the bound only if every slice is: an intersection-union test.
             p_value = max(end.p_value(self.bound) for end in slices.values())
             reason += f" ({max(slices, key=lambda name: slices[name].end)})"
+        number = GateNumber(
+            gate=self.label,
+            value=None if one_end is None else one_end.value,
+            read=read,
+            bound=self.bound,
+            at_least=self.at_least,
+            passed=passed,
+        )
         if passed:
-            return (Check(passed=True, reason=reason, p_value=p_value),)
+            return (Check(passed=True, reason=reason, p_value=p_value, number=number),)
         shown = read if one_end is None else one_end.value
         beyond = signs[1] + "=" * (shown == self.bound)
         is_open = (shown > self.bound if self.at_least else shown < self.bound) and one_end is not None
@@ -124,6 +145,7 @@ class Gate:
                 is_open=is_open,
                 short=self._what if is_open else f"{self._amount(shown)} {beyond} {self.bound:g}",
                 times_items=self._times_items(shown, read, metrics) if is_open else None,
+                number=number,
             ),
         )
 

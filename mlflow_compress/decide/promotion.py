@@ -22,6 +22,7 @@ from mlflow_compress.decide.gates import (
     Check,
     DivergenceGate,
     Gate,
+    GateNumber,
     gate_values,
     in_words,
     published_gate,
@@ -132,6 +133,7 @@ class CandidateOutcome:
     reasons: tuple[str, ...]
     failed: tuple[str, ...] = ()  # The reasons of the checks that failed
     rank: int | None = None
+    numbers: tuple[GateNumber, ...] = ()  # What its gates have read
     # Its p-value for "some gate is not kept"; None for one that fails whatever was measured: it is not smaller than the
     # baseline, a metric is missing, or a rule refuses it
     p_value: float | None = None
@@ -265,6 +267,7 @@ def decide(
             answer=policy_answer(checks, candidate.items),
             reasons=reasons,
             failed=failed,
+            numbers=tuple(check.number for check in checks if check.number is not None),
             p_value=p_value,
         )
 

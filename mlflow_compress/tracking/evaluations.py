@@ -40,7 +40,7 @@ class EvaluationGroup:
     def described(self) -> str:
         """The evaluation as text: the beginning of its id, and its numbers of variants and items."""
         n = len(self.variants)
-        items = "an unknown number of" if self.items is None else self.items
+        items = "an unknown number of" if self.items is None else f"{self.items:,}"
         return f"evaluation {self.id[:8]} ({n} {'variant' if n == 1 else 'variants'}, {items} items)"
 
 

@@ -75,7 +75,7 @@ def test_only_the_evaluation_with_most_items_competes(tracker: Tracker) -> None:
     finished(tracker, "rtn-2bit", FIVE, items=5, size=10)
     output = run_promote(PromoteConfig(model="llama", **WIDE)).as_text()
     assert champion(tracker) == whole
-    assert "1. rtn-4bit (1000 items)" in output and "rtn-2bit" not in output
+    assert "1. rtn-4bit (1,000 items)" in output and "rtn-2bit" not in output
     assert f"Left out, not comparable: evaluation {FIVE[:8]} (1 variant, 5 items)." in output
     record = tracker.fetch_json(tracker.find_finished("promote")[0].info.run_id, "decision.json")
     assert record["evaluation"] == {"id": ALL, "items": 1000, "base_weights": "1" * 64}

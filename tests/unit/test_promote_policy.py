@@ -83,6 +83,10 @@ def test_a_dry_run_decides_writes_nothing_and_says_which_run_mlflow_has_made(
     assert "rtn-4bit would become 'champion'" in shown and "nothing is registered" in shown
     assert stages(tracker) == ["main"] and tracker.client.search_registered_models() == []
     found = mc.promote(model="llama", dry_run=True)
+    numbers = found.numbers()
+    assert list(numbers.columns) == ["variant", "gate", "value", "read", "bound", "at_least", "passed"]
+    assert set(numbers["variant"]) <= set(found.to_pandas()["variant"]) and len(numbers) >= 3
+    assert ((numbers["read"] <= numbers["bound"]) == numbers["passed"]).all()
     assert found.run is None and found.outcome == "promoted" and found.champion == "rtn-4bit"
     json.dumps(found.to_dict(), allow_nan=False)
     given = tracker.client.create_run(tracker.experiment_id).info.run_id

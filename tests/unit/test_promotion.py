@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlflow_compress.config.policy import Policy, Requirements
 from mlflow_compress.decide import gates as declared
 from mlflow_compress.decide.champion import choice_notes, to_compare
-from mlflow_compress.decide.gates import DivergenceGate, Gate, published_gate
+from mlflow_compress.decide.gates import DivergenceGate, Gate, GateNumber, published_gate
 from mlflow_compress.decide.promotion import Candidate, GateReading, decide, gates_of, read_gates
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
 from mlflow_compress.decide.separation import ItemScores
@@ -33,6 +33,8 @@ def test_the_smallest_passing_wins_then_the_closest_and_none_without_compression
     assert [o.candidate.name for o in decision.outcomes] == ["awq-4bit", "awq-8bit", "rtn-3bit"]
     assert [o.rank for o in decision.outcomes] == [1, 2, None]
     assert decision.outcomes[-1].reasons == ("KL: 0.2 > 0.05", "flips: 1 <= 5")
+    kl = GateNumber(gate="KL", value=None, read=0.2, bound=0.05, at_least=False, passed=False)
+    assert decision.outcomes[-1].numbers == (kl, replace(kl, gate="flips", read=1.0, bound=5.0, passed=True))
     decision = decide([candidate("a", kl=0.02), candidate("b", kl=0.01)], GATES)
     assert decision.champion is not None and decision.champion.name == "b"
     decision = decide([replace(candidate("noise", size=1, kl=0.0, method="gaussian-noise"), compresses=False)], GATES)

@@ -168,7 +168,8 @@ def test_an_evaluation_shows_the_headline_table_and_its_frame_has_labels_and_uni
     page = Page(found._repr_html_())
     assert "Noise floor" in page.text and HOSTILE in page.text and "img" not in page.tags
     frame = found.to_pandas()
-    assert len(frame) == len(found.results) and not frame.isna().all().any()
+    assert frame["name"].is_unique and len(frame) == len(found.pooled) < len(found.results)
+    assert not frame.isna().all().any()
     row = frame[frame["name"] == "distance/flips_pct"].iloc[0]
     assert (row["label"], row["unit"]) == ("Answers flipped", "percent") and row["low"] < row["value"] < row["high"]
     assert list(frame.columns) == found.to_arrow().column_names

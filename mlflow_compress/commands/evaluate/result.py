@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
+from mlflow_compress.commands.shared.tabular import Tabular, labelled, lines_of_run
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_registry import METRICS, headline_keys, key
@@ -57,6 +57,10 @@ class Measurement(Tabular):
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         return [asdict(result) for result in self.results]
+
+    def frame_rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return one row per metric; those by task and category are in `results`."""
+        return labelled([asdict(result) for result in self.pooled.values()])
 
     def table(self) -> Table:
         """Return the headline table: the other values are too many for a reader."""

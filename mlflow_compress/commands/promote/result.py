@@ -1,13 +1,17 @@
 """What became of a registry alias: a promotion, an approval, a rollback, and its history."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
+from mlflow_compress.decide.gates import GateNumber
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.reporting.tables import Table
 from mlflow_compress.tracking.store import RunLink
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOTHING_PASSES = 3
 """Exit code of a command that did its work and found that nothing passes."""
@@ -41,6 +45,17 @@ class Promotion(Tabular):
         columns = self.decision.as_table()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
+    def numbers(self) -> "pd.DataFrame":
+        """Return one row per candidate and gate: what the gate has read, its bound, and whether it passed.
+
+        Columns: `variant`, `gate`, `value`, `read` (the end of the value's interval, or a value that has none),
+        `bound`, `at_least` (the bound is the smallest accepted value; otherwise the largest), `passed`.
+        """
+        import pandas as pd
+
+        rows = [{"variant": o.candidate.name, **asdict(one)} for o in self.decision.outcomes for one in o.numbers]
+        return pd.DataFrame(rows, columns=["variant", *(field.name for field in fields(GateNumber))])
+
     def to_dict(self) -> dict[str, Any]:
         named = ("registered_model", "alias", "outcome", "champion", "verdict", "policy_sha256", "policy")
         return {
@@ -54,7 +69,7 @@ class Promotion(Tabular):
         lines = [self.verdict, *self.remarks, ""]
         for outcome in self.decision.outcomes:
             sign = f"{outcome.rank}." if outcome.rank else " -"
-            items = "" if outcome.candidate.items is None else f" ({outcome.candidate.items} items)"
+            items = "" if outcome.candidate.items is None else f" ({outcome.candidate.items:,} items)"
             lines.append(
                 f"{sign} {outcome.candidate.name}{items}: {outcome.answer.text()}. {'; '.join(outcome.reasons)}"
             )

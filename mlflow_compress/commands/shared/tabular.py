@@ -72,16 +72,7 @@ class Tabular(ABC):
 
     def frame_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return the rows of the data frame: label and unit stand beside a metric's name, no column is always empty."""
-        rows, keys = self.to_rows(), all_keys()
-        names = filled(rows)
-        if "name" not in names or not any(row["name"] in keys for row in rows):
-            return [{name: row[name] for name in names} for row in rows]
-        flat = []
-        for row in rows:
-            key = keys.get(row["name"])
-            shown = {"label": key.label or key.meaning, "unit": key.unit} if key else {"label": "", "unit": ""}
-            flat.append({"name": row["name"], **shown, **{name: row[name] for name in names if name != "name"}})
-        return flat
+        return labelled(self.to_rows())
 
     def to_pandas(self) -> "pd.DataFrame":
         import pandas as pd
@@ -103,6 +94,20 @@ class Tabular(ABC):
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the sentence, then the table."""
         return f"<p>{escape(self.summary)}</p>{self.table().html()}"
+
+
+def labelled(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return rows with label and unit beside a metric's name, without columns that are always empty."""
+    keys = all_keys()
+    names = filled(rows)
+    if "name" not in names or not any(row["name"] in keys for row in rows):
+        return [{name: row[name] for name in names} for row in rows]
+    flat = []
+    for row in rows:
+        key = keys.get(row["name"])
+        shown = {"label": key.label or key.meaning, "unit": key.unit} if key else {"label": "", "unit": ""}
+        flat.append({"name": row["name"], **shown, **{name: row[name] for name in names if name != "name"}})
+    return flat
 
 
 class ScoredVariants(Tabular):
