@@ -72,7 +72,7 @@ def scoreboard_table(board: scoreboard.Scoreboard) -> Table:
     heads = [Column(column.label + (level if column.key in _WITH_INTERVAL else ""), key=column.key) for column in main]
     heads += [Column("timed in", key=_RUNTIME)] if _is_timed(board) else []
     heads += [Column("status", key="status")] if told else []
-    rows, front = [baseline_row(board, heads)] if board.baseline_cells else [], _front(board)
+    rows, front = [baseline_row(board, heads)] if board.baseline_cells else [], shown_front(board)
     for row in made:
         cells: list[str | Words | None] = [Words(row.name, sign="*" if row.name in front else "")]
         cells += [score_cell(row, column, interval=column.key in _WITH_INTERVAL) for column in main]
@@ -136,12 +136,12 @@ def finding(board: scoreboard.Scoreboard) -> str:
         clipped = "clipped " if CLIPPED.name in judged[0].cells else ""
         closest = score_text(judged[0], column, interval=True)
         parts.append(f"closest is {judged[0].name} with a {clipped}KL of {closest}")
-    if front := _front(board):
+    if front := shown_front(board):
         parts.append(f"on the Pareto front of size and KL: {', '.join(front)}")
     return "; ".join(parts)
 
 
-def _front(board: scoreboard.Scoreboard) -> tuple[str, ...]:
+def shown_front(board: scoreboard.Scoreboard) -> tuple[str, ...]:
     """Return who is on the Pareto front; nobody where all are, which tells none apart."""
     return board.pareto if len(board.pareto) < len(board.finished) else ()
 
@@ -149,7 +149,7 @@ def _front(board: scoreboard.Scoreboard) -> tuple[str, ...]:
 def legend(board: scoreboard.Scoreboard) -> list[str]:
     """Return what the signs of the table mean."""
     small = "small in weights and cache" if any(column.key == CACHE for column in board.columns) else "small"
-    lines = [f"* no other variant is both as {small} and as close to the baseline"] if _front(board) else []
+    lines = [f"* no other variant is both as {small} and as close to the baseline"] if shown_front(board) else []
     if any(row.accuracy_moved for row in board.rows):
         lines.append("! accuracy differs from the baseline's (McNemar's mid-p test, Holm's correction over variants)")
     clipped = [row for row in board.rows if CLIPPED.name in row.cells]

@@ -47,7 +47,8 @@ def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
     """
     answer = f"params.`{run_names.DEFAULT_POLICY}`"
     columns = [answer, *(f"metrics.`{name}`" for name in metrics), "attributes.`Description`"]
-    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, answer: 160}
+    # Wide enough for the whole answer, and for the name of each metric.
+    widths = {"attributes.`Run Name`": 190, "attributes.`Description`": description, answer: 310}
     return {
         "selectedColumns": columns,
         "columnOrder": ["0", "attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
@@ -55,7 +56,7 @@ def _table(metrics: Sequence[str], *, description: int) -> dict[str, object]:
             "0": 73,
             "runDateAndNestInfo": 120,
             **widths,
-            **{f"metrics.`{name}`": 125 for name in metrics},
+            **{f"metrics.`{name}`": max(110, 30 + 7 * len(name)) for name in metrics},
         },
         "compareRunsMode": "TABLE",
     }
@@ -141,7 +142,7 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
         content = json.dumps({**page, **state}).encode()
         packed = f"deflate;{base64.b64encode(zlib.compress(content)).decode()}"
         newest = (view, f"{name} (newest)")
-        for key, shown in ((f"{view}-{evaluation[:8]}", f"{name}, evaluation {evaluation[:8]}"), newest):
+        for key, shown in ((f"{view}-{evaluation[:8]}", f"{name} {evaluation[:8]}"), newest):
             # As MLflow's own button stores a view, under a name that its list of views shows.
             envelope = {"name": shown, "createdAt": int(time.time() * 1000), "state": packed}
             client.set_experiment_tag(run.info.experiment_id, view_tag(key), json.dumps(envelope))

@@ -98,7 +98,7 @@ def test_variants_share_changed_answers():
 def test_scores_have_the_baseline_and_the_heat_map_each_category_once():
     content = page_content()
     table = variants_page.scores_table(content)
-    assert [str(row[0]) for row in table.rows] == ["base (baseline)", "near *", "far *"] and table.strong == {1}
+    assert [str(row[0]) for row in table.rows] == ["base (baseline)", "near", "far"] and table.strong == {1}
     assert str(table.rows[0][1]) == "8 MB"  # 4 MB are half of it
     text = Page(variants_page.render_page(replace(content, board=replace(content.board, n_items=3)))).text
     assert "Of 4 items of all tasks (the scoreboard has the 3 of multiple choice), 3 changed" in " ".join(text.split())
@@ -140,7 +140,7 @@ def test_the_first_sentence_says_what_the_gates_choose():
     none = replace(content, decision=Decision(champion=None, outcomes=tuple(o for o in outcomes if not o.passed)))
     assert variants_page.choice_sentence(none) == "Ship none of them yet: no variant passes the default policy."
     assert variants_page.choice_reason(none) == (
-        "The closest to the baseline, far: fails: KL 0.21 > 0.05; flips 21 % > 5."
+        "The closest to the baseline, far, fails: KL 0.21 > 0.05; flips 21 % > 5."
     )
     # A control is named only where there is nothing else.
     first = content.board.rows[0].name
@@ -150,11 +150,11 @@ def test_the_first_sentence_says_what_the_gates_choose():
         for o in outcomes
     )
     controlled = replace(content, decision=Decision(champion=None, outcomes=both))
-    assert variants_page.choice_reason(controlled) == "The closest that is compressed, far: fails: no."
+    assert variants_page.choice_reason(controlled) == "The closest that is compressed, far, fails: no."
     alone = replace(
         content, decision=Decision(champion=None, outcomes=tuple(o for o in both if o.candidate.name == first))
     )
-    assert variants_page.choice_reason(alone) == "The closest to the baseline, near: fails: no."
+    assert variants_page.choice_reason(alone) == "The closest to the baseline, near, fails: no."
     empty = replace(
         content, board=scoreboard([], baseline="b", evaluation=None), decision=Decision(champion=None, outcomes=())
     )

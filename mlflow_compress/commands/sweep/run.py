@@ -123,7 +123,7 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
         if config.dry_run:
             return plan
         tell(SweepProgress(line=plan.as_text()))
-        name = f"sweep of {len(prepared.variants)} variants {plan.baseline}"
+        name = f"sweep of {len(prepared.variants)} {plan.baseline}"
         key = digest({"variants": sorted(variant.key for variant in prepared.variants), "left_out": plan.left_out})
         tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}
         with parent_run(tracker, name, key, tags) as run:

@@ -61,19 +61,20 @@ def scores_table(content: PageContent) -> Table:
         chosen = champion is not None and champion.name == row.name
         if chosen:
             strong.add(len(rows))
-        name = _variant(row, addresses.get(row.run_id or "", ""), chosen=chosen)
+        on_front = row.name in scoreboard_text.shown_front(board)
+        name = _variant(row, addresses.get(row.run_id or "", ""), chosen=chosen, on_front=on_front)
         rows.append((name, *(scoreboard_text.score_cell(row, column, interval=True) for column in main)))
     return Table(columns=[Column("variant", left=True, key="name"), *heads], rows=rows, strong=frozenset(strong))
 
 
-def _variant(row: ScoreRow, address: str, *, chosen: bool) -> Words:
+def _variant(row: ScoreRow, address: str, *, chosen: bool, on_front: bool) -> Words:
     notes = [Words("the choice", style="choice")] if chosen else []
     notes.append(Words(row.method, style="method"))
     notes += [Words(f"run {row.run_id[:8]}", address=address)] if row.run_id else []
     failed = ": ".join(text for text in (row.status.replace("finished", ""), row.reason) if text)
     notes += [Words(failed, style="worse")] if failed else []
     notes += [Words(f"timed in {row.runtime}")] if row.runtime else []
-    return Words(row.name, notes, sign="*" if row.on_front else "", value=row.name)
+    return Words(row.name, notes, sign="*" if on_front else "", value=row.name)
 
 
 def verdicts_table(content: PageContent) -> Table:
@@ -297,6 +298,7 @@ def render_page(content: PageContent) -> str:
         heat=heat_map(content, intervals=intervals),
         heat_intervals=intervals,
         slices=worst_slices(content),
+        front=scoreboard_text.shown_front(board),
         shared=shared_table(content),
         alike=alike_table(content),
         correlations=scoreboard_text.correlation_texts(board),
@@ -378,7 +380,8 @@ def choice_reason(content: PageContent) -> str:
         which, name = "The closest to the baseline", closest[0]
         if smaller and smaller[0] != name:  # a control, which can never be shipped, says little about what can
             which, name = "The closest that is compressed", smaller[0]
-        return f"{which}, {name}: {outcomes[name].answer.text()}."
+        answer = outcomes[name].answer
+        return f"{which}, {name}, {'is ' if answer.word == 'open' else ''}{answer.text()}."
     n, passing = len(decision.outcomes), sum(outcome.passed for outcome in decision.outcomes)
     if n == 1:
         return f"It passes {content.policy}."
