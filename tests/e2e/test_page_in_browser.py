@@ -175,8 +175,16 @@ def test_without_scripts_the_page_is_tables(tab: Browser, page: str) -> None:
     tab.show(page, scripts=False)
     seen = "[...document.querySelectorAll(%r)].map((found) => found.checkVisibility())"
     tab.until("document.readyState === 'complete' && document.querySelector('.scores') !== null")
-    assert tab.run(seen % ".scores, .heat, .static table, .pairs") == [True] * 8
+    assert tab.run(seen % ".scores, .heat, .static table, .pairs") == [True] * 9
     assert set(tab.run(seen % ".needs-script")) == {False}
+
+
+@pytest.mark.parametrize("width", [1300, 1600])
+def test_the_table_of_slices_is_not_cut_off(tab: Browser, page: str, width: int) -> None:
+    tab.show(page, width=width)
+    tab.ready()
+    table = "document.querySelector('[aria-labelledby=slices] table')"
+    assert tab.run(f"{table}.scrollWidth <= {table}.parentElement.clientWidth")
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="axe is not there: run `npm ci` in tools/page_libraries")
