@@ -41,6 +41,7 @@ generated:  ## write every generated file again
 	python tools/write_task_table.py
 	python tools/write_metric_reference.py
 	python tools/write_papers_page.py
+	python tools/write_demo_table.py
 
 format:  ## format the code
 	ruff format .

@@ -1,7 +1,7 @@
 """The verdict: one sentence about a variant, from the numbers alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlflow_compress.config.policy import MARGIN, Policy, Requirements
 from mlflow_compress.decide.direction import harm_of
@@ -58,7 +58,10 @@ class SliceFinding:
 
 
 def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
-    """Return every distance in every slice, that with the smallest corrected p-value first."""
+    """Return every distance in every slice, that with the smallest corrected p-value first.
+
+    The slice with the largest value of a distance has the interval of the headline's worst slice: it was looked for.
+    """
     pooled = {r.name: r for r in results if r.task is None and r.category is None}
     findings = []
     for result in results:
@@ -68,6 +71,9 @@ def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
         whole, others = pooled.get(name), None
         if whole is not None and whole.n > result.n:
             others = (whole.n * factor * whole.value - result.n * result.value) / (whole.n - result.n)
+        worst = pooled.get(result.name)
+        if worst is not None and worst.value == result.value:
+            result = replace(result, low=worst.low, high=worst.high)
         place = "/".join(filter(None, (result.task, result.category)))
         findings.append(SliceFinding(name=place, measured=measured, result=result, others=others))
     return sorted(findings, key=lambda one: (one.result.p, list(_SLICED).index(one.result.name), -one.result.value))

@@ -4,8 +4,8 @@
 results (`metrics.json`), which items it has right, and their KL. From these the section's `promote` decides here, and
 must print the very lines of the page; the main job's table is made of the same results. The sweep is not repeated here,
 because its last digits differ between processors; tests/docs runs the section's commands. To write the file and the
-section's outputs again, run its commands in an empty folder, then ``python -m tests.golden.test_demo_decision FOLDER``,
-and mend the numbers in the text that a test names.
+section's outputs again, run its commands in an empty folder, then ``python -m tests.golden.test_demo_decision FOLDER``
+and ``python tools/write_demo_table.py``, and mend the numbers in the text that a test names.
 """
 
 import base64
@@ -40,13 +40,17 @@ from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys
 from mlflow_compress.metrics.kl_tail import TOP_ITEM, TOP_PERCENT
 from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
-from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.headline import headline_table
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
 from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
-from tests.docs.blocks import DOCS, Block, blocks_of
+from tests.docs.blocks import DOCS, ROOT, Block, blocks_of
+
+sys.path.append(str(ROOT / "tools"))
+
+import write_demo_table
+from write_demo_table import pooled
 
 STORED = Path(__file__).with_name("demo_decision.json")
 PAGE = DOCS / "how-to" / "promotion.md"
@@ -85,12 +89,6 @@ def blocks(mark: str) -> list[Block]:
 @cache
 def stored() -> dict[str, Any]:
     return json.loads(STORED.read_text())
-
-
-def pooled(variant: dict[str, Any]) -> dict[str, MetricResult]:
-    return {
-        row[0]: MetricResult(row[0], *row[1:4], n=row[4], n_unscored=row[5], p=row[6]) for row in variant["results"]
-    }
 
 
 def bits(text: str) -> Any:
@@ -184,6 +182,11 @@ def test_the_page_shows_what_is_printed_and_no_other_number() -> None:
         text = text.replace(block.text, "")
     there = set(re.findall(NUMBER, "\n".join(block.text for block in blocks("run") + blocks("printed"))))
     assert [number for number in re.findall(NUMBER, text) if number not in there] == []
+
+
+@pytest.mark.parametrize("page", write_demo_table.PAGES, ids=lambda page: page.name)
+def test_the_table_of_the_readme_and_of_the_docs_is_that_of_the_same_runs(page: Path) -> None:
+    assert write_demo_table.with_table(page.read_text()) == page.read_text(), "run tools/write_demo_table.py"
 
 
 def test_what_is_computed_by_hand_is_what_is_decided_and_every_line_is_explained() -> None:

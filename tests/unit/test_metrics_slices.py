@@ -15,6 +15,7 @@ from mlflow_compress.metrics.stats.intervals import wilson
 from mlflow_compress.metrics.stats.significance import holm, larger_part_p
 from mlflow_compress.records import Draws, Generations, Items, MetricResult, OptionScores, RunRecords
 from mlflow_compress.reporting.html import render_report
+from mlflow_compress.reporting.tables import result_text
 from mlflow_compress.reporting.verdict import slice_findings, verdict, worst_slice
 from tests.metric_records import generations_of, item_of, score_of
 
@@ -66,7 +67,9 @@ def test_by_hand(without_kl):
     pooled = headline(results)[WORST_FLIPS.name]
     assert pooled.value == greek.value and pooled.high == pytest.approx(greek.high) and pooled.low <= greek.low
     sentence = worst_slice(results)
-    assert sentence.startswith("worst slice: quiz/el: flips 11.3 % [8.2, 15.4], others 4.1 % (p 0.0")
+    # The headline's interval, not the slice's own [8.2, 15.4]: one number has one interval.
+    assert result_text(pooled) == "11.3 % [7.5, 15.4]"
+    assert sentence.startswith(f"worst slice: quiz/el: flips {result_text(pooled)}, others 4.1 % (p 0.0")
     assert sentence.endswith("Holm over 8 tests)")
     assert f"; {sentence}; " in verdict("x", headline(results), size_ratio=4.0, slices=sentence)
     page = render_report(title="t", verdict="v", results=results)
