@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import httpx
+import huggingface_hub
 import pyarrow as pa
 import pytest
 import yaml
+from huggingface_hub import constants
 from pyarrow import parquet
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.items.named.hub_choice import MMLU, SUBJECTS
 from mlflow_compress.items.sources import data_dir
-from mlflow_compress.items.sources.data_dir import load_split
+from mlflow_compress.items.sources.data_dir import file_of, load_split
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
 
@@ -157,3 +160,22 @@ def test_a_suite_of_57_subjects_opens_each_file_once(tmp_path: Path) -> None:
     watching = False
     assert len(suite.tasks[0].items) == 57 * 3
     assert opened == dict.fromkeys(["README.md", *(f"{s}/{split}.jsonl" for s in SUBJECTS for split in ("dev", "test"))], 1)  # fmt: skip
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries would ask six times, and wait in between. What they need is then said to be missing."""
+    asked = []
+
+    def away(*_: object, **__: object) -> None:
+        asked.append(constants.HF_HUB_OFFLINE)
+        raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", away)
+    for read in (
+        lambda: load_split("nobody/nothing", None, "test", data_dir="", task="sums"),
+        lambda: file_of("nobody/nothing", "a.csv", data_dir="", task="sums"),
+    ):
+        with pytest.raises(DataError, match="cannot be fetched .the hub does not answer: Name or service not known"):
+            read()
+    assert asked == [False, False] and constants.HF_HUB_OFFLINE is False

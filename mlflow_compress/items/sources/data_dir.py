@@ -3,8 +3,8 @@
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stderr
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from mlflow_compress.items.task import Corpus, Parts, TaskSettings
 A = TypeVar("A")
 R = TypeVar("R")
 
+_HUB_TIMEOUT = 10.0  # seconds
 _MANY_BRACKETS = 500  # in one line; records have fewer
 _MOST_BYTES = 200_000_000  # of a file that is read into memory; `datasets` leaves larger ones on the disk
 
@@ -181,7 +182,7 @@ def file_of(dataset: str, file: str, *, data_dir: str, task: str) -> Path:
             raise missing_data(dataset, data_dir, why=f"{local} has no {file}", task=task, file=file)
         return path
     try:
-        with quiet_bars():
+        with quiet_bars(), _asked_once(dataset):
             return Path(hf_hub_download(dataset, file, repo_type="dataset"))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise missing_data(dataset, data_dir, why=reason(error, None), task=task, file=file) from error
@@ -197,13 +198,45 @@ def _load(dataset: str, data_dir: str, task: str, *, file: str = "", revision: s
     try:
         with quiet_bars():
             if local is None:
-                return load_dataset(dataset, revision=revision, **what)
+                with _asked_once(dataset):
+                    return load_dataset(dataset, revision=revision, **what)
             return load_dataset(str(local), cache_dir=cache_of(local), **what)
     except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as error:
         # What a missing network, data set, configuration or split raises, and a broken file.
         raise missing_data(
             dataset, data_dir, why=reason(error, local), task=task, file=file, revision=revision
         ) from error
+
+
+@contextmanager
+def _asked_once(dataset: str) -> Iterator[None]:
+    """Within this block a hub that does not answer one request is not asked again, and what it has sent before is used.
+
+    The libraries would ask it six times, in 23 seconds, and print each time.
+    """
+    import datasets.config
+    import httpx
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        if not constants.is_offline_mode():
+            HfApi().dataset_info(dataset, timeout=_HUB_TIMEOUT)
+    except HfHubHTTPError:
+        pass  # it has answered
+    except (httpx.TransportError, OSError) as error:
+        before = [(module, module.HF_HUB_OFFLINE) for module in (constants, datasets.config)]
+        for module, _ in before:
+            module.HF_HUB_OFFLINE = True
+        try:
+            yield
+        except (OSError, ValueError, datasets.exceptions.DatasetsError):
+            raise OSError(f"the hub does not answer: {error}") from None
+        finally:
+            for module, offline in before:
+                module.HF_HUB_OFFLINE = offline
+        return
+    yield
 
 
 def _check_json(local: Path) -> None:
