@@ -71,7 +71,8 @@ def make_variant(
     kl, size = 0.001 + number * 1e-5, 1e6 + 1000 * ((number * 37) % variants)
     values = {
         "size/bytes": size, "size/ratio": 1e7 / size, "distance/kl_mean": kl, "distance/flips_pct": 1.0,
-        "gate/kl_items": 1000, "gate/kl_upper": kl * 1.1, "gate/flips_pct_upper": 2.0,
+        "gate/kl_items": 1000, "gate/kl_clipped_upper": kl * 1.1, "gate/kl_above_clip_pct_upper": 0.4,
+        "distance/kl_clipped_mean": kl, "distance/kl_above_clip_pct": 0.0, "gate/flips_pct_upper": 2.0,
         "gate/accuracy_drop_pct_upper": 1.0, "quality/accuracy_delta": 0.0, "items/n": 1000, "items/unscored_pct": 0.0,
         "items/cut_pct": 0.0,
         **{f"quality/metric{i}": float(i) for i in range(20)},

@@ -95,6 +95,8 @@ def page_content(text: str = "why") -> PageContent:
         kl, flips = 0.01 + 0.2 * number, 1.0 + 20 * number
         results = [
             MetricResult("distance/kl_mean", kl, kl / 2, 2 * kl, n=3),
+            MetricResult("distance/kl_clipped_mean", kl, kl / 2, 2 * kl, n=3),
+            MetricResult("distance/kl_above_clip_pct", 0.0, 0.0, 0.9, n=3),
             MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=4),
             MetricResult("quality/accuracy_delta", -0.15 * number, -0.3 * number - 0.005, 0.005 - 0.1 * number, n=4),
             MetricResult("distance/flips_pct", flips, flips / 2, flips * 2, n=3, task="choice", category="animals"),
@@ -110,7 +112,8 @@ def page_content(text: str = "why") -> PageContent:
             ),
         ]
         sizes = {"size/bytes": 4e6 - 1e6 * number, "size/ratio": 2.0 + number}
-        gates = {"gate/kl_items": 3, "gate/kl_upper": 2 * kl, "gate/flips_pct_upper": 2 * flips}
+        gates = {"gate/kl_items": 3, "gate/kl_clipped_upper": 2 * kl, "gate/kl_above_clip_pct_upper": 0.3}
+        gates |= {"gate/flips_pct_upper": 2 * flips}
         gates |= {"gate/accuracy_drop_pct_upper": 1.0}
         pooled = {r.name: r for r in results if r.task is None}
         scored.append(ScoredVariant(name=name, method="rtn", run_id=name * 8, results=pooled, sizes=sizes))

@@ -43,12 +43,11 @@ def named_alias(alias: str) -> str:
 class KlBounds(Group):
     """The gate on KL."""
 
-    max_kl: float = option(0.05, "largest mean KL in nats: upper end of its 95 % interval", ge=0)
+    max_kl: float = option(
+        0.05, "largest mean of the KL clipped at 1 nat per item, in nats: upper end of its 95 % interval", ge=0
+    )
     max_outliers_pct: float = option(
-        1.0,
-        "where that interval cannot be trusted, max_kl bounds the KL clipped at 1 nat per item, and this the upper "
-        "end of the share of items above 1 nat, in percent",
-        ge=0,
+        1.0, "largest share of items with a KL above 1 nat, in percent: upper end of its 95 % interval", ge=0
     )
 
 

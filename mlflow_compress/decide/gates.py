@@ -30,7 +30,6 @@ _FOR_POWER = 1.0 + 0.8416 / 1.96
 
 # Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
 GATE_KL_ITEMS = "gate/kl_items"
-GATE_KL = "gate/kl_upper"
 GATE_FLIPS = "gate/flips_pct_upper"
 GATE_DROP = "gate/accuracy_drop_pct_upper"
 
@@ -222,15 +221,14 @@ def published_gate(metric: str, bound: float, *, label: str = "", at_least: bool
 
 @dataclass(frozen=True, kw_only=True)
 class DivergenceGate:
-    """The gate on KL. It reads the mean's upper end if its interval can be trusted, otherwise two bounded values.
+    """The gate on KL. It promises the mean of the KL clipped per item, and the share of items above the clip.
 
-    Then the mean itself must keep to the limit too.
+    No sample bounds a mean whose values have no bound: a large item that is rare enough is not seen. What was measured
+    of the mean itself must keep to the limit too, and is no promise.
     """
 
-    # Largest accepted mean KL in nats; if the interval cannot be trusted, of the mean of KL clipped per item
-    max_kl: float
-    # Largest accepted share of items above the clip limit, in percent; used only with the clipped mean
-    max_outliers_pct: float
+    max_kl: float  # Largest accepted mean of the KL clipped per item, in nats
+    max_outliers_pct: float  # Largest accepted share of items above the clip, in percent
 
     def checks(self, metrics: Mapping[str, float]) -> tuple[Check, ...]:
         n_items = metrics.get(GATE_KL_ITEMS)
@@ -240,10 +238,8 @@ class DivergenceGate:
             )
         if n_items == 0:
             return (Check(passed=True, reason="KL: does not apply, every answer of this evaluation is generated"),)
-        first, *rest = self.reads(metrics)
-        if not rest:
-            return first.checks(metrics)
-        [above] = rest[0].checks(metrics)
+        first, second = self.reads()
+        [above] = second.checks(metrics)
         needed = fewest_without_event(self.max_outliers_pct / 100.0)
         if not above.passed and not above.missing and n_items < needed < math.inf:
             fix = f"even with none above it, at least {needed:,} items are needed: raise limit, or name more tasks"
@@ -256,14 +252,11 @@ class DivergenceGate:
         ]
         return (*broken, *clipped, above)
 
-    def reads(self, metrics: Mapping[str, float]) -> tuple[Gate, ...]:
-        """Return the gate on the mean if its interval can be trusted, otherwise the two on bounded values."""
-        if GATE_KL in metrics:
-            return (published_gate(KL, self.max_kl, label="KL (upper end)"),)
-        trust = "upper end; the interval of the mean cannot be trusted"
+    def reads(self) -> tuple[Gate, Gate]:
+        """Return the gates on the two bounded values."""
         above = "items above the clip limit in % (upper end)"
         return (
-            published_gate(CLIPPED.name, self.max_kl, label=f"KL clipped per item ({trust})"),
+            published_gate(CLIPPED.name, self.max_kl, label="KL clipped per item (upper end)"),
             published_gate(ABOVE_CLIP.name, self.max_outliers_pct, label=above),
         )
 
@@ -277,7 +270,7 @@ def standard_gates(
 ) -> list[Gate | DivergenceGate]:
     """Return the gates of a promotion, each on the upper end of a 95 % interval.
 
-    The mean KL is in nats. The share of items above the clip limit is read where the mean KL has no valid interval.
+    The KL is in nats, clipped at 1 nat per item; `max_kl_outliers_pct` bounds the share of items above.
     """
     return [
         DivergenceGate(max_kl=max_kl, max_outliers_pct=max_kl_outliers_pct),
@@ -289,8 +282,7 @@ def standard_gates(
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     """Return the unrounded values that gates read, by the names that metrics declare for them (`MetricKey.gate`).
 
-    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted. Only then are
-    there `gate/kl_clipped_upper` and `gate/kl_above_clip_pct_upper`, whose bounds are valid for every n.
+    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted.
     """
     values: dict[str, float] = {}
     for name, declared in all_keys().items():

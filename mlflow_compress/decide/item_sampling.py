@@ -17,7 +17,6 @@ from mlflow_compress.config.policy import MARGIN, Policy
 from mlflow_compress.decide.item_checks import VALUES, ItemCheck, item_checks
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.flip_model import GUESS, FlipModel
 from mlflow_compress.metrics.stats.sequential import random_order
@@ -190,10 +189,6 @@ def standings(policy: Policy, inputs: MetricInputs, *, level: float) -> list[tup
         estimate, events = _estimate(check, inputs, rows)
         if not estimate.n:
             continue
-        if policy.kl is not None and check.gate == 0:
-            mean = mean_kl(inputs.distance("kl")[rows], inputs.units(rows))
-            if mean.trusted:  # the gate reads it alone then
-                estimate, events, limit = mean, math.inf, policy.kl.max_kl
         value, ends = estimate.at(settings, 1.0)
         passes = value >= limit if at_least else value <= limit
         # The end on the side of the limit
@@ -209,7 +204,7 @@ def _estimate(check: ItemCheck, inputs: MetricInputs, rows: Int) -> tuple[Estima
     there = np.isfinite(x)
     x, units = x[there], inputs.units(rows[there])
     if not np.isin(x, (-1, 0, 1)).all():
-        return Mean.of(x, units, upper=check.claim.high), math.inf
+        return Mean.of(x, units, bounds=(0.0, check.claim.high)), math.inf
     if check.claim.low < 0:
         changed = PairedDifference.of(x < 0, x > 0, units)
         return changed, (changed.gained + changed.lost) / max(changed.n, 1)

@@ -313,7 +313,7 @@ def ends_for_all(decision: Decision, gates: Iterable[Gate | DivergenceGate]) -> 
     if decision.champion is None or decision.competing < 2:
         return ""
     metrics, n = decision.champion.metrics, decision.competing
-    read = [one for gate in gates for one in (gate.reads(metrics) if isinstance(gate, DivergenceGate) else (gate,))]
+    read = [one for gate in gates for one in (gate.reads() if isinstance(gate, DivergenceGate) else (gate,))]
     told = [
         f"{gate.label.partition(' (')[0]} at {'least' if gate.at_least else 'most'} {end.for_all(n):.4g}"
         for gate in read

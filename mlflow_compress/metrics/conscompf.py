@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.errors import AlignmentError, DataError
-from mlflow_compress.metrics.core.estimates import Mean, Number, pooled
+from mlflow_compress.metrics.core.estimates import Number, pooled
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import EMBEDDINGS, GENERATIONS, VARIANT, package
@@ -126,7 +126,10 @@ CONSISTENCY_BASELINE = _key("consistency_baseline", "neither", "The baseline's c
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
 )
 def conscompf(inputs: MetricInputs) -> list[MetricResult]:
-    """Similarity with its floor; bootstrap over instructions."""
+    """Similarity with its floor; over instructions, the studentised bootstrap's interval of the distance from 1.
+
+    Most similarities are near 1 and a few far below: their distances from 1 are skewed as divergences are.
+    """
     given = inputs.embeddings
     if given is None or given.variant is None:
         return []
@@ -139,7 +142,12 @@ def conscompf(inputs: MetricInputs) -> list[MetricResult]:
     }
     if given.baseline_again is not None:
         values[FLOOR] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
-    return pooled(inputs, {key: Mean(of_instruction) for key, of_instruction in values.items()})
+    estimates = {}
+    for key, x in values.items():
+        far = inputs.settings.skewed_interval(1.0 - x)
+        interval = None if far is None else (1.0 - far.high, 1.0 - far.low)
+        estimates[key] = Number(float(x.mean()), len(x), interval=interval)
+    return pooled(inputs, estimates)
 
 
 _rouge_key = keys_of("judge", low=-1.0, high=1.0, unit="correlation")

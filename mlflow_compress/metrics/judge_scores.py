@@ -6,17 +6,16 @@ from functools import partial
 from operator import itemgetter
 
 import numpy as np
-from scipy import special
 
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.core.item_table import ItemSubset
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import keys_of, metric
 from mlflow_compress.metrics.core.requirements import JUDGE_REPEATS, SEVERAL_JUDGES, is_of, rated_by
 from mlflow_compress.metrics.raters import rater_agreement
 from mlflow_compress.metrics.stats.arrays import Float, Int, Objects
-from mlflow_compress.metrics.stats.bootstrap import Statistic, ratio
-from mlflow_compress.metrics.stats.intervals import Interval, wilson
+from mlflow_compress.metrics.stats.bootstrap import jackknife_interval, ratio
+from mlflow_compress.metrics.stats.intervals import Interval, bounded_mean_interval
 from mlflow_compress.records import Judgments, MetricResult
 
 JUDGE = "mt_bench"
@@ -66,17 +65,6 @@ def turn_scores(judgments: Judgments) -> TurnScores:
     category[row] = [c or "" for c in judgments.table.column("category").to_pylist()]
     with np.errstate(invalid="ignore"):
         return TurnScores(question, category, np.where(count > 0, total / count, np.nan), unread)
-
-
-def _columns(score: Float) -> Float:
-    """Score and presence of each turn: (n, 4) columns score1, has1, score2, has2."""
-    there = np.isfinite(score)
-    return np.stack([np.where(there, score, 0.0), there], axis=-1).reshape(len(score), 2 * TURNS)
-
-
-def _pooled(means: Float) -> Float:
-    """All scored answers weigh the same, as FastChat pools them, not the two turns."""
-    return ratio(means[..., :2] + means[..., 2:])
 
 
 _grade = keys_of("judge", low=1.0, high=10.0, unit="points", counted="answers")
@@ -148,59 +136,47 @@ def compared(
 
 def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_turns: bool = False) -> list[MetricResult]:
     s = inputs.settings
-    low_bound, high_bound = (-9.0, 9.0) if key.endswith("_delta") else (1.0, 10.0)
-    wanted: dict[str, tuple[Statistic, list[int]]] = {key: (_pooled, [0, 1])}
-    if with_turns:
-        wanted["mt_bench_turn1"] = (ratio, [0])
-        if np.isfinite(scores.score[:, 1]).any():
-            wanted["mt_bench_turn2"] = (lambda means: ratio(means[..., 2:]), [1])
+    bounds = Interval(-9.0, 9.0) if key.endswith("_delta") else Interval(1.0, 10.0)
+    wanted = {key: [0, 1]} | ({"mt_bench_turn1": [0], "mt_bench_turn2": [1]} if with_turns else {})
     categories = [None, *sorted({c for c in scores.category if c})]
     results = []
     for category in categories:
         rows = np.arange(len(scores.question)) if category is None else np.flatnonzero(scores.category == category)
-        columns = _columns(scores.score[rows])
-        for name, (statistic, turns) in wanted.items():
-            value = float(statistic(columns.mean(axis=0)))
-            if not np.isfinite(value):  # nothing readable here
+        for name, turns in wanted.items():
+            grades = scores.score[rows][:, turns]
+            sums, counts = np.nansum(grades, axis=1), np.isfinite(grades).sum(axis=1)
+            if not counts.any():  # nothing readable here
                 continue
-            interval = score_interval(columns, statistic, s, bounds=Interval(low_bound, high_bound))
-            n, n_unscored = np.isfinite(scores.score[rows][:, turns]).sum(), scores.n_unscored[rows][:, turns].sum()
+            # All graded answers weigh the same, as FastChat pools them, not the two turns.
+            value, n = float(sums.sum() / counts.sum()), counts.sum()
+            interval = score_interval(sums, counts, bounds=bounds, level=s.level)
+            n_unscored = scores.n_unscored[rows][:, turns].sum()
             of = ItemSubset(None, category, rows)
             results.append(of.result(f"judge/{name}", value, interval, n=n, level=s.level, n_unscored=n_unscored))
     return results
 
 
-_FEWEST_QUESTIONS = 20  # for a bootstrap: of fewer its intervals are too narrow
+_FEWEST_DIFFERENT = 20  # questions, for an interval that asks nothing but how much the grades differ
 
 
-def score_interval(
-    columns: Float, statistic: Statistic, settings: MetricSettings, *, bounds: Interval
-) -> Interval | None:
+def score_interval(sums: Float, counts: Int, *, bounds: Interval, level: float) -> Interval | None:
     """Return the interval of a mean grade over questions, within the `bounds` that a grade has.
 
-    The bootstrap from 20 questions on; of fewer, Student's with the jackknife's standard error, ``m -+ t(G-1)
-    sqrt((G-1)/G sum_g (m_(g) - m)^2)`` with m_(g) the mean without question g. Where all grades are equal neither has a
-    width: of the share of other grades it is then known that it is at most ``w = z^2/(G + z^2)``, the upper end of
-    Wilson's interval of 0 of G, so that the mean lies in ``[m - w (m - low), m + w (high - m)]``. None for a single
-    question.
+    The jackknife's with Student's t, where 20 questions and more have another mean than the most frequent one. Of
+    fewer, a grade that was not seen matters more than those that were: the interval is `bounded_mean_interval`'s. None
+    for a single question.
 
-    Source: Tukey, "Bias and confidence in not-quite large samples", 1958; for equal grades this project's.
+    - `sums`, `counts` (n_questions,): The sum of a question's grades, and their number.
     """
-    of_each = statistic(columns)
-    graded = columns[np.isfinite(of_each)]
-    count = len(graded)
-    if count < 2:
+    graded = counts > 0
+    sums, sizes = sums[graded], counts[graded].astype(np.float64)
+    if len(sums) < 2:
         return None
-    mean = float(statistic(graded.mean(axis=0)))
-    if (np.abs(of_each[np.isfinite(of_each)] - mean) < 1e-12).all():
-        share = wilson(0, count, level=settings.level).high
-        return Interval(mean - share * (mean - bounds.low), mean + share * (bounds.high - mean))
-    if count >= _FEWEST_QUESTIONS:
-        return settings.interval(columns, statistic)
-    without = statistic((graded.sum(axis=0) - graded) / (count - 1))
-    error = float(np.sqrt((count - 1) / count * ((without - mean) ** 2).sum()))
-    width = float(special.stdtrit(count - 1, 0.5 + settings.level / 2)) * error
-    return Interval(max(mean - width, bounds.low), min(mean + width, bounds.high))
+    _, same = np.unique(np.round(sums / sizes, 9), return_counts=True)
+    if len(sums) - same.max() < _FEWEST_DIFFERENT:
+        return bounded_mean_interval(sums, sizes, low=bounds.low, high=bounds.high, level=level)
+    found = jackknife_interval(np.column_stack([sums, sizes]), ratio, level=level)
+    return found and Interval(max(found.low, bounds.low), min(found.high, bounds.high))
 
 
 PANEL = "mt_bench_panel"

@@ -69,21 +69,15 @@ TOP_PERCENT = MetricKey.percent(
 )
 
 
-def _upper_end_without_mean(result: MetricResult, pooled: Pooled) -> float | None:
-    """Return the upper end where the mean KL has none that can be trusted: gates read the mean's otherwise."""
-    kl = pooled.get("distance/kl_mean")
-    return upper_end(result, pooled) if kl is None or kl.high is None else None
-
-
 CLIPPED = MetricKey(
     name="distance/kl_clipped_mean",
     direction="lower",
     high=CLIP,
     unit="nats",
     label="KL per item, clipped (nats)",
-    meaning="Mean KL of the items, each clipped at 1 nat, which the gate reads; betting interval.",
+    meaning="Mean KL of the items, each clipped at 1 nat, which the gate reads; Gaffke's interval.",
     by_category=False,
-    gate=GateValue("gate/kl_clipped_upper", _upper_end_without_mean),
+    gate=GateValue("gate/kl_clipped_upper", upper_end),
 )
 ABOVE_CLIP = MetricKey.percent(
     "distance/kl_above_clip_pct",
@@ -91,7 +85,7 @@ ABOVE_CLIP = MetricKey.percent(
     "Share of items with a KL above 1 nat, which the gate reads; Wilson interval.",
     label="Items above the clip",
     by_category=False,
-    gate=GateValue("gate/kl_above_clip_pct_upper", _upper_end_without_mean),
+    gate=GateValue("gate/kl_above_clip_pct_upper", upper_end),
 )
 
 
@@ -147,7 +141,7 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
     "kl_clipped",
     keys=(CLIPPED, ABOVE_CLIP),
     requires=(requirements.ITEMS, requirements.VARIANT, requirements.OPTION_DISTANCES),
-    source="ours; Waudby-Smith and Ramdas 2024 for the clipped mean, Wilson 1927 for the share",
+    source="ours; Gaffke 2005 for the clipped mean, Wilson 1927 for the share",
     noise=True,
     weighted=True,
 )
@@ -155,7 +149,7 @@ def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
     """``mean(min(KL, 1))`` and ``100 #(KL > 1)/n``: bounded, so that their intervals hold whatever the tail."""
 
     def bounded(kl: Float, units: Units) -> Estimates:
-        clipped = Mean.of(np.minimum(kl, CLIP), units, upper=CLIP)
+        clipped = Mean.of(np.minimum(kl, CLIP), units, bounds=(0.0, CLIP))
         return {CLIPPED: clipped, ABOVE_CLIP: Proportion.of(kl > CLIP, units)}
 
     return _by_subset(inputs, bounded)

@@ -1,7 +1,6 @@
 """Robustness against the order of answers: two shuffles, consistency over content, position bias, and every order."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,11 @@ from mlflow_compress.metrics.core.estimates import (
     of_subset,
 )
 from mlflow_compress.metrics.core.item_table import ItemTable, OptionGrid, Predictions, predict
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import Direction, keys_of, metric
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_SCORES, SHUFFLES, family
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import difference_of, first_column
+from mlflow_compress.metrics.stats.bootstrap import difference_of
 from mlflow_compress.records import MetricResult, RunRecords
 
 
@@ -79,6 +78,22 @@ def _drop(means: Float) -> Float:
     return drop_pct(means[..., 0], means[..., 1])
 
 
+def drop_of(columns: Float, groups: Int, settings: MetricSettings) -> Number:
+    """Return the drop as what it is a mean of: the shuffles, of the items that are right at first, that are wrong.
+
+    - `columns` (n, 2): Whether an item is right in the original order, and the share of its shuffles where it is.
+    """
+    right = columns[:, 0] > 0
+    lost = Mean(100.0 * (1.0 - columns[right, 1]), groups=groups[right], bounds=(0.0, 100.0))
+    value, interval = lost.at(settings, 1.0)
+    return Number(value, len(columns), interval=interval)
+
+
+def drop_change(before: Float, after: Float, groups: Int) -> Resampled:
+    """Return the paired difference of two models' drops, from the columns of `drop_of`."""
+    return Resampled(np.hstack([before, after]), difference_of(_drop), groups=groups, jackknife=True)
+
+
 def _columns(predictions: Predictions, rows: Int, used: int) -> Float:
     right = predictions.correct[rows, :used]
     return np.column_stack([right[:, 0], (right[:, :1] & right[:, 1:]).mean(axis=1)])
@@ -120,9 +135,10 @@ _KEYS = (
     source="Changing Answer Order Can Decrease MMLU Accuracy; consistency and position bias are ours",
 )
 def answer_order(inputs: MetricInputs) -> list[MetricResult]:
-    """``M`` and ``100 (Acc - M)/Acc`` over lettered items scored under every order; bootstrap over items.
+    """``M`` and ``100 (Acc - M)/Acc`` over lettered items scored under every order.
 
-    The accuracy in the drop is that of the same items. The drop is not returned where it does not exist (accuracy 0).
+    The change of the drop has the jackknife's interval, that of the position bias the bootstrap's, over items. The
+    accuracy in the drop is that of the same items. The drop is not returned where it does not exist (accuracy 0).
     """
     models = {"": inputs.subject_predictions}
     if inputs.variant is not None:
@@ -133,28 +149,28 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
     def estimates(rows: Int) -> Estimates:
         letters, every = int(inputs.view.n_options[rows].max()), np.ones((len(rows), used), dtype=bool)
         right = {suffix: _columns(p, rows, used) for suffix, p in models.items()}
-        same = {suffix: content_consistency(p.content[rows, :used])[:, None] for suffix, p in models.items()}
+        same = {suffix: content_consistency(p.content[rows, :used]) for suffix, p in models.items()}
         excess = {
             suffix: letter_excess(p.letter[rows, :used], golds[rows, :used], letters, every)
             for suffix, p in models.items()
         }
-        resampled = partial(Resampled, groups=inputs.view.group[rows])
-        statistics = {"shuffle_accuracy": resampled(right[""], lambda means: means[..., 1])}
-        statistics |= {f"shuffle_drop_pct{suffix}": resampled(right[suffix], _drop) for suffix in models}
-        statistics |= {f"content_consistency{suffix}": resampled(same[suffix], first_column) for suffix in models}
+        groups = inputs.view.group[rows]
+        found: dict[str, Estimate] = {"shuffle_accuracy": Mean(right[""][:, 1], groups=groups)}
+        for suffix in models:
+            if right[suffix][:, 0].any():  # no drop exists where the accuracy is 0
+                found[f"shuffle_drop_pct{suffix}"] = drop_of(right[suffix], groups, inputs.settings)
+            found[f"content_consistency{suffix}"] = Mean(same[suffix], groups=groups)
+            # A bias is a distance, which resampling overestimates: no interval.
+            bias = float(bias_of(excess[suffix].mean(axis=0)))
+            found[f"position_bias{suffix}"] = Number(bias, len(rows))
         if "_baseline" in models:
-            both = {name: np.hstack([of["_baseline"], of[""]]) for name, of in (("right", right), ("excess", excess))}
-            statistics["shuffle_drop_delta_pct"] = resampled(both["right"], difference_of(_drop))
-            statistics["content_consistency_delta"] = resampled(same[""] - same["_baseline"], first_column)
-            statistics["position_bias_delta"] = resampled(both["excess"], difference_of(bias_of))
-        # No drop exists where the accuracy is 0. A bias is a distance, which resampling overestimates: no interval.
-        exist = {name: estimate for name, estimate in statistics.items() if np.isfinite(estimate.value)}
-        bias = {
-            f"position_bias{suffix}": Number(float(bias_of(excess[suffix].mean(axis=0))), len(rows))
-            for suffix in models
-        }
+            if all(columns[:, 0].any() for columns in right.values()):
+                found["shuffle_drop_delta_pct"] = drop_change(right["_baseline"], right[""], groups)
+            found["content_consistency_delta"] = Mean(same[""] - same["_baseline"], groups=groups)
+            both = np.hstack([excess["_baseline"], excess[""]])
+            found["position_bias_delta"] = Resampled(both, difference_of(bias_of), groups=groups)
         keys = {key.name.removeprefix("robustness/"): key for key in _KEYS}
-        return {keys[name]: estimate for name, estimate in (exist | bias).items()}
+        return {keys[name]: estimate for name, estimate in found.items()}
 
     scored = np.logical_and.reduce([p.scored[:, :used].all(axis=1) for p in models.values()])
     return by_subset(inputs, estimates, scored=scored, families=("lettered",))

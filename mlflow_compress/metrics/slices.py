@@ -189,7 +189,7 @@ def slices(inputs: MetricInputs) -> list[MetricResult]:
         kl = np.clip(inputs.distance("kl")[rows], 0.0, CLIP)  # NaN stays
         distances.insert(
             1,
-            SlicedDistance(WORST_KL, kl, groups, lambda some: Mean.of(kl[some], groups[some], upper=CLIP)),
+            SlicedDistance(WORST_KL, kl, groups, lambda some: Mean.of(kl[some], groups[some], bounds=(0.0, CLIP))),
         )
     sliced = slicings(view.task[rows].tolist(), view.category[rows].tolist(), texts)
     return by_slice(inputs, sliced, distances)

@@ -137,10 +137,9 @@ def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
         rows.append(
             HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
         )
-    gated = (kl_tail.CLIPPED, kl_tail.ABOVE_CLIP) if kl_tail.shows_clipped(pooled) else ()
     return rows + [
         HeadlineRow(label=k.label, meaning=k.meaning, n=_count(result, k.counted), difference=result_text(result))
-        for k in gated
+        for k in (kl_tail.CLIPPED, kl_tail.ABOVE_CLIP)
         if (result := pooled.get(k.name)) is not None
     ]
 

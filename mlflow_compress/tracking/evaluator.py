@@ -132,10 +132,10 @@ def metric_thresholds(policy: str | PathLike[str] | None, metrics: Mapping[str, 
     what results of MLflow do not have (an end of an interval, a task's value) is a `ConfigError`.
 
     - `policy`: The policy's file; None is the default policy.
-    - `metrics`: Those of the result that is validated: where the interval of KL cannot be trusted, others are read.
+    - `metrics`: Those of the result that is validated: KL is not asked for where every answer is generated.
     """
     from mlflow_compress.config.policy import read_policy
-    from mlflow_compress.decide.gates import GATE_KL, GATE_KL_ITEMS, KL, DivergenceGate, Gate
+    from mlflow_compress.decide.gates import GATE_KL_ITEMS, KL, DivergenceGate, Gate
     from mlflow_compress.decide.promotion import gates_of
 
     file = None if policy is None else fspath(policy)
@@ -152,8 +152,7 @@ def metric_thresholds(policy: str | PathLike[str] | None, metrics: Mapping[str, 
             read.append(gate)
         elif metrics.get(GATE_KL_ITEMS) != 0:  # it does not apply where every answer is generated
             assert isinstance(gate, DivergenceGate)
-            mean = [] if GATE_KL in metrics else [Gate(metric=KL, bound=gate.max_kl, label="KL (mean)")]
-            read += [*mean, *gate.reads(metrics)]
+            read += [Gate(metric=KL, bound=gate.max_kl, label="KL (mean)"), *gate.reads()]
     if len({gate.metric for gate in read}) < len(read):
         raise ConfigError("MLflow takes one threshold per metric", got=", ".join(gate.metric for gate in read))
     return {gate.metric: MetricThreshold(threshold=gate.bound, greater_is_better=gate.at_least) for gate in read}

@@ -57,7 +57,9 @@ def finished(
     with tracker.run(f"{variant} {model}", "main", tags, own=False) as run:
         values = {"size/bytes": size, "size/ratio": 1000 / size, "distance/kl_mean": kl, "distance/flips_pct": 1}
         values["quality/accuracy_delta"] = 0.0
-        gates = {"gate/kl_items": items, "gate/kl_upper": kl, "gate/flips_pct_upper": 2}
+        values |= {"distance/kl_clipped_mean": kl / 2, "distance/kl_above_clip_pct": 0.0}
+        gates = {"gate/kl_items": items, "gate/kl_clipped_upper": kl, "gate/kl_above_clip_pct_upper": 0.3}
+        gates |= {"gate/flips_pct_upper": 2}
         account = {"items/unscored_pct": 0.0, "items/cut_pct": 0.0}
         run.log_values({**values, **gates, **account, "gate/accuracy_drop_pct_upper": 1, run_names.ITEMS: items})
         logged = client.create_logged_model(tracker.experiment_id, name=variant, source_run_id=run.run_id, tags=tags)
@@ -200,14 +202,14 @@ def with_kl(records: RunRecords, change: float) -> RunRecords:
 def test_the_difference_is_challenger_minus_champion_per_item_and_nothing_against_itself() -> None:
     variant = inputs(30).variant
     found = head_to_head(variant, variant)
-    assert (found.kl, found.kl_interval) == (0.0, Interval(0.0, 0.0))
+    assert (found.kl, found.kl_interval) == (0.0, None)  # no difference in n items is not no difference
     assert (found.accuracy, found.gained, found.lost) == (0.0, 0, 0)
     assert found.accuracy_interval.low < 0 < found.accuracy_interval.high  # no change in n items is not no change
-    # Every KL 0.25 nats higher: the difference is exactly that on every item, so that its interval is a point.
+    # Every KL 0.25 nats higher: the difference is exactly that on every item, so that nothing is known of others.
     full = inputs(30)
     found = head_to_head(full.variant, with_kl(full.variant, 0.25))
-    assert not isinstance(found, str) and found.kl_interval is not None
-    assert found.kl == pytest.approx(0.25) and found.kl_interval == pytest.approx((0.25, 0.25))
+    assert not isinstance(found, str) and found.kl_interval is None
+    assert found.kl == pytest.approx(0.25)
     back = head_to_head(with_kl(full.variant, 0.25), full.variant)
     assert not isinstance(back, str) and back.kl == pytest.approx(-0.25)
 

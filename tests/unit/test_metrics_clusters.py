@@ -99,8 +99,8 @@ def test_copies_of_an_item_add_nothing(size: int) -> None:
     copies, groups = np.repeat(values, size), np.repeat(np.arange(60), size)
     skewed = SETTINGS.skewed_interval(values)
     assert Mean(copies, skewed=True, groups=groups).at(SETTINGS, 1.0)[1] == pytest.approx(skewed)
-    bounded = intervals.bounded_mean_interval(values, upper=2.0)
-    assert Mean(copies, groups=groups, upper=2.0).at(SETTINGS, 1.0)[1] == pytest.approx(bounded)
+    bounded = intervals.bounded_mean_interval(values, high=2.0)
+    assert Mean(copies, groups=groups, bounds=(0.0, 2.0)).at(SETTINGS, 1.0)[1] == pytest.approx(bounded)
     d = np.repeat(RNG.choice([-1, 0, 1], 60, p=[0.1, 0.7, 0.2]), size)
     lost, gained = int((d < 0).sum() / size), int((d > 0).sum() / size)
     assert grouped_mcnemar_mid_p(d, groups) == pytest.approx(mcnemar_mid_p(lost, gained))
@@ -131,7 +131,7 @@ def test_few_groups_have_no_interval() -> None:
         Proportion.of(hits, groups),
         PairedDifference.of(hits, ~hits, groups),
         Mean(values, groups=groups),
-        Mean(values, groups=groups, upper=1.0),
+        Mean(values, groups=groups, bounds=(0.0, 1.0)),
         Resampled(values[:, None], first_column, groups=groups),
     ):
         assert estimate.at(SETTINGS, 1.0)[1] is None and np.isfinite(estimate.at(SETTINGS, 1.0)[0])

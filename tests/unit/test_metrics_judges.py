@@ -13,7 +13,6 @@ from sklearn.metrics import cohen_kappa_score
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all, unmet
 from mlflow_compress.metrics.judge_scores import score_interval
 from mlflow_compress.metrics.raters import cohen_kappa, krippendorff_alpha, rater_agreement
-from mlflow_compress.metrics.stats.bootstrap import first_column
 from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, wilson
 from mlflow_compress.metrics.win_rate import preference_interval
 from mlflow_compress.records import Judgments, MetricResult, RunRecords
@@ -215,14 +214,26 @@ def test_win_rates_interval_covers_rare_wins_and_turns_that_depend(
 GRADE = Interval(1.0, 10.0)
 
 
+def score_ends(grades: object) -> Interval | None:
+    values = np.asarray(grades, dtype=np.float64)
+    return score_interval(values, np.ones(len(values), dtype=np.int64), bounds=GRADE, level=0.95)
+
+
 def test_the_intervals_of_few_and_of_equal_grades() -> None:
-    """Grades 6, 8, 10: mean 8, standard error 2/sqrt(3), and t(2) = 4.3027: 8 -+ 4.97, cut at the grade's bounds."""
-    found = score_interval(np.array([[6.0], [8.0], [10.0]]), first_column, MetricSettings(), bounds=GRADE)
-    assert found == pytest.approx((8 - 4.3027 * 2 / np.sqrt(3), 10.0), abs=1e-4)
-    # At most 3.84/(12 + 3.84) = 24.25 % of the grades are others, and those are between 1 and 10.
-    found = score_interval(np.full((12, 1), 9.0), first_column, MetricSettings(), bounds=GRADE)
-    assert found == pytest.approx((9 - 0.2425 * 8, 9 + 0.2425), abs=1e-3)
-    assert score_interval(np.full((1, 1), 9.0), first_column, MetricSettings(), bounds=GRADE) is None
+    # Twelve nines: of Beta(1, 12) 2.5 % lie above 1 - 0.025^(1/12) = 26.5 %, and the other grades are between 1 and 10.
+    found = score_ends([9.0] * 12)
+    assert found == pytest.approx((9 - 0.265 * 8, 9 + 0.265), rel=0.01)
+    few = score_ends([6.0, 8.0, 10.0])
+    assert few is not None and 1.0 < few.low < 6.0 and 9.0 < few.high < 10.0
+    assert score_ends([9.0]) is None
+
+
+def test_many_grades_have_the_interval_of_student() -> None:
+    """Forty grades, 20 of 6 and 20 of 8: mean 7, standard error 1/sqrt(39), and t(39) = 2.0227."""
+    assert score_ends([6.0, 8.0] * 20) == pytest.approx((7 - 2.0227 / 39**0.5, 7 + 2.0227 / 39**0.5), abs=1e-4)
+    # A question with two grades counts twice: 20 with the sum 12 of two, 20 with 9 alone, of 60 grades 7 on average.
+    found = score_interval(np.repeat([12.0, 9.0], 20), np.repeat([2, 1], 20), bounds=GRADE, level=0.95)
+    assert found is not None and (found.low + found.high) / 2 == pytest.approx(7.0)
 
 
 def test_few_grades_are_covered() -> None:
@@ -231,7 +242,6 @@ def test_few_grades_are_covered() -> None:
     for chances in (np.full(10, 0.1), np.array([0.04, *[0.0] * 8, 0.96])):
         held = 0
         for _ in range(600):
-            drawn = rng.choice(grades, size=(10, 1), p=chances).astype(float)
-            low, high = score_interval(drawn, first_column, MetricSettings(), bounds=GRADE)
+            low, high = score_ends(rng.choice(grades, size=10, p=chances))
             held += low <= grades @ chances <= high
         assert held / 600 >= 0.93, held / 600

@@ -136,7 +136,7 @@ def test_the_mean_of_drawn_values_has_the_interval_of_its_variance() -> None:
     assert alike.var() / 90 == pytest.approx(mean.population)
     value, interval = Mean.of(values, Units(np.arange(90), design), skewed=True).at(SETTINGS, 1.0)
     assert value == mean.value and interval is not None and interval[0] < value < interval[1]
-    value, interval = Mean.of(np.minimum(values, 1), Units(np.arange(90), design), upper=1.0).at(SETTINGS, 1.0)
+    value, interval = Mean.of(np.minimum(values, 1), Units(np.arange(90), design), bounds=(0.0, 1.0)).at(SETTINGS, 1.0)
     assert interval is not None and 0 <= interval[0] < value < interval[1] <= 1
 
 

@@ -21,7 +21,14 @@ NAMES = {
     "above": "distance/kl_above_clip_pct",
     "items": "distance/kl_items",
 }
-GOOD = {"delta": (0.001, -0.009, 0.011), "flips": (2.0, 1.3, 3.1), "kl": (0.01, 0.008, 0.012), "items": 1000.0}
+GOOD = {
+    "delta": (0.001, -0.009, 0.011),
+    "flips": (2.0, 1.3, 3.1),
+    "kl": (0.01, 0.008, 0.012),
+    "clipped": (0.01, 0.008, 0.015),
+    "above": (0.0, 0.0, 0.4),
+    "items": 1000.0,
+}
 SCORED = Account(asked=1000)
 
 # What was measured, the size ratio and the account -> the first clause
@@ -29,7 +36,7 @@ SITUATIONS: dict[str, tuple[dict[str, object], float | None, Account, str]] = {
     "passes": (GOOD, 2.0, SCORED, "passes"),
     "fails by one gate": (GOOD | {"flips": (12.2, 10.0, 14.0)}, 2.0, SCORED, "fails: flips 12.2 % > 5"),
     "fails by two": (
-        GOOD | {"flips": (12.2, 10.0, 14.0), "kl": (0.2, 0.1, 0.3)},
+        GOOD | {"flips": (12.2, 10.0, 14.0), "kl": (0.2, 0.1, 0.3), "clipped": (0.15, 0.1, 0.2)},
         2.0,
         SCORED,
         "fails: KL 0.2 > 0.05; flips 12.2 % > 5",

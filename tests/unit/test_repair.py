@@ -60,7 +60,7 @@ def test_gates_that_do_not_tell_want_no_kl() -> None:
     ):
         assert wanted_kl((failing, 0.16), (passing, 0.01), gates) is None
     kl = gates_of(Policy(kl=KlBounds(max_kl=0.05), gates=(), margins=())).gates
-    sides = {"gate/kl_upper": 0.09}, {"gate/kl_upper": 0.01}
+    sides = {"gate/kl_clipped_upper": 0.09}, {"gate/kl_clipped_upper": 0.01}
     assert wanted_kl((sides[0], 0.09), (sides[1], 0.01), kl) == pytest.approx(0.2**2)  # halfway from 0.1 to 0.3
 
 

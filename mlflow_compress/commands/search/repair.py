@@ -307,7 +307,7 @@ def wanted_kl(
     (fails, high), (passes, low) = failing, passing
     limits = []
     for gate in gates:
-        for one in gate.reads(fails) if isinstance(gate, DivergenceGate) else (gate,):
+        for one in gate.reads() if isinstance(gate, DivergenceGate) else (gate,):
             bad, good = fails.get(one.metric), passes.get(one.metric)
             if bad is None or good is None or bad == good:
                 continue

@@ -1,7 +1,9 @@
 """Estimates that know their interval, and the loop that gives them for all items, every task and every category."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +13,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSetti
 from mlflow_compress.metrics.core.metric_registry import MetricKey
 from mlflow_compress.metrics.stats import intervals, stratified
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums
+from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums, jackknife_interval
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
 from mlflow_compress.records import MetricResult
 
@@ -139,16 +141,17 @@ class Number:
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """Mean of one value per item in the key's unit, with a bootstrap interval over items, or over groups of items.
+    """Mean of one value per item in the key's unit, with an interval over items, or over groups of items.
 
-    There is no interval for items of fewer than `FEWEST_GROUPS` groups.
+    Values of a key with bounds have an interval that knows them: Wilson's where every value is one of the two, else
+    Gaffke's. Others have the bootstrap's. There is none for items of fewer than `FEWEST_GROUPS` groups.
     """
 
     values: Float  # shape (n,)
     n_unscored: int | None = None
     skewed: bool = False  # Whether the interval is the studentised bootstrap's, as for means of divergences
     groups: Int | None = None  # Code of each item's group; shape (n,)
-    upper: float | None = None  # Bound of values from 0 on, which have the betting interval
+    bounds: Interval | None = None  # Of every value; `of_subset` takes the key's. Not read where `skewed`
     trusted: bool = True  # Whether their interval holds what it promises; else there is none
     design: stratified.Design | None = None  # Of items that were drawn
 
@@ -175,12 +178,16 @@ class Mean:
         value, sizes, values = float(self.values.mean()), None, self.values
         if not self.trusted:
             return value, None
+        low, high = self.bounds or (0.0, 0.0)
+        if self.bounds is not None and not self.skewed and np.isin(values, self.bounds).all():
+            _, ends = Proportion.of(values == high, self.groups).at(settings, high - low)
+            return value, None if ends is None else (low + ends[0], low + ends[1])
         if self.groups is not None and intervals.are_grouped(self.groups):
             values, sizes = intervals.group_sums(values, self.groups)
             if len(values) < intervals.FEWEST_GROUPS:
                 return value, None
-        if self.upper is not None:
-            return value, intervals.bounded_mean_interval(values, sizes, upper=self.upper, level=settings.level)
+        if self.bounds is not None and not self.skewed:
+            return value, intervals.bounded_mean_interval(values, sizes, low=low, high=high, level=settings.level)
         if self.skewed or sizes is not None:  # of groups, whose sizes differ, BCa's does not cover what it promises
             return value, settings.skewed_interval(values, sizes)
         return value, settings.interval(values)
@@ -189,10 +196,16 @@ class Mean:
         mean = stratified.weighted_mean(self.values, design, self.groups)
         if not self.trusted or self.n < intervals.FEWEST_GROUPS:
             return mean.value, None
-        if self.upper is not None:  # Values are bets of the size of what they stand for
-            w, groups = design.weight, self.groups
-            sums, sizes = (x if groups is None else intervals.group_sums(x, groups)[0] for x in (w * self.values, w))
-            return mean.value, intervals.bounded_mean_interval(sums, sizes, upper=self.upper, level=settings.level)
+        if self.bounds is not None and not self.skewed:
+            low, high = self.bounds
+            effect = mean.effect(settings.reading)
+            if effect.effect == 0.0:  # nothing is left to vary: all items of the benchmark were drawn
+                return mean.value, (mean.value, mean.value)
+            count = mean.n / effect.effect if mean.spread > 0.0 else float(mean.n_groups)
+            w = design.weight
+            return mean.value, intervals.bounded_mean_interval(
+                w * self.values, w, count=count, low=low, high=high, level=settings.level
+            )
         values = stratified.as_if_independent(self.values, design, mean.variance(settings.reading))
         return mean.value, settings.skewed_interval(values) if self.skewed else settings.interval(values)
 
@@ -208,6 +221,7 @@ class Resampled:
     statistic: Statistic  # From column means, shape (..., n_columns), to values, shape (...)
     n_unscored: int | None = None
     groups: Int | None = None  # Code of each item's group; shape (n,)
+    jackknife: bool = False  # Whether the interval is the jackknife's, as for a statistic that rests on few items
 
     @property
     def n(self) -> int:
@@ -219,12 +233,13 @@ class Resampled:
         return float(self.statistic(self.columns.mean(axis=0)))
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+        interval = partial(jackknife_interval, level=settings.level) if self.jackknife else settings.interval
         if self.groups is None or not intervals.are_grouped(self.groups):
-            return self.value, settings.interval(self.columns, self.statistic)
+            return self.value, interval(self.columns, self.statistic)
         sums = cluster_sums(self.columns, self.groups)
         if len(sums) < intervals.FEWEST_GROUPS:
             return self.value, None
-        return self.value, settings.interval(sums, lambda means: self.statistic(means[..., :-1] / means[..., -1:]))
+        return self.value, interval(sums, lambda means: self.statistic(means[..., :-1] / means[..., -1:]))
 
 
 def _unchanged(value: float) -> float:
@@ -301,6 +316,8 @@ def of_subset(
     results = []
     for key, estimate in estimates.items():
         if estimate.n:
+            if isinstance(estimate, Mean) and estimate.bounds is None and math.isfinite(key.low + key.high):
+                estimate = replace(estimate, bounds=(key.low, key.high))
             value, interval = estimate.at(inputs.settings, 100.0 if key.unit == "percent" else 1.0)
             if interval is not None:  # the bootstrap of a share may pass the end of its range
                 interval = max(interval[0], key.low), min(interval[1], key.high)

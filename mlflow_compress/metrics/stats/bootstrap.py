@@ -110,8 +110,9 @@ def bootstrap(
     - `statistic`: From means, shape (..., n_columns), to values, shape (...).
     - `method`: Bias-corrected and accelerated (jackknife acceleration), or plain percentiles.
 
-    None where no interval exists: fewer than two units, or the statistic undefined in more than 5 % of the resamples (a
-    ratio whose denominator is often zero). Undefined resamples up to 5 % are left out.
+    None where no interval exists: fewer than two units, the statistic undefined in more than 5 % of the resamples (a
+    ratio whose denominator is often zero), or the same in all of them: units that are all alike say nothing of those
+    that were not seen. Undefined resamples up to 5 % are left out.
 
     Source: Efron, "Better bootstrap confidence intervals", JASA 1987.
     """
@@ -121,20 +122,42 @@ def bootstrap(
     if len(x) < 2:
         return None
     estimate = float(statistic(x.mean(axis=0)))
-    if (x == x[0]).all():
-        # Every resample is the sample; rounding in the weighted mean must not pretend otherwise.
-        return Interval(estimate, estimate) if np.isfinite(estimate) else None
+    if not np.isfinite(estimate) or (x == x[0]).all():
+        return None
     thetas = np.concatenate([statistic(w @ x / len(x)) for w in resample_counts(len(x), resamples, seed)])
     usable = np.isfinite(thetas)
-    if usable.sum() < (1 - _MAX_LOST) * len(thetas) or not np.isfinite(estimate):
+    if usable.sum() < (1 - _MAX_LOST) * len(thetas):
         return None
     thetas = thetas[usable]
+    if np.ptp(thetas) <= len(x) * np.finfo(np.float64).eps * abs(estimate):  # the same but for rounding
+        return None
     tails = np.array([(1 - level) / 2, (1 + level) / 2])
     if method == "bca":
         left_out = statistic((x.sum(axis=0) - x) / (len(x) - 1))
         tails = _bca_levels(thetas, estimate, left_out[np.isfinite(left_out)], tails)
     low, high = np.quantile(thetas, tails)
     return Interval(float(low), float(high))
+
+
+def jackknife_interval(columns: Float, statistic: Statistic, *, level: float) -> Interval | None:
+    """Return ``m -+ t(G-1) sqrt((G-1)/G sum_g (m_(g) - m)^2)``, with m_(g) the statistic without unit g of G.
+
+    None for a single unit, where the statistic does not exist without one of them, and where it is always the same.
+
+    - `columns` (n_units, n_columns): One row per unit, as for `bootstrap`.
+
+    Source: Tukey, "Bias and confidence in not-quite large samples", 1958.
+    """
+    count, total = len(columns), columns.sum(axis=0)
+    if count < 2:
+        return None
+    mean = float(statistic(total / count))
+    gaps = statistic((total - columns) / (count - 1)) - mean
+    error = float(np.sqrt((count - 1) / count * (gaps**2).sum()))
+    if not np.isfinite(error) or error <= count * np.finfo(np.float64).eps * abs(mean):  # the same but for rounding
+        return None
+    half = float(special.stdtrit(count - 1, 0.5 + level / 2)) * error
+    return Interval(mean - half, mean + half)
 
 
 def cluster_sums(columns: npt.ArrayLike, clusters: npt.ArrayLike) -> Float:
@@ -157,7 +180,7 @@ Calibrated on real samples of 200 items and more whose largest item holds under 
 misses in 5.2 % of the draws, more than the 5 % that are accepted; with this, none does in more than 3.9 %.
 """
 
-_ROUNDING = 1e-12  # a resample's variance below this share of its second moment is that of equal values
+_ROUNDING = 1e-12  # a variance below this share of the second moment is that of equal values
 
 
 def studentized_interval(
@@ -178,8 +201,8 @@ def studentized_interval(
     - `values` (n,): One value per item, or the sum ``a_i`` of each cluster.
     - `sizes` (n,): Number of values ``b_i`` in each cluster; without it every unit counts as one.
 
-    None for a single unit, and where so few values differ that a resample with nothing but equal values is not rarer
-    than the tail: its t* is infinite.
+    None for a single unit, for values that are all alike, and where so few differ that a resample with nothing but
+    equal values is not rarer than the tail: its t* is infinite.
 
     Source: Efron, "Nonparametric standard errors and confidence intervals", 1981; Hall, "Theoretical comparison of
     bootstrap confidence intervals", Annals of Statistics 1988. `UPPER_TAIL` is this project's.
@@ -192,8 +215,8 @@ def studentized_interval(
         return None
     estimate = float(a.sum() / b.sum())
     e = a - estimate * b
-    if (a == a[0]).all() and (b == b[0]).all():
-        return Interval(estimate, estimate)  # every resample is the sample
+    if float(e @ e) <= _ROUNDING * float(a @ a):
+        return None
     table = np.column_stack([e, b, e * e, e * b, b * b])
     t = np.concatenate([_t_of(counts @ table) for counts in resample_counts(len(a), resamples, seed)])
     tail = (1 - level) / 2

@@ -413,7 +413,7 @@ def gate_texts(gates: Sequence[Gate | DivergenceGate]) -> list[str]:
     return [
         f"{gate.label} at {'least' if gate.at_least else 'most'} {gate.bound:g}"
         if isinstance(gate, Gate)
-        else f"KL (upper end) at most {gate.max_kl:g} nats"
+        else f"KL clipped per item (upper end) at most {gate.max_kl:g} nats"
         for gate in gates
     ]
 
