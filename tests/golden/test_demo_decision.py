@@ -34,7 +34,7 @@ from mlflow_compress.commands.shared import scores
 from mlflow_compress.commands.shared.inputs import read_manifest
 from mlflow_compress.commands.shared.past_runs import headline_of
 from mlflow_compress.commands.shared.stored import results_json
-from mlflow_compress.decide.gates import DELTA, FLIPS, GATE_DROP, GATE_FLIPS, GATE_KL, KL, gate_values
+from mlflow_compress.decide.gates import DELTA, FLIPS, GATE_DROP, GATE_FLIPS, KL, gate_values
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
 from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys
@@ -69,7 +69,6 @@ PARAMS = ("calibration", f"{RESOLVED}calibration")
 CACHES = ("base_cache_bytes_per_token", "cache_bytes_per_token")  # Not in what was stored before they were measured
 SIZES = ("base_size_bytes", "size_bytes", "size_ratio", "bits_per_weight", "sparsity", *CACHES)
 ROWS = {  # of the main job's table
-    GATE_KL: "KL, items (nats)",
     "gate/kl_clipped_upper": "KL per item, clipped (nats)",
     "gate/kl_above_clip_pct_upper": "Items above the clip",
     GATE_FLIPS: "Answers flipped",
