@@ -91,7 +91,7 @@ def _interval(name: str, statistic: Statistic, tasks: list[_Table], level: float
         return Interval(scale * low, scale * high)
     thetas = np.mean([statistic(task.resampled) for task in tasks], axis=0)
     low, high = np.quantile(thetas, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high))
+    return Interval(float(low), float(high)) if low < high else None  # sets that are all alike say nothing of others
 
 
 def _key(name: str, direction: Direction, low: float, high: float, unit: str, meaning: str, **more: Any) -> MetricKey:

@@ -124,4 +124,4 @@ def test_a_real_server_delivers_and_the_alias_moves(workdir: Path, monkeypatch: 
             tracker.client.set_model_version_tag(NAME, version, "decide", "again")
             until(lambda: len(verdicts(tracker)) == 2, process, workdir / "log")
         assert set(verdicts(tracker).values()) == {1}
-    assert b"Passes: KL (upper end)" in (workdir / "log").read_bytes()
+    assert b"Passes: KL clipped per item (upper end)" in (workdir / "log").read_bytes()

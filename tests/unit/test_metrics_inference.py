@@ -21,6 +21,8 @@ from statsmodels.stats.proportion import proportion_confint
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import compute_all, headline, unmet
+from mlflow_compress.metrics.core.estimates import Mean, Resampled
+from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.kl_tail import mean_is_trusted, shows_clipped
 from mlflow_compress.metrics.stats import bootstrap as boot
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson, z_value
@@ -560,3 +562,42 @@ def test_item_and_corpus_kl_use_the_studentised_interval():
     sums = boot.cluster_sums(kl, np.repeat(np.arange(24), 25))
     assert (result.low, result.high) == pytest.approx(boot.studentized_interval(sums[:, 0], sums[:, 1]))
     assert 0.0 < boot.UPPER_TAIL <= 1.0
+
+
+# --- no interval of width 0
+
+
+@pytest.mark.parametrize("n", [2, 20, 60])
+def test_no_metric_has_an_interval_of_width_0(n):
+    """A variant that equals its baseline has nothing but equal values in every distance and every difference."""
+    full = metric_records.inputs(n)
+    results = [*compute_all(metric_records.identical(full)), *compute_all(full)]
+    assert [r for r in results if r.low is not None and r.low >= r.high] == []
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 20, 60, 300])
+@pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("size", [1, 3])
+def test_values_that_are_all_alike_have_an_interval_that_allows_for_others_or_none(n, value, size):
+    """2.5 % of samples of n groups show none of what 1 - 0.025^(1/n) of them are: Clopper and Pearson; Wilson's is near."""
+    values, groups = np.full(n * size, value), np.repeat(np.arange(n), size)
+    _, ends = Mean(values, groups=groups, bounds=(0.0, 1.0)).at(MetricSettings(), 1.0)
+    if size > 1 and n < 20:
+        assert ends is None
+        return
+    unseen = 1 - 0.025 ** (1 / n)
+    low, high = ends
+    assert low <= value * (1 - 0.7 * unseen) and high >= value + 0.7 * unseen * (1 - value)
+    for estimate in (
+        Mean(values, groups=groups),
+        Mean(values, groups=groups, skewed=True),
+        Resampled(values[:, None], boot.first_column, groups=groups),
+        Resampled(values[:, None], boot.first_column, groups=groups, jackknife=True),
+    ):
+        assert estimate.at(MetricSettings(), 1.0)[1] is None
+
+
+def test_gaffke_s_interval_of_unequal_groups_counts_as_many_as_the_weights_say():
+    """One group of half of the items and 50 small ones: (1/2)^2 + 50 (1/100)^2 = 0.255, as 3.92 equal groups."""
+    sizes = np.array([50.0] + [1.0] * 50)
+    assert bounded_mean_interval(np.zeros(51), sizes).high == pytest.approx(1 - 0.025 ** (0.255 / 1), rel=0.02)

@@ -122,9 +122,10 @@ def test_one_verdict_for_each_genuine_delivery_of_a_hundred(
     assert answers.count(202) == 6 and set(answers) == {202, 409, 401}
     assert {a for a, (h, b) in zip(answers, hundred, strict=True) if (h, b) not in genuine} == {401}
     assert aliases(tracker) == {"champion": small}
-    for version, words in ((small, "Passes: KL (upper end)"), (large, "Passes: KL (upper end)")):
+    for version in (small, large):
         tags = tracker.client.get_model_version(NAME, version).tags
-        assert tags["verdict"].startswith(words) and tags["verdict"].endswith(f"s (version {small}) stays 'champion'.")
+        assert tags["verdict"].startswith("Passes: KL clipped per item (upper end)")
+        assert tags["verdict"].endswith(f"s (version {small}) stays 'champion'.")
         assert sum(key.startswith("delivery.") and text.startswith("decided by run") for key, text in tags.items()) == 3
     assert tracker.client.get_model_version(NAME, small).tags["variant"] == "s"  # as if promote had registered it
 
