@@ -10,6 +10,7 @@ Example
 python benchmarks/by_layer.py
 python benchmarks/by_layer.py --hidden 2560 --layers 20 --allowed 1GB --tokens 4096
 python benchmarks/by_layer.py --layers 6,12 --ways layers
+python benchmarks/by_layer.py --paper
 """
 
 import argparse
@@ -98,6 +99,46 @@ def measure(folder: Path, way: str, allowed: str, tokens: int) -> dict[str, Any]
     }
 
 
+PAPER = {  # hidden size, feed-forward, layers and heads of Llama 3; 8 heads of keys, 128,256 words
+    "8B": (4096, 14336, 32, 32),
+    "70B": (8192, 28672, 80, 64),
+    "405B": (16384, 53248, 126, 128),
+}
+CARDS = {"24 GB": 120e12, "80 GB": 400e12}  # operations a second in bfloat16
+TOKENS, BATCH, GROUP, HOST, DISK = 1_360_000, 4096, 8, 64_000_000_000, 2.5e9
+
+
+def paper() -> None:
+    """Print what the formulas of `plan` say of Llama 3 on one card, for as many tokens as MMLU has with 5 shots."""
+    import torch
+    from transformers import LlamaConfig
+
+    from mlflow_compress.scoring import costs
+
+    group = (BATCH * GROUP, BATCH * GROUP)
+    work = costs.Workload(tokens=TOKENS, states=((group,) * (TOKENS // group[0] + 1),))
+    columns = ("", "card", "waits", "opening", "reads", "states in memory", "reading", "computing")
+    sys.stdout.write(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
+    for name, (hidden, inner, layers, heads) in PAPER.items():
+        sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+        config = LlamaConfig(vocab_size=128_256, num_attention_heads=heads, num_key_value_heads=8, **sizes)
+        shape = costs.model_shape(config)
+        for card, flops in CARDS.items():
+            room = HOST // 4
+            # A tenth of a card is for activations and logits.
+            memory = {0: int(0.9e9 * int(card.split()[0])), "cpu": HOST - room}
+            found = costs.offloaded(config, torch.bfloat16, memory, room=room)
+            seconds = costs.scoring_operations(shape, work) / flops / 60
+            cells = [name, card, "nothing", "", "", "", ""]
+            if found is not None:
+                reads, states = found.reads(work, 2 * hidden)
+                read = found.opening + reads * found.waiting
+                sizes_gb = (found.waiting, found.opening, states)
+                waits, opening, held = (f"{size / 1e9:,.1f} GB" for size in sizes_gb)
+                cells = [name, card, waits, opening, str(reads), held, f"{read / DISK / 60:,.1f} min"]
+            sys.stdout.write(f"| {' | '.join(cells)} | {seconds:,.1f} min |\n")
+
+
 def main() -> None:
     """Print a JSON line for each depth and way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,8 +147,12 @@ def main() -> None:
     parser.add_argument("--allowed", default="300MB", help="max_memory of the host")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated")
+    parser.add_argument("--paper", action="store_true", help="print what the formulas say of large models")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.paper:
+        paper()
+        return
     if options.measure:
         row = measure(Path(options.measure), options.ways, options.allowed, options.tokens)
         sys.stdout.write(json.dumps(row) + "\n")

@@ -8,7 +8,7 @@ part runs at scored positions only.
 
 import os
 import timeit
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.model_files import library_errors
+from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.baseline_store import SHARD_BYTES
 from mlflow_compress.scoring.kernels.row_stats import BLOCK, TOP
 from mlflow_compress.scoring.plan import packing
@@ -118,6 +120,8 @@ class Workload:
     pairs: int = 0  # Pairs of a token and a token that it attends to
     rows: int = 0  # Positions at which the head runs, and whose states a baseline stores
     groups: tuple[GroupSize, ...] = ()  # In the order in which they run
+    # Pass by pass, of each group layer by layer: hidden states, and what it takes of the room for them (`n_states`)
+    states: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def __add__(self, other: "Workload") -> "Workload":
         return Workload(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -131,6 +135,12 @@ def workload(plan: packing.Plan, tokens_unshared: int, head_rows: int) -> Worklo
         pairs=sum(_pairs(unit) for unit in plan.units),
         rows=sum(packing.n_scored_rows(unit) for unit in plan.units),
         groups=tuple(_group_sizes(plan, head_rows)),
+        states=(
+            tuple(
+                (sum(map(packing.n_computed, units)), sum(map(packing.n_states, units)))
+                for units in (plan.units[group.units] for group in packing.group_units(plan, head_rows))
+            ),
+        ),
     )
 
 
@@ -153,13 +163,6 @@ def _pairs(unit: packing.PackedBatch | packing.PaddedBatch) -> int:
     return sum(len(ids) * (len(ids) + 1) // 2 for ids in unit.sequences)
 
 
-def _computed(unit: packing.PackedBatch | packing.PaddedBatch) -> int:
-    """Return the tokens of a forward pass, padding included."""
-    if isinstance(unit, packing.PackedBatch):
-        return unit.n_tokens
-    return len(unit.sequences) * max(len(ids) for ids in unit.sequences)
-
-
 def _group_sizes(plan: packing.Plan, head_rows: int) -> Iterator[GroupSize]:
     """Yield what each group holds: of kept prefixes, and of the unit that runs."""
     done, size, kept = packing.last_uses(plan.units), {packing.NO_PREFIX: 0}, 0
@@ -175,10 +178,71 @@ def _group_sizes(plan: packing.Plan, head_rows: int) -> Iterator[GroupSize]:
                 if unit.keep != packing.NO_PREFIX:
                     size[unit.keep] = running
                     kept += running
-            longest, most = max(longest, _computed(unit)), max(most, kept + running)
+            longest, most = max(longest, packing.n_computed(unit)), max(most, kept + running)
             kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
         rows = min(head_rows, group.rows.stop - group.rows.start)
         yield GroupSize(longest_unit=longest, most_cached=most, largest_mask=mask, rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offloaded:
+    """What of a model waits on disk or host while it is scored layer by layer; all in bytes."""
+
+    waiting: int  # Weights that are read once a sweep
+    largest: int  # The largest of the layers that wait, which are in memory one at a time
+    opening: int  # Weights that are read when the model is opened: a layer of each shape, by each probe
+    room: int  # Memory for hidden states
+
+    def reads(self, work: Workload, state_bytes: int) -> tuple[int, int]:
+        """Return how often the waiting weights are read, and the most bytes of hidden states that are held at once."""
+        n_reads = most = 0
+        for groups in work.states:
+            cut = packing.cut_to_fit((taken * state_bytes for _, taken in groups), self.room)
+            sweeps = [sum(states for states, _ in groups[part]) for part in cut]
+            n_reads, most = n_reads + len(sweeps), max(most, *sweeps, 0)
+        return n_reads, most * state_bytes
+
+
+_PROBES = 4  # of a model that is opened: see `models.offloading.probed`
+
+
+def offloaded(
+    config: Any, dtype: torch.dtype, memory: Mapping[int | str, int], *, room: int, trust_remote_code: bool = False
+) -> Offloaded | None:
+    """Return what of a model waits where its weights may take so much `memory` by device; None where all of it fits.
+
+    accelerate places it, as it does when the model is loaded. Embeddings and head are in memory all the same.
+    """
+    from accelerate import infer_auto_device_map
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    found = decoder_layers(model)
+    if found is None:
+        raise UnsupportedError("The model's decoder layers are not found", got=type(config).__name__)
+    places = infer_auto_device_map(model, dict(memory), no_split_module_classes=model._no_split_modules)
+    computing = [place for place in memory if place != "cpu"] or ["cpu"]
+    away = [name for name, place in places.items() if place not in computing]
+    ends = {id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
+    waiting = {
+        name: parameter.nbytes
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in ends and any(not part or f"{name}.".startswith(f"{part}.") for part in away)
+    }
+    if not waiting:
+        return None
+    prefix, layers = found
+    by_shape: dict[tuple[Any, ...], int] = {}
+    for number, layer in enumerate(layers):
+        own = [(n, p.shape, p.nbytes) for n, p in layer.named_parameters() if f"{prefix}.{number}.{n}" in waiting]
+        by_shape[tuple(own)] = sum(n_bytes for *_, n_bytes in own)
+    outside = sum(n_bytes for name, n_bytes in waiting.items() if not name.startswith(f"{prefix}."))
+    return Offloaded(
+        waiting=sum(waiting.values()),
+        largest=max(by_shape.values()),
+        opening=_PROBES * (outside + sum(by_shape.values())),
+        room=room,
+    )
 
 
 KEY_BYTES = 16 + 4  # stored beside each state: the digest of its tokens, and its target

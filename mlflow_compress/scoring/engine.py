@@ -196,6 +196,7 @@ class InThisProcess:
         compared = ModelRunner(*_split(base)[:2]) if isinstance(base, LoadedModel) else base
         if isinstance(self._body, BodyByLayer):
             self._body.say_reads(work.plan, group_units(work.plan, work.head_rows))
+            self._body.journal, self._body.seconds = work.resume and work.resume[0], work.seconds
         return run_pass(work, ModelRunner(self._body, self._head), compared, self._processes)
 
 

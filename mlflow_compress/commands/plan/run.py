@@ -1,7 +1,7 @@
 """The plan of a whole job: what each stage would compute, read and write, and how long that takes on a machine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -22,8 +22,17 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TraceCorpus
 from mlflow_compress.models.identity import max_length
 from mlflow_compress.models.model_files import open_config, open_tokenizer
+from mlflow_compress.models.placement import BALANCED, placement, room_for_states
 from mlflow_compress.scoring import costs as formulas
-from mlflow_compress.scoring.costs import GroupSize, ModelShape, Workload, generation_workload, model_shape, workload
+from mlflow_compress.scoring.costs import (
+    GroupSize,
+    ModelShape,
+    Offloaded,
+    Workload,
+    generation_workload,
+    model_shape,
+    workload,
+)
 from mlflow_compress.scoring.engine import default_limits
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
@@ -46,6 +55,9 @@ class StageCost:
     bytes_read: float
     bytes_written: float
     memory: float  # Bytes that one copy of the model and its work need at once, without the libraries themselves
+    # Of one run layer by layer: how often the weights that do not fit are read, and bytes of hidden states in memory
+    reads: int
+    states_memory: float
     # Of all its runs; None where there is no formula, no price, or too few devices
     seconds: float | None
     dollars: float | None
@@ -64,6 +76,7 @@ class CostPlan(Tabular):
     devices_per_copy: int
     copies: int
     stages: tuple[StageCost, ...]
+    waiting_bytes: float  # Bytes of the weights that do not fit (device=balanced)
     states_bytes: float  # Bytes of the baseline's stored states
     checkpoint_bytes: float  # Bytes of one compressed checkpoint
     notes: tuple[str, ...]  # What the figures assume, and what they leave out
@@ -121,7 +134,13 @@ class CostPlan(Tabular):
             f"All stages: {known(self.seconds, duration)}. States of the baseline: {sized(self.states_bytes)}. "
             f"One checkpoint: {sized(self.checkpoint_bytes)}."
         )
-        return "\n".join([*lines, *(f"- {note}." for note in self.notes)])
+        layers = [
+            f"Layer by layer, {s.stage}: {s.reads:,} {'read' if s.reads == 1 else 'reads'} of "
+            f"{sized(self.waiting_bytes)}, {sized(s.states_memory)} of states in memory."
+            for s in self.stages
+            if s.reads
+        ]
+        return "\n".join([*lines, *layers, *(f"- {note}." for note in self.notes)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +198,18 @@ class StageCosts:
     """
 
     def __init__(
-        self, config: PlanConfig, shape: ModelShape, scored: Workload, *, stored_bytes: int, number_bytes: int
+        self,
+        config: PlanConfig,
+        shape: ModelShape,
+        scored: Workload,
+        *,
+        stored_bytes: int,
+        number_bytes: int,
+        offloaded: Offloaded | None = None,
     ) -> None:
-        self.config, self.shape, self.number_bytes = config, shape, number_bytes
-        on_cpu, given = config.source.device == "cpu", config.machine
+        self.config, self.shape, self.offloaded = config, shape, offloaded
+        self.stored_bytes, self.number_bytes = stored_bytes, number_bytes
+        on_cpu, given = _on_cpu(config), config.machine
         # What is "auto" is an H100, or this machine where a CPU is asked for.
         memory, flops, bandwidth = formulas.this_machine() if on_cpu else (80 * 2.0**30, 400e12, 2.5e12)
         self.machine = formulas.Machine(
@@ -198,7 +225,7 @@ class StageCosts:
         self.checkpoint = linear * bits / 8 + (shape.parameters - linear) * stored_bytes
         self.states = formulas.states_bytes(shape, scored, number_bytes)
         most = max(self._memory(scored, captures=True), self._memory(scored, heads=2))
-        self.per_copy = ceil(most / (_FREE * self.machine.memory))
+        self.per_copy = given.devices if offloaded else ceil(most / (_FREE * self.machine.memory))
         self.copies = self.machine.devices // self.per_copy
 
     def compression(self) -> StageCost:
@@ -210,8 +237,7 @@ class StageCosts:
             default = getattr(method.Config(), "calibration_samples", 0)  # of every method that is calibrated
             tokens = length * (default if samples == "auto" else samples)
             operations = formulas.calibration_operations(method.name, self.shape, tokens, length)
-            on_gpu = self.config.source.device != "cpu"
-            solving = formulas.solving_seconds(method.name, self.shape) if on_gpu else 0.0
+            solving = 0.0 if _on_cpu(self.config) else formulas.solving_seconds(method.name, self.shape)
             computing = solving + (operations or 0.0) / self.machine.flops
         return self._cost(
             f"quantize ({method.name})",
@@ -236,27 +262,42 @@ class StageCosts:
         heads: int = 1,
         times: int = 1,
         captures: bool = False,
+        expanded: bool = False,
     ) -> StageCost:
-        """Return the cost of scoring and of answering; the bytes are those of one run."""
+        """Return the cost of scoring and of answering; the bytes are those of one run.
+
+        Layers of a variant that wait on the disk are `expanded` to the dtype there.
+        """
         work, operations = scored, formulas.scoring_operations(self.shape, scored, heads=heads)
+        reads, states = self._reads(scored)
         computing = operations / self.machine.flops
         for part in answers:
             written_work = generation_workload(part.prompts, part.new_tokens)
+            batch = GenerationConfig(max_new_tokens=part.new_tokens).batch_rows
+            reads += ceil(len(part.prompts) / batch) * part.new_tokens if self.offloaded else 0  # one for each token
             work += written_work
             operations += formulas.scoring_operations(self.shape, written_work)
             computing += formulas.answer_seconds(
                 self.shape,
                 written_work,
                 number_bytes=self.number_bytes,
-                batch=GenerationConfig(max_new_tokens=part.new_tokens).batch_rows,
+                batch=batch,
                 new_tokens=part.new_tokens,
                 answers=len(part.prompts),
                 machine=self.machine,
             )
         memory = self._memory(work, heads=heads, captures=captures)
-        return self._cost(
+        if self.offloaded is not None:
+            again = self.offloaded.opening + reads * self.offloaded.waiting
+            read += again if expanded else again * self.stored_bytes / self.number_bytes
+            written += self.offloaded.waiting if expanded else 0.0
+        cost = self._cost(
             stage, work, operations, computing=computing, read=read, written=written, memory=memory, times=times
         )
+        return replace(cost, reads=reads, states_memory=states)
+
+    def _reads(self, work: Workload) -> tuple[int, int]:
+        return self.offloaded.reads(work, self.shape.hidden * self.number_bytes) if self.offloaded else (0, 0)
 
     def _cost(
         self,
@@ -288,16 +329,22 @@ class StageCosts:
             bytes_read=read,
             bytes_written=written,
             memory=memory,
+            reads=0,
+            states_memory=0.0,
             seconds=seconds,
             dollars=self.machine.dollars(seconds),
         )
 
     def _memory(self, work: Workload, *, heads: int = 1, captures: bool = False) -> float:
+        shape, weights = self.shape, float(self.shape.parameters * self.number_bytes)
+        if self.offloaded is not None:  # one layer at a time, and its keys and values
+            shape = replace(shape, layers=1)
+            weights += self.offloaded.largest - self.offloaded.waiting + self._reads(work)[1]
         return formulas.scoring_memory(
-            self.shape,
+            shape,
             work,
             self.number_bytes,
-            weights=float(self.shape.parameters * self.number_bytes),
+            weights=weights,
             heads=heads,
             captures=captures,
         )
@@ -312,6 +359,9 @@ _NOTES = (
 )
 
 
+_LAYERS = "Compression is counted as if the model fitted; weights that wait as if all were on the storage"
+
+
 def run_plan(config: PlanConfig) -> CostPlan:
     """Return the costs of baseline, compression, variants and answers; no weights are read and nothing runs."""
     model_config, tokenizer = _opened(config)
@@ -323,7 +373,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
     suite = inputs.with_chat_template(tokenizer, suite, config.inference.system_prompt or "")
     encoder = Encoder(tokenizer, length)
     # Batches and numbers have the size that they have on a GPU, unless a CPU is asked for.
-    on_cpu, dtype = config.source.device == "cpu", config.inference.dtype
+    on_cpu = _on_cpu(config)
+    dtype = _dtype("float32" if on_cpu and config.inference.dtype == "auto" else config.inference.dtype, model_config)
     limits = default_limits(shape.vocabulary, on_gpu=not on_cpu)
     scored = scored_work(suite, encoder, **limits)
     again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
@@ -339,7 +390,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
         shape,
         scored,
         stored_bytes=_dtype("auto", model_config).itemsize,
-        number_bytes=_dtype("float32" if on_cpu and dtype == "auto" else dtype, model_config).itemsize,
+        number_bytes=dtype.itemsize,
+        offloaded=_offloaded(config, model_config, dtype) if config.source.device == BALANCED else None,
     )
     stages = [costs.evaluated("baseline", scored, written, read=costs.base, written=costs.states, captures=True)]
     noise = scored_work(again, encoder, **limits)
@@ -347,14 +399,14 @@ def run_plan(config: PlanConfig) -> CostPlan:
         stages.append(costs.evaluated("baseline again (noise)", noise, (), read=costs.states, heads=2))
     stages.append(costs.compression())
     read, times = costs.checkpoint + costs.states, config.variants
-    stages.append(costs.evaluated("evaluate", scored, written, read=read, heads=2, times=times))
+    stages.append(costs.evaluated("evaluate", scored, written, read=read, heads=2, times=times, expanded=True))
     if config.judge:  # what the judge's own calls cost, its stage estimates
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
         graded, samples = instruction_answers(inputs.instructions_of(judged), tokenizer, config, length)
         twice = (graded, samples, samples)  # the baseline's are drawn twice: their likeness is the noise floor
         stages.append(costs.evaluated("answers of the baseline", Workload(), twice, read=costs.base))
         once = (graded, samples)
-        stages.append(costs.evaluated("answers", Workload(), once, read=costs.checkpoint, times=times))
+        stages.append(costs.evaluated("answers", Workload(), once, read=costs.checkpoint, times=times, expanded=True))
     machine = costs.machine
     device = ("machine like this one", "machines like this one") if on_cpu else ("GPU", "GPUs")
     assumed = (
@@ -371,10 +423,30 @@ def run_plan(config: PlanConfig) -> CostPlan:
         devices_per_copy=costs.per_copy,
         copies=costs.copies,
         stages=tuple(stages),
+        waiting_bytes=float(costs.offloaded.waiting) if costs.offloaded else 0.0,
         states_bytes=costs.states,
         checkpoint_bytes=costs.checkpoint,
-        notes=(assumed, *_NOTES, *([spread] if costs.per_copy > 1 else [])),
+        notes=(assumed, *_NOTES, *([spread] if costs.per_copy > 1 else []), *([_LAYERS] if costs.offloaded else [])),
     )
+
+
+def _on_cpu(config: PlanConfig) -> bool:
+    source = config.source
+    return source.device == "cpu" or (source.device == BALANCED and set(source.max_memory) == {"cpu"})
+
+
+def _offloaded(config: PlanConfig, model_config: Any, dtype: torch.dtype) -> Offloaded | None:
+    given = config.source.max_memory
+    if "cpu" not in given:
+        raise ConfigError(
+            "The plan of device=balanced needs the memory that the host has",
+            got="max_memory without cpu",
+            fix="Set max_memory=cpu=60GiB,0=20GiB (0 is the first GPU)",
+        )
+    memory, room = placement(BALANCED, given)["max_memory"], room_for_states(given)
+    memory["cpu"] -= room
+    trusted = config.source.trust_remote_code
+    return formulas.offloaded(model_config, dtype, memory, room=room, trust_remote_code=trusted)
 
 
 def _dtype(name: str, model_config: Any) -> torch.dtype:

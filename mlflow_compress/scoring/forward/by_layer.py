@@ -7,23 +7,37 @@ states of the sweep are.
 """
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from mlflow_compress.files import writing
 from mlflow_compress.models import offloading
 from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.forward.body import Body, WholeModelBody, probe_units
 from mlflow_compress.scoring.forward.head import replaced_modules
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention, install_tree_attention
-from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, PaddedBatch, Plan, UnitGroup, n_scored_rows
+from mlflow_compress.scoring.plan.packing import (
+    NO_PREFIX,
+    PackedBatch,
+    PaddedBatch,
+    Plan,
+    UnitGroup,
+    cut_to_fit,
+    n_scored_rows,
+    n_states,
+)
 
 Tensor = torch.Tensor
 Unit = PackedBatch | PaddedBatch
 
 _ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)  # of a model's code
+
+_JOURNAL = "layers.pt"
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +78,17 @@ class _Stand(torch.nn.Module):
 class BodyByLayer(Body):
     """A body that runs many units layer by layer (`prepare`) before they are asked for one by one (`run`).
 
-    `room` is how many bytes the hidden states of one sweep may take; at least a group of units is run at once.
+    `room` is how many bytes the hidden states of one sweep may take; at least a group of units is run at once. Into the
+    folder `journal`, which belongs to one pass, a sweep writes its states after a layer, at most once in `seconds`; a
+    killed one goes on behind that layer. None: nothing is written.
     """
 
     def __init__(self, body: Body, room: int) -> None:
         super().__init__(body.model)
         self._whole, self._last_layer = body, body._last_layer
         self.room, self.returns_log_probs = room, isinstance(body, WholeModelBody)
+        self.journal: Path | None = None
+        self.seconds = 0.0
         self.present = 0  # The number of the layer that computes
         self.states: Tensor | None = None  # What it is given instead of the embeddings
         self.n_others: int | None = None  # Values that a layer returns behind its hidden states; None: no tuple
@@ -130,11 +148,13 @@ class BodyByLayer(Body):
         self, work: list[tuple[Unit, int | None]], attention: TreeAttention, last_use: dict[int, list[int]]
     ) -> list[Tensor]:
         """Return what `Body.run` does for each unit."""
-        states: list[Any] = [None] * len(work)
+        units = [number for _, number in work]
+        first, states = self._written(units)
+        written = time.monotonic()
         try:
             # What lies outside the layers, such as the last norm, is held too.
             with replaced_modules(self.model, self._stands), offloading.held(self.model):
-                for present, layer in enumerate(self._layers):
+                for present, layer in list(enumerate(self._layers))[first:]:
                     self.present = present
                     with offloading.held(layer):
                         for index, (unit, number) in enumerate(work):
@@ -148,9 +168,23 @@ class BodyByLayer(Body):
                             reached, self._reached = self._reached, None  # None behind the last layer
                             states[index] = (out if reached is None else reached).cpu()
                     self._prefixes.clear()
+                    if self.journal is not None and time.monotonic() - written >= self.seconds:
+                        # Not as safetensors, which would copy all of it.
+                        with writing(self.journal / _JOURNAL) as file:
+                            torch.save({"units": units, "layers": present + 1, "states": states}, file)
+                        written = time.monotonic()
         finally:
             self.present, self.states, self._reached = 0, None, None
         return states
+
+    def _written(self, units: list[int | None]) -> tuple[int, list[Any]]:
+        """Return how many layers a killed sweep over these units had written the states of, and these states."""
+        if self.journal is not None and (file := self.journal / _JOURNAL).is_file():
+            found = torch.load(file, weights_only=True)
+            if found["units"] == units:
+                logger.warning("A sweep goes on behind layer %d of %d", found["layers"], self.n_layers)
+                return found["layers"], found["states"]
+        return 0, [None] * len(units)
 
     def _forward(self, **inputs: Any) -> Tensor:
         try:
@@ -185,32 +219,17 @@ def sweeps(
     bodies: Sequence[Any], plan: Plan, groups: Sequence[UnitGroup], numbers: Iterable[int]
 ) -> Iterator[list[int]]:
     """Return the numbers of the groups, cut into what is run at once: one group where no body runs by layer."""
-    by_layer = [body for body in bodies if isinstance(body, BodyByLayer)]
-    sweep: list[int] = []
-    n_bytes = 0
-    for number in numbers:
-        more = max((sweep_bytes(body, plan, groups[number]) for body in by_layer), default=0)
-        if sweep and (not by_layer or n_bytes + more > min(body.room for body in by_layer)):
-            yield sweep
-            sweep, n_bytes = [], 0
-        sweep.append(number)
-        n_bytes += more
-    if sweep:
-        yield sweep
+    by_layer, chosen = [body for body in bodies if isinstance(body, BodyByLayer)], list(numbers)
+    sizes = [max((sweep_bytes(body, plan, groups[n]) for body in by_layer), default=1) for n in chosen]
+    return (chosen[part] for part in cut_to_fit(sizes, min((body.room for body in by_layer), default=0)))
 
 
 def sweep_bytes(body: BodyByLayer, plan: Plan, group: UnitGroup) -> int:
-    """Return the bytes of a group's hidden states, and of a layer's keys and values of the prefixes that it keeps."""
+    """Return the most bytes that a sweep holds of a group: the states behind each layer, then what `run` returns."""
     config = body.model.config.get_text_config(decoder=True)
-    tokens = rows = 0
-    for unit in plan.units[group.units]:
-        if isinstance(unit, PaddedBatch):
-            tokens += len(unit.sequences) * max(map(len, unit.sequences))
-        else:
-            tokens += unit.n_tokens * (3 if unit.keep != NO_PREFIX else 1)
-        rows += n_scored_rows(unit)
     width = int(config.hidden_size) * int(body.model.dtype.itemsize)
-    return tokens * width + rows * (4 * int(config.vocab_size) if body.returns_log_probs else width)
+    row = 4 * int(config.vocab_size) if body.returns_log_probs else width
+    return sum(max(n_states(unit) * width, n_scored_rows(unit) * row) for unit in plan.units[group.units])
 
 
 def body_by_layer(body: Body, room: int) -> tuple[Body, str | None]:

@@ -6,7 +6,7 @@ bits.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -125,6 +125,31 @@ def group_units(plan: Plan, head_rows: int) -> list[UnitGroup]:
 def n_scored_rows(unit: PackedBatch | PaddedBatch) -> int:
     """Return the number of scored positions of a unit."""
     return len(unit.rows) if isinstance(unit, PackedBatch) else sum(len(r) for r in unit.rows)
+
+
+def n_computed(unit: PackedBatch | PaddedBatch) -> int:
+    """Return the tokens of a unit's forward pass, padding included."""
+    return unit.n_tokens if isinstance(unit, PackedBatch) else len(unit.sequences) * max(map(len, unit.sequences))
+
+
+def n_states(unit: PackedBatch | PaddedBatch) -> int:
+    """Return how many hidden states a sweep through the layers keeps of a unit; a prefix's keys and values count too.
+
+    These are those of one layer, and each as wide as a state at most.
+    """
+    return n_computed(unit) * (3 if isinstance(unit, PackedBatch) and unit.keep != NO_PREFIX else 1)
+
+
+def cut_to_fit(sizes: Iterable[int], most: int) -> Iterator[slice]:
+    """Yield ranges of consecutive sizes that fit together into `most`, and at least one each."""
+    first = end = total = 0
+    for end, size in enumerate(sizes, 1):
+        if total + size > most and end - 1 > first:
+            yield slice(first, end - 1)
+            first, total = end - 1, 0
+        total += size
+    if end:
+        yield slice(first, end)
 
 
 def last_uses(units: Sequence[PackedBatch | PaddedBatch]) -> dict[int, list[int]]:
