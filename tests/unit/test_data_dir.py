@@ -176,6 +176,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
         lambda: load_split("nobody/nothing", None, "test", data_dir="", task="sums"),
         lambda: file_of("nobody/nothing", "a.csv", data_dir="", task="sums"),
     ):
-        with pytest.raises(DataError, match="cannot be fetched .the hub does not answer: Name or service not known"):
+        with pytest.raises(DataError, match=r"cannot be fetched .the hub does not answer: Name or service not known"):
             read()
     assert asked == [False, False] and constants.HF_HUB_OFFLINE is False
