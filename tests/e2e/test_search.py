@@ -46,7 +46,7 @@ def searches(tracker: Tracker) -> list[Any]:
 def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform_ones(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(command(texts, bits_per_weight="4,6")) == 0
+    assert cli.main(command(texts, bits_per_weight="4,6", search_windows="24")) == 0
     shown = capsys.readouterr()
     assert "variants of mixed precision" in shown.out and "[search] 4bit: makes mixed-rtn-4bit" in shown.err
 
@@ -86,14 +86,14 @@ def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform
     assert run.data.metrics["search/variants"] == 2 and len(run.data.metrics) < 50
 
     # The same again: nothing is made twice, and the numbers are the same.
-    assert cli.main(command(texts, bits_per_weight="4,6")) == 0
+    assert cli.main(command(texts, bits_per_weight="4,6", search_windows="24")) == 0
     again = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
     assert len(searches(tracker)) == 2 and len(tracker.find_finished("main")) == len(mains)
     assert again["variants"] == found["variants"] and again["costs"] == found["costs"]
 
     # 3.05 bits are more than 3, and less than 3 bits and their scales: refused, and no run is left open.
     capsys.readouterr()
-    assert cli.main(command(texts, bits_per_weight="3.05")) == 2
+    assert cli.main(command(texts, bits_per_weight="3.05", search_windows="24")) == 2
     assert "Allowed: 3.1264 (every group in its smallest format) to 16 (the baseline)" in capsys.readouterr().err
     assert [run.info.status for run in searches(tracker)] == ["FAILED", "FINISHED", "FINISHED"]
 
