@@ -141,7 +141,7 @@ def test_an_interrupted_gate_goes_on_with_the_block_that_it_was_at(
     monkeypatch.setattr(evaluated.BlockScorer, "_score", counted)
     with pytest.raises(KeyboardInterrupt):
         gate(near, store, policy=rules, seed=7)
-    assert runs_in(store)[0].info.status == "KILLED"
+    assert [run.info.status for run in runs_in(store)].count("KILLED") == 1
     found = gate(near, store, policy=rules, seed=7)
     assert found.passed and scored[:3] == [5, 5, -1] and found.verdict.endswith(" Seed 7 (given).")
     # The first two blocks were not scored again.
