@@ -225,7 +225,7 @@ def _asked_once(dataset: str) -> Iterator[None]:
     except HfHubHTTPError:
         pass  # it has answered
     except (httpx.TransportError, OSError) as error:
-        before = [(module, module.HF_HUB_OFFLINE) for module in (constants, datasets.config)]
+        before: list[tuple[Any, bool]] = [(module, module.HF_HUB_OFFLINE) for module in (constants, datasets.config)]
         for module, _ in before:
             module.HF_HUB_OFFLINE = True
         try:
