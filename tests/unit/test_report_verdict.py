@@ -76,7 +76,8 @@ def test_flips_or_a_moved_distribution_are_not_called_unchanged():
 def test_a_small_sample_says_how_many_items_would_settle_it():
     # No flip in 20 items: the upper end of Wilson's interval, and of Tango's, is z²/(n + z²) = 3.84/23.84 = 16.1 %.
     # Accuracy's falls below the policy's 2 points where n > z² (1 - 0.02)/0.02 = 188.2, and flips' below 5 % at 74.
-    results = pooled(n=20, items=20, delta=(0.0, -0.1611, 0.1611), p=1.0, flips=(0.0, 0.0, 16.11), kl=(0.01, 0.0, 0.02))
+    kl = {"kl": (0.01, 0.0, 0.02), "clipped": (0.01, 0.0, 0.02), "above": (0.0, 0.0, 0.5)}
+    results = pooled(n=20, items=20, delta=(0.0, -0.1611, 0.1611), p=1.0, flips=(0.0, 0.0, 16.11), **kl)
     assert verdict("x", results, size_ratio=2.0) == (
         "x: open under the default policy: needs about 170 more items for flips and accuracy drop; none of 20 answers "
         "flipped (at most 16 %); KL 0.010 [0, 0.020]; accuracy open, +0.0 pt [-16.1, 16.1]; 2.0x smaller"
