@@ -90,7 +90,7 @@ def draw(
         ("accuracy change", 0.0, lambda g: PairedDifference.of(flips & ~gains, gains, g)),
         ("mean KL", mean, lambda g: Mean(kl, skewed=True, groups=g)),
         ("perplexity ratio", np.exp(CHANGE), lambda g: perplexity_ratio(nll, g)),
-        ("clipped KL", mean, lambda g: Mean(np.minimum(kl, CLIP), groups=g, upper=CLIP)),
+        ("clipped KL", mean, lambda g: Mean(np.minimum(kl, CLIP), groups=g, bounds=(0.0, CLIP))),
     ):
         yield name, covers(of(None), truth), covers(of(groups), truth)
     alarms = [PairedDifference.of(flips & ~gains, gains, g).p_value.value < 0.05 for g in (None, groups)]

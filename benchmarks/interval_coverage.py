@@ -147,7 +147,7 @@ def study(population: Float, n: int, draws: int, resamples: int) -> dict[str, st
     cells["trusted"] = f"{100 * trusted.mean():.0f}"
     cells["trusted and missed"] = f"{100 * (trusted & (ends['calibrated'] < truth)).mean():.1f}"
     clipped, few = np.minimum(population, CLIP), d.x[:BOUNDED]
-    high = np.array([bounded_mean_interval(np.minimum(x, CLIP), upper=CLIP).high for x in few])
+    high = np.array([bounded_mean_interval(np.minimum(x, CLIP), high=CLIP).high for x in few])
     wider = np.median(high) / np.median(ends["calibrated"][:BOUNDED])
     cells["clipped mean"] = f"{100 * (high < clipped.mean()).mean():.1f} / {wider:.2f}"
     above = np.array([wilson(int((x > CLIP).sum()), n).high for x in d.x])

@@ -12,10 +12,12 @@ python benchmarks/interval_edges.py --draws 1000
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
 
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
@@ -87,16 +89,15 @@ def _kl(kind: str, u: Float) -> Float:
         return np.where(u > 1 - rare, size, (MAX_KL - rare) / (1 - rare))
     if kind == "3 % at 0.9 nats":
         return np.where(u > 0.97, 0.9, (MAX_KL - 0.027) / 0.97)
-    from scipy.special import ndtri
-
     sigma = float(kind.rpartition(" ")[2])
-    z = sigma * ndtri(u)
+    return np.exp(_location(sigma) + sigma * ndtri(u))
+
+
+@lru_cache
+def _location(sigma: float) -> float:
+    """Return the mean logarithm of a lognormal variable whose mean, clipped at 1, is the limit."""
     even = np.exp(sigma * ndtri((np.arange(200_000) + 0.5) / 200_000))
-    low, high = -20.0, 5.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.minimum(np.exp(middle) * even, 1).mean() < MAX_KL else (low, middle)
-    return np.exp(low + z)
+    return float(brentq(lambda at: np.minimum(np.exp(at) * even, 1).mean() - MAX_KL, -20.0, 5.0))
 
 
 KLS = ("0.5 % at 4 nats", "0.2 % at 10 nats", "3 % at 0.9 nats", "lognormal, sigma 1", "lognormal, sigma 2")
