@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run, with_titles
+from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run, with_labels
 from mlflow_compress.decide.gates import standard_gates
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_registry import METRICS, headline_keys, key
@@ -60,7 +60,7 @@ class Measurement(Tabular):
 
     def frame_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row per metric; those by task and category are in `results`."""
-        return with_titles([asdict(result) for result in self.pooled.values()])
+        return with_labels([asdict(result) for result in self.pooled.values()])
 
     def table(self) -> Table:
         """Return the headline table: the other values are too many for a reader."""

@@ -72,7 +72,7 @@ class Tabular(ABC):
 
     def frame_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return the rows of the data frame: label and unit stand beside a metric's name, no column is always empty."""
-        return with_titles(self.to_rows())
+        return with_labels(self.to_rows())
 
     def to_pandas(self) -> "pd.DataFrame":
         import pandas as pd
@@ -96,7 +96,7 @@ class Tabular(ABC):
         return f"<p>{escape(self.summary)}</p>{self.table().html()}"
 
 
-def with_titles(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def with_labels(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return rows with label and unit beside a metric's name, without columns that are always empty."""
     keys = all_keys()
     names = filled(rows)
