@@ -1225,10 +1225,9 @@ def promote(
     policy
         YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
     max_kl
-        largest KL (nats): upper end of its 95 % interval; none: the policy's (0.05) [none]
+        largest KL (nats), clipped at 1 per item: upper end; none: the policy's (0.05) [none]
     max_kl_outliers_pct
-        largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval;
-        none: the policy's (1) [none]
+        largest share of items above the KL clip limit in percent: upper end; none: the policy's (1) [none]
     max_flips_pct
         largest share of flipped answers in percent: upper end of its interval; none: the policy's (5) [none]
     max_accuracy_drop_pct

@@ -30,11 +30,10 @@ class PromoteConfig(Parameters):
     policy: OptionalText = option(
         None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
     )
-    max_kl: Bound = option(None, "largest KL (nats): upper end of its 95 % interval; none: the policy's (0.05)")
+    max_kl: Bound = option(None, "largest KL (nats), clipped at 1 per item: upper end; none: the policy's (0.05)")
     max_kl_outliers_pct: Bound = option(
         None,
-        "largest share of items above the KL clip limit in percent: upper end; read where KL has no valid interval; "
-        "none: the policy's (1)",
+        "largest share of items above the KL clip limit in percent: upper end; none: the policy's (1)",
     )
     max_flips_pct: Bound = option(
         None, "largest share of flipped answers in percent: upper end of its interval; none: the policy's (5)"
