@@ -27,6 +27,7 @@ class HeadToHead:
     kl: float | None
     kl_interval: Interval | None
     kl_items: int  # Items with a KL of both
+    kl_is_same: bool  # Whether both have the same KL on every item, as two copies of one variant have
     accuracy: float  # Difference of accuracy, as a share
     accuracy_interval: Interval | None  # Tango's paired score interval; None where too few groups hold the items
     items: int  # Items that both answered
@@ -42,6 +43,7 @@ class HeadToHead:
         if self.kl is None:
             return f"{accuracy}; no item has a KL"
         ends = "no interval" if self.kl_interval is None else "[{:+.4g}, {:+.4g}]".format(*self.kl_interval)
+        ends = "on every item" if self.kl_is_same else ends
         return f"KL {self.kl:+.4g} nats {ends}; {accuracy}"
 
 
@@ -63,17 +65,18 @@ def head_to_head(champion: RunRecords, challenger: RunRecords) -> HeadToHead | s
     before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
     moved = PairedDifference.of(before, after, groups)
     accuracy, accuracy_ends = moved.at(settings, 1.0)
-    n_kl, kl, kl_ends = 0, None, None
+    n_kl, kl, kl_ends, is_same = 0, None, None, False
     if champion.option_distances is not None and challenger.option_distances is not None:
         of_champion = option_means(inputs.view, champion.option_distances, "kl")[rows]
         both = np.maximum(inputs.distance("kl")[rows], 0.0) - np.maximum(of_champion, 0.0)
         differences = Mean.of_scored(both, groups, skewed=True)
-        n_kl = differences.n
+        n_kl, is_same = differences.n, not differences.values.any()
         kl, kl_ends = differences.at(settings, 1.0) if n_kl else (None, None)
     return HeadToHead(
         kl=kl,
         kl_interval=Interval(*kl_ends) if kl_ends else None,
         kl_items=n_kl,
+        kl_is_same=is_same,
         accuracy=accuracy,
         accuracy_interval=Interval(*accuracy_ends) if accuracy_ends else None,
         items=moved.n,
@@ -151,6 +154,8 @@ def _may_replace(pair: HeadToHead | str, rule: ReplacementRule) -> tuple[bool, s
         because = ", because the accuracy has no interval"
     elif pair.kl_items == 0:
         shown = change.low > 0.0 if better else shown
+    elif pair.kl_is_same:
+        shown = shown and not better
     elif pair.kl_interval is None:
         shown, because = False, ", because KL has no interval"
     elif better:

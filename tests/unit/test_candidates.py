@@ -259,6 +259,18 @@ def test_items_with_a_text_in_common_are_compared_as_groups() -> None:
     assert found.outcome == "unchanged" and "because the accuracy has no interval" in found.reasons[0]
 
 
+def test_a_copy_of_the_champion_is_not_worse_and_not_better() -> None:
+    full = inputs(400)
+    copy = head_to_head(full.variant, full.variant)
+    assert isinstance(copy, HeadToHead) and copy.kl == 0.0 and copy.kl_interval is None and copy.kl_is_same
+    assert "KL +0 nats on every item" in copy.described
+    outcomes = {}
+    for require in ("not_worse", "better"):
+        rule = ReplacementRule(require=require, accuracy_margin=0.01)  # type: ignore[arg-type]
+        outcomes[require] = settle(decision("new"), OLD, rule, HERE, lambda candidate: copy).outcome
+    assert outcomes == {"not_worse": "promoted", "better": "unchanged"}
+
+
 def test_other_items_are_refused_and_no_items_are_a_reason() -> None:
     full = inputs(30)
     with pytest.raises(AlignmentError):
@@ -286,6 +298,7 @@ def against(kl: tuple[float, float] | None, accuracy: tuple[float, float], *, it
         kl=0.0 if items_with_kl else None,
         kl_interval=interval,
         kl_items=items_with_kl,
+        kl_is_same=False,
         accuracy=0.0,
         accuracy_interval=Interval(*accuracy),
         items=100,
