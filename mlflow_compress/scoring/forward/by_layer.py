@@ -6,6 +6,7 @@ whatever else a layer is given are made by the model's own code, and are not kep
 states of the sweep are.
 """
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +38,9 @@ Unit = PackedBatch | PaddedBatch
 
 _ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)  # of a model's code
 
-_JOURNAL = "layers.pt"
+_JOURNAL = (
+    "layers.npy"  # JSON of the units, the layer's number and the dtypes, then the states, one array after another
+)
 
 logger = logging.getLogger(__name__)
 
@@ -169,21 +172,31 @@ class BodyByLayer(Body):
                             states[index] = (out if reached is None else reached).cpu()
                     self._prefixes.clear()
                     if self.journal is not None and time.monotonic() - written >= self.seconds:
-                        # Not as safetensors, which would copy all of it.
-                        with writing(self.journal / _JOURNAL) as file:
-                            torch.save({"units": units, "layers": present + 1, "states": states}, file)
+                        self._write(self.journal, units, states)
                         written = time.monotonic()
         finally:
             self.present, self.states, self._reached = 0, None, None
         return states
 
+    def _write(self, journal: Path, units: list[int | None], states: list[Any]) -> None:
+        """Write the states behind the present layer: not as safetensors, which would first copy all of them."""
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in states]
+        head = json.dumps({"units": units, "layers": self.present + 1, "dtypes": dtypes})
+        with writing(journal / _JOURNAL) as file:
+            np.save(file, np.frombuffer(head.encode(), dtype=np.uint8), allow_pickle=False)
+            for tensor in states:  # as bytes, because NumPy has no bfloat16
+                np.save(file, tensor.contiguous().view(torch.uint8).numpy(), allow_pickle=False)
+
     def _written(self, units: list[int | None]) -> tuple[int, list[Any]]:
         """Return how many layers a killed sweep over these units had written the states of, and these states."""
-        if self.journal is not None and (file := self.journal / _JOURNAL).is_file():
-            found = torch.load(file, weights_only=True)
-            if found["units"] == units:
-                logger.warning("A sweep goes on behind layer %d of %d", found["layers"], self.n_layers)
-                return found["layers"], found["states"]
+        if self.journal is not None and (path := self.journal / _JOURNAL).is_file():
+            with path.open("rb") as file:
+                head = json.loads(np.load(file, allow_pickle=False).tobytes())
+                if head["units"] == units:
+                    logger.warning("A sweep goes on behind layer %d of %d", head["layers"], self.n_layers)
+                    arrays = [torch.from_numpy(np.load(file, allow_pickle=False)) for _ in units]
+                    dtypes = [getattr(torch, name) for name in head["dtypes"]]
+                    return head["layers"], [a.view(dtype) for a, dtype in zip(arrays, dtypes, strict=True)]
         return 0, [None] * len(units)
 
     def _forward(self, **inputs: Any) -> Tensor:
