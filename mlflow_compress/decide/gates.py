@@ -108,7 +108,9 @@ class Gate:
                 why += (
                     f", or cannot be trusted (fewer than {TRUSTED_ITEMS} {units}, or one holds {TRUSTED_TOP_PCT:g} %)"
                 )
-            return (self._unknown(why, self.metric),)
+            return (
+                self._unknown(why, self.metric, "without an interval" if self.value in metrics else "not measured"),
+            )
         if self.value and self.value not in metrics:
             return (self._unknown(f"{self.label}: {self.value} is missing", self.value),)
         passed = read >= self.bound if self.at_least else read <= self.bound
@@ -171,8 +173,8 @@ class Gate:
             return items_for_flips_gate(share, self.bound / 100.0) / n if n >= 1.0 else math.inf
         return (_FOR_POWER * (end - value) / (self.bound - value)) ** 2
 
-    def _unknown(self, reason: str, metric: str) -> Check:
-        return Check(passed=False, reason=reason, missing=metric, is_open=True, short=f"{self._what} not measured")
+    def _unknown(self, reason: str, metric: str, lack: str = "not measured") -> Check:
+        return Check(passed=False, reason=reason, missing=metric, is_open=True, short=f"{self._what} {lack}")
 
     @property
     def _what(self) -> str:

@@ -228,7 +228,7 @@ def test_pearson_by_hand_and_against_numpy():
     fisher = np.tanh(np.arctanh(found.value) + np.array([-1, 1]) * 1.96 / math.sqrt(297))
     assert found.interval == pytest.approx(fisher, abs=0.02)
     assert pearson(x, y, interval=False).interval is None and pearson(x[:4], y[:4]).interval is None
-    assert pearson(x, -x).interval == pytest.approx((-1.0, -1.0))
+    assert pearson(x, -x).interval is None  # it is -1 in every resample
 
 
 @pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [0.1 + 0.2, 0.3, 0.3])])

@@ -72,7 +72,7 @@ def evaluate(
     >>> flips.low <= flips.value <= flips.high
     True
     >>> sorted(found.to_pandas().columns)[:4]
-    ['category', 'high', 'label', 'level']
+    ['high', 'label', 'level', 'low']
     """
     config = configured(EvaluateConfig, {"checkpoint": checkpoint, **parameters}, store)
     from mlflow_compress.commands.evaluate.run import run_evaluate
