@@ -56,13 +56,16 @@ def test_groups_are_summed_and_compared_with_noise_and_the_whole() -> None:
     assert found.noise_ratio is not None and found.noise_ratio.value == pytest.approx(2.0)
 
 
-def test_a_ratio_of_equal_swaps_is_one_without_width() -> None:
+def test_a_ratio_of_equal_swaps_is_one_and_says_nothing_of_other_texts() -> None:
     kl = [[0.1, 0.2], [0.3, 0.1], [0.5, 0.2]] * 7
     found = diagnosis.paired_ratio(diagnosis.SwapTable.of(records(a=kl, b=kl)), "r", ["a"], ["b"])
     assert found is not None and found.value == pytest.approx(1.0)
-    assert found.low == pytest.approx(1.0) and found.high == pytest.approx(1.0)  # pairing: no noise of the texts
-    few = diagnosis.paired_ratio(diagnosis.SwapTable.of(records(a=kl[:19], b=kl[:19])), "r", ["a"], ["b"])
-    assert few is not None and (few.low, few.high) == (None, None)  # of 19 texts
+    assert (found.low, found.high) == (None, None)  # it is 1 in every resample
+    twice = [[2 * a, b] for a, b in kl]
+    for n, has_interval in ((19, False), (20, True)):
+        table = diagnosis.SwapTable.of(records(a=twice[:n], b=kl[:n]))
+        result = diagnosis.paired_ratio(table, "r", ["a"], ["b"])
+        assert result is not None and (result.low is not None) == has_interval, n
 
 
 def test_the_groups_to_keep_carry_half_with_the_fewest_weights() -> None:

@@ -288,7 +288,7 @@ def test_the_growth_is_gated(tmp_path):
 
 
 def test_the_figure_has_a_line_per_length_in_the_order_of_lengths():
-    found = results_of(inputs_of(lambda task, text, before: 0.1 + 0.1 * before / 1000 + 0.01 * (text % 3)))
+    found = results_of(inputs_of(lambda task, text, before: 0.11 + (0.1 + 0.002 * (text % 3 - 1)) * before / 1000))
     parts = [r for r in found if r.name == LONG_KL.name and r.category is not None]
     pooled = headline(found)
     drawing = draw_depths(pooled[LONG_KL.name], pooled[SLOPE.name], parts)
