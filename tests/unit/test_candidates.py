@@ -191,11 +191,12 @@ def test_the_plot_shows_one_evaluation_only(tracker: Tracker, monkeypatch: pytes
 HERE, ELSEWHERE = "a" * 16, "b" * 16
 
 
-def with_kl(records: RunRecords, change: float) -> RunRecords:
-    """Return the records with every KL moved."""
+def with_kl(records: RunRecords, change: float, spread: float = 0.0) -> RunRecords:
+    """Return the records with every KL moved, by more of every other item."""
     table = records.option_distances.table
     columns = {name: table.column(name).to_pylist() for name in table.schema.names}
-    columns["kl"] = [kl + change for kl in columns["kl"]]
+    pairs = zip(columns["kl"], columns["item_id"], strict=True)
+    columns["kl"] = [kl + change + spread * (-1) ** int(item) for kl, item in pairs]
     return replace(records, option_distances=type(records.option_distances).from_columns(columns))
 
 
