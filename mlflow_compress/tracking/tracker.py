@@ -434,12 +434,6 @@ class Snapshot(Tracker):
             runs = search_runs(self.client, f"attributes.run_id IN ({wanted})")
             self._runs = {str(run.info.run_id): run for run in runs}
 
-    def look_up_stage(self, run_id: str, stage: str) -> StoredRun:
-        """Return the newest run of a stage below a main run; of another run, that run itself."""
-        run = self.look_up(run_id)
-        below = self.child_ids(run.run_id).get(stage)
-        return run if below is None else self.look_up(below)
-
     def run_of(self, run_id: str) -> Run:
         if run_id not in self._runs:
             self._runs[run_id] = super().run_of(run_id)
