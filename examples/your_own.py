@@ -64,7 +64,7 @@ def confidence_change(inputs: MetricInputs):
 
 found = mc.evaluate(variant, model=model_folder, tasks=questions, store=STORE)
 print(found.verdict)
-print(found.to_pandas()[["name", "task", "value", "low", "high", "n"]])
+print(found.to_pandas()[["name", "value", "low", "high", "n"]])
 print("change of confidence:", found["quality/confidence_change"].value)
 
 # %% Your own judge: it rates answers, and a metric turns ratings into numbers.
