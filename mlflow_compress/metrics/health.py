@@ -218,6 +218,9 @@ def _found(samples: AnswerSamples, of: Generations) -> tuple[dict[str, Bool], Fl
 def health(inputs: MetricInputs) -> list[MetricResult]:
     """Over the sampled answers of all instructions; every interval is over instructions, whose samples stay together.
 
+    Lengths have the bootstrap's, or, where their ratio never differs (the same answers), that of values up to the token
+    limit (`bounded_ratio_interval`).
+
     The baseline's second sample is drawn as the variant's is. So both floors are what an equal model has. Slices are by
     the category of the instruction, and its script and language.
     """
@@ -228,7 +231,8 @@ def health(inputs: MetricInputs) -> list[MetricResult]:
     theirs, their_tokens = _found(samples, samples.variant)
 
     def length(of: Float) -> Resampled:
-        return Resampled(np.column_stack([of, tokens]), ratio, groups=groups)
+        columns = np.column_stack([of, tokens])
+        return Resampled(columns, ratio, groups=groups, most=max(float(samples.most_tokens), columns.max()))
 
     estimates: dict[MetricKey, Estimate] = {
         DEFECTS_PCT: Proportion.of(theirs["defects"], groups),

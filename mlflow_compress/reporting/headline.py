@@ -1,7 +1,7 @@
 """The headline table of one variant and the sentences under it, for the report, the terminal and the run's note."""
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from mlflow_compress.metrics.core.metric_registry import (
     headline_keys,
     key,
     leaderboard_keys,
+    plugin_keys,
 )
 from mlflow_compress.metrics.noise import SIGNIFICANT, distinguishable
 from mlflow_compress.metrics.stats.significance import OneEnd, holm
@@ -177,23 +178,23 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
     return [*rows, cache]
 
 
-def headline_rows(
-    pooled: Pooled, sizes: "CheckpointManifest | None" = None, *, most: int | None = None
-) -> list[HeadlineRow]:
-    """Return the rows of the metrics that were computed, in the order that they declare (`MetricKey.headline`).
+def headline_rows(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> list[HeadlineRow]:
+    """Return the rows of the metrics that were computed, in the order that they declare (`MetricKey.headline`)."""
+    return [row for row, _ in _rows(pooled, sizes)]
 
-    - `most`: Of more rows than these only those remain that MLflow's leaderboard has a column for, and the sizes.
+
+def _rows(pooled: Pooled, sizes: "CheckpointManifest | None") -> list[tuple[HeadlineRow, bool]]:
+    """Return the same, each with whether a terminal shows it where there are too many.
+
+    It shows what MLflow's leaderboard has a column for, what plug-ins measure, and the sizes.
     """
-    columns = {declared.name for declared in leaderboard_keys()}
-    rows: list[tuple[bool, HeadlineRow]] = []
+    always = {declared.name for declared in (*leaderboard_keys(), *plugin_keys())}
+    rows: list[tuple[HeadlineRow, bool]] = []
     for headline in headline_keys():
-        kept = not columns.isdisjoint({headline.name, headline.difference})
-        if (row := _row(headline, pooled)) is not None:
-            rows.append((kept, row))
-        if headline.name == KL:
-            rows += [(kept, row) for row in _kl_rows(pooled)]
-    rows += [] if sizes is None else [(True, row) for row in _size_rows(sizes)]
-    return [row for kept, row in rows if kept or most is None or len(rows) <= most]
+        row = _row(headline, pooled)
+        found = [*([] if row is None else [row]), *(_kl_rows(pooled) if headline.name == KL else [])]
+        rows += [(one, not always.isdisjoint({headline.name, headline.difference})) for one in found]
+    return rows + [(one, True) for one in ([] if sizes is None else _size_rows(sizes))]
 
 
 def interval_percent(pooled: Pooled) -> str:
@@ -282,8 +283,12 @@ _NUMBERS = ("n", "baseline", "variant")
 _NARROW = ("metric", *_NUMBERS, "difference")  # the columns of a terminal and of a note
 
 
-def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = None, *, most: int | None = None) -> Table:
-    """Return the headline table with all its columns; for `most` see `headline_rows`."""
+def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> Table:
+    """Return the headline table with all its columns."""
+    return _table(pooled, headline_rows(pooled, sizes))
+
+
+def _table(pooled: Pooled, rows: Sequence[HeadlineRow]) -> Table:
     difference = f"difference [{interval_percent(pooled)} interval]"
     heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in _NUMBERS)]
     heads.append(Column(difference, left=True, key="difference"))
@@ -291,7 +296,7 @@ def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = Non
         columns=[*heads, Column("noise floor", left=True), Column("distinguishable", left=True)],
         rows=[
             (Words(r.label, [r.meaning]), r.n or "", r.baseline, r.variant, r.difference, r.noise, r.distinguishable)
-            for r in headline_rows(pooled, sizes, most=most)
+            for r in rows
         ],
     )
 
@@ -303,9 +308,10 @@ def headline_table(
     failed_stages: Mapping[str, str] | None = None,
 ) -> str:
     """Return the headline table as aligned text, as many rows as a terminal has room for, failed stages and notes."""
-    table = headline_rows_table(pooled, manifest, most=_MOST_ROWS)
-    lines = table.only(*_NARROW).lines(widest=_WIDTH)
-    left_out = len(headline_rows(pooled, manifest)) - len(table.rows)
+    rows = _rows(pooled, manifest)
+    shown = [row for row, always in rows if always or len(rows) <= _MOST_ROWS]
+    lines = _table(pooled, shown).only(*_NARROW).lines(widest=_WIDTH)
+    left_out = len(rows) - len(shown)
     more = [f"{left_out} more rows stand in the report and in the run's note."] if left_out else []
     notes = failures(failed_stages) + footnotes(pooled, floors=False) + more
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH)]

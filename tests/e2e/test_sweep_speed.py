@@ -17,8 +17,8 @@ def test_speed_and_memory_reach_the_scoreboard_the_page_and_the_decision(
 ) -> None:
     command = ["sweep", "--methods=layer-drop,hqq", "--bits=8", "--limit=1", "--judge=false", "--noise_items=5", *SHORT]
     assert cli.main(command) == 0
-    shown = " ".join(capsys.readouterr().out.split())  # lines are wrapped
-    assert "timed in" in shown and "Not timed: hqq-8bit-g64 (the format hqq_packed is only simulated" in shown
+    shown = capsys.readouterr().out
+    assert "timed in" in shown and "Not timed: hqq-8bit-g64; the format hqq_packed is only simulated" in shown
 
     [sweep] = tracker.find_finished("sweep")
     board = tracker.fetch_json(sweep.info.run_id, "scoreboard.json")

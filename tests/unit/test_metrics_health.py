@@ -220,10 +220,7 @@ def test_a_policy_bounds_health_and_fails_without_it() -> None:
     """Loops in 30 of 100 answers more than the baseline's: at most 39.6 points by Tango's interval; twice the length."""
     items = [f"i{n:02d}" for n in range(100)]
     baseline = generations({item: [GOOD] for item in items})
-    loops = generations({item: [LOOP if n < 30 else GOOD] for n, item in enumerate(items)})
-    # Lengths that are all alike would say nothing of those that were not seen.
-    rows = [row | {"n_tokens": 7 + 2 * (n % 2)} for n, row in enumerate(loops.table.to_pylist())]
-    variant = Generations.from_rows(rows)
+    variant = generations({item: [LOOP if n < 30 else GOOD] for n, item in enumerate(items)}, 8)
     results = list(computed(baseline, variant).values())
     for margin, passes in ((40.0, True), (39.0, False)):
         policy = Policy(

@@ -25,7 +25,13 @@ from mlflow_compress.metrics.core.estimates import Mean, Resampled
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.kl_tail import mean_is_trusted, shows_clipped
 from mlflow_compress.metrics.stats import bootstrap as boot
-from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, paired_difference, wilson, z_value
+from mlflow_compress.metrics.stats.intervals import (
+    bounded_mean_interval,
+    bounded_ratio_interval,
+    paired_difference,
+    wilson,
+    z_value,
+)
 from mlflow_compress.metrics.stats.significance import holm, larger_part_p, mcnemar_exact, mcnemar_mid_p, non_inferior
 from mlflow_compress.records import MetricResult
 from tests import metric_records
@@ -590,6 +596,31 @@ def test_values_that_are_all_alike_have_an_interval_that_allows_for_others_or_no
             Resampled(values[:, None], boot.first_column, groups=groups, jackknife=True),
         ):
             assert estimate.at(MetricSettings(), 1.0)[1] is None, (n, value)
+
+
+def test_a_ratio_of_bounded_values_allows_for_pairs_that_were_not_seen():
+    """n pairs of (8, 4) in [0, 8]: if a share u = 1 - 0.025^(1/n) is (8, 0) instead, the ratio is 2 (1 + u/(1 - u)).
+
+    The lower end is that of pairs (0, 8): (8 - 8u)/(4 - 4u + 8u).
+    """
+    for n, size in ((3, 1), (100, 1), (20, 2)):
+        u = 1 - 0.025 ** (1 / n)
+        low, high = bounded_ratio_interval(np.full(n, 8.0 * size), np.full(n, 4.0 * size), np.full(n, size), high=8.0)
+        assert high == pytest.approx(2 * (1 + u / (1 - u)), rel=0.02)
+        assert low == pytest.approx((8 - 8 * u) / (4 + 4 * u), rel=0.05)
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(0, 8, (2, 50))
+    low, high = bounded_ratio_interval(a, b, high=8.0)
+    assert bounded_mean_interval(a - high * b, low=-8 * high, high=8.0).high == pytest.approx(0.0, abs=1e-6)
+    assert bounded_ratio_interval(b, a, high=8.0) == pytest.approx((1 / high, 1 / low))
+    assert bounded_ratio_interval(a, np.zeros(50), high=8.0).high == np.inf
+    # What the bootstrap says nothing of has this interval; what it does keeps its own.
+    same = Resampled(np.column_stack([a, a]), boot.ratio, most=8.0)
+    assert same.at(MetricSettings(), 1.0)[1] == bounded_ratio_interval(a, a, high=8.0)
+    differs = np.column_stack([a, b])
+    assert Resampled(differs, boot.ratio, most=8.0).at(MetricSettings(), 1.0) == Resampled(differs, boot.ratio).at(
+        MetricSettings(), 1.0
+    )
 
 
 def test_gaffke_s_interval_of_unequal_groups_counts_as_many_as_the_weights_say():

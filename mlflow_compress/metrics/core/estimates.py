@@ -222,6 +222,8 @@ class Resampled:
     n_unscored: int | None = None
     groups: Int | None = None  # Code of each item's group; shape (n,)
     jackknife: bool = False  # Whether the interval is the jackknife's, as for a statistic that rests on few items
+    # Of the ratio of two columns: the largest value of both, by which it has an interval where it never differs
+    most: float | None = None
 
     @property
     def n(self) -> int:
@@ -234,12 +236,22 @@ class Resampled:
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         interval = partial(jackknife_interval, level=settings.level) if self.jackknife else settings.interval
-        if self.groups is None or not intervals.are_grouped(self.groups):
-            return self.value, interval(self.columns, self.statistic)
-        sums = cluster_sums(self.columns, self.groups)
-        if len(sums) < intervals.FEWEST_GROUPS:
-            return self.value, None
-        return self.value, interval(sums, lambda means: self.statistic(means[..., :-1] / means[..., -1:]))
+        columns, statistic, sizes = self.columns, self.statistic, None
+        if self.groups is not None and intervals.are_grouped(self.groups):
+            columns = cluster_sums(self.columns, self.groups)
+            sizes = columns[:, -1]
+            if len(columns) < intervals.FEWEST_GROUPS:
+                return self.value, None
+            statistic = self._of_groups
+        ends = interval(columns, statistic)
+        if ends is None and self.most is not None:
+            above, below = columns[:, 0], columns[:, 1]
+            ends = intervals.bounded_ratio_interval(above, below, sizes, high=self.most, level=settings.level)
+        return self.value, ends
+
+    def _of_groups(self, means: Float) -> Float:
+        """Return the statistic of means over groups, whose last column is their size."""
+        return self.statistic(means[..., :-1] / means[..., -1:])
 
 
 def _unchanged(value: float) -> float:

@@ -136,6 +136,11 @@ class Metric:
     weighted: bool = False
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is this package's, and no plug-in's."""
+        return self.function.__module__.startswith("mlflow_compress.")
+
+    @property
     def keys(self) -> tuple[MetricKey, ...]:
         """Every key that `compute` may return."""
         return self.declares() if callable(self.declares) else self.declares
@@ -193,7 +198,7 @@ def metric(
 def compute(name: str, inputs: MetricInputs) -> list[MetricResult]:
     """Return the results of a registered metric; what goes wrong in a plug-in names it, its package and its file."""
     declared = METRICS.get(name)
-    if declared.function.__module__.startswith("mlflow_compress."):
+    if declared.is_own:
         return declared.compute(inputs)
     with METRICS.blaming(name):
         return declared.compute(inputs, origin=METRICS.origin(name))
@@ -253,6 +258,11 @@ def headline_keys() -> list[MetricKey]:
         (declared.headline, name, declared) for name, declared in all_keys().items() if declared.headline is not None
     ]
     return [declared for _, _, declared in sorted(rows, key=lambda row: row[:2])]
+
+
+def plugin_keys() -> list[MetricKey]:
+    """Return the keys of the metrics of other packages."""
+    return [declared for _, metric in METRICS.items() if not metric.is_own for declared in metric.keys]
 
 
 def leaderboard_keys() -> list[MetricKey]:

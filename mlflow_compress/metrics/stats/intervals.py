@@ -236,6 +236,32 @@ def bounded_mean_interval(
     )
 
 
+def bounded_ratio_interval(
+    above: npt.ArrayLike, below: npt.ArrayLike, sizes: npt.ArrayLike | None = None, *, high: float, level: float = 0.95
+) -> Interval:
+    """Return an interval for ``mean(a)/mean(b)`` of pairs in ``[0, high]``, which allows for pairs that were not seen.
+
+    The ratio is at most r where ``mean(a - r b)`` is at most 0. Its values lie in ``[-r high, high]``, so the upper end
+    is the r at which that of `bounded_mean_interval` is 0, and infinite where there is none; the lower end is one over
+    that of b over a. It holds where every pair has the same ratio, of which a bootstrap says nothing. With `sizes`,
+    shape (n,), a and b are sums over groups of so many pairs.
+
+    Source: Fieller, "Some problems in interval estimation", JRSS-B 1954, with Gaffke's interval in place of Student's.
+    """
+    a, b = finite("values above", above), finite("values below", below)
+
+    def upper_end(a: Float, b: Float) -> float:
+        low, most = 0.0, math.inf
+        for _ in range(_STEPS):
+            ratio = 2.0 * low + 1.0 if most == math.inf else (low + most) / 2.0
+            end = bounded_mean_interval(a - ratio * b, sizes, low=-ratio * high, high=high, level=level).high
+            low, most = (ratio, most) if end > 0.0 else (low, ratio)
+        return most
+
+    inverse = upper_end(b, a)
+    return Interval(1.0 / inverse, upper_end(a, b))
+
+
 def _distance_from_one(y: Float, counts: Float, z: float) -> float:
     """Return ``1 - U`` for the upper end U of the mean of ``x = 1 - y``; the weights are Dirichlet(counts, 1).
 
