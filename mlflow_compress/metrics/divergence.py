@@ -26,7 +26,7 @@ _agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, by_categ
 KL = _nats(
     "kl_mean",
     "lower",
-    "KL(baseline || variant), eq. 1: items, then options, then tokens.",
+    "KL(baseline || variant): the mean over items, of those over options, of those over tokens.",
     label="KL, items (nats)",
     headline=30,
     floor="noise/kl_mean",
@@ -35,9 +35,9 @@ KL = _nats(
     unscored=TOO_LONG,
     gate=GateValue("gate/kl_upper", upper_end),
 )
-KL_REVERSE = _nats("kl_reverse_mean", "lower", "KL(variant || baseline), weighted as eq. 1.", by_category=False)
-JS = _nats("js_mean", "lower", "Jensen-Shannon divergence, weighted as eq. 1.", high=LN2, by_category=False)
-ACCEPTANCE = _agreement("acceptance", "higher", "Expected acceptance rate 1 - TV, weighted as eq. 1.")
+KL_REVERSE = _nats("kl_reverse_mean", "lower", "KL(variant || baseline), weighted as the KL.", by_category=False)
+JS = _nats("js_mean", "lower", "Jensen-Shannon divergence, weighted as the KL.", high=LN2, by_category=False)
+ACCEPTANCE = _agreement("acceptance", "higher", "Expected acceptance rate 1 - TV, weighted as the KL.")
 TOP1 = _agreement(
     "top1_agreement",
     "higher",

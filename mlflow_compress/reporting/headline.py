@@ -242,7 +242,7 @@ def footnotes(pooled: Pooled, *, floors: bool = True) -> list[str]:
     notes = []
     if kl_tail.shows_clipped(pooled):
         notes.append(
-            "KL, items hangs on few items: no interval. Gates read the clipped KL and the items above the clip."
+            "The mean KL hangs on few items and has no interval: gates read the clipped KL and the items above it."
         )
     unscored: dict[str, None] = {}
     for shown in headline_keys():

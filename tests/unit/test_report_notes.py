@@ -80,7 +80,7 @@ def test_the_kl_is_shown_with_what_the_gate_reads():
     assert rows["KL, items (nats)"].difference == "0.0200"
     assert rows["KL per item, clipped (nats)"].difference == "0.015 [0.010, 0.020]"
     assert rows["Items above the clip"].difference == "0.3 % [0.1, 1.9]"
-    sentence = "KL, items hangs on few items: no interval. Gates read the clipped KL and the items above the clip."
+    sentence = "The mean KL hangs on few items and has no interval: gates read the clipped KL and the items above it."
     assert sentence in " ".join(headline.footnotes(by_name(alone, item, clipped, above)))
     assert headline.footnotes(by_name(kl, item, clipped, above)) == []
     # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.
