@@ -3,14 +3,12 @@
 import json
 import re
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 ANCHOR = "x"
 """Stands before a piece that does not begin a text, so that nothing is added as at the beginning of a text."""
 
-_CUT = re.compile(r"(?<=[A-Za-z])(?=[ \n])")
-_PARAGRAPH = re.compile(r"(?<=[A-Za-z])(?=\n\n)")
 _LETTER_AND_BLANK = re.compile("[A-Za-z][ \n▁ĠĊ]")  # blanks as texts and vocabularies write them
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 # One of each kind of character that pre-tokenizers tell apart
@@ -83,7 +81,14 @@ def paragraphs(text: str) -> list[str]:
     So texts that begin alike share all pieces but the last ones, and a text shares all but its last piece with each of
     its continuations.
     """
-    ends = [match.start() for match in _PARAGRAPH.finditer(text)]
-    last = max((match.start() for match in _CUT.finditer(text, ends[-1] if ends else 0)), default=0)
-    ends = [*ends, last] if last and (not ends or last > ends[-1]) else ends
-    return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    ends, found = [0], text.find("\n\n")
+    while found != -1:
+        if text[found - 1 : found] in _LETTERS:
+            ends.append(found)
+        found = text.find("\n\n", found + 1)
+    last = len(text)
+    while (last := max(text.rfind(" ", ends[-1] + 1, last), text.rfind("\n", ends[-1] + 1, last))) != -1:
+        if text[last - 1] in _LETTERS:
+            ends.append(last)
+            break
+    return [text[begin:end] for begin, end in pairwise([*ends, len(text)])]
