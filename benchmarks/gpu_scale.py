@@ -103,7 +103,7 @@ def _name(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
-def made_questions(file: Path, limit: int) -> Path:
+def made_questions(file: Path, limit: int, subjects: int = SUBJECTS) -> Path:
     """Write questions of random words with MMLU's lengths: five examples and `limit` questions a subject."""
     draw = random.Random(0)
     words = ["".join(draw.choices("aeioubdfgklmnprst", k=draw.randint(2, 8))) for _ in range(3000)]
@@ -112,7 +112,7 @@ def made_questions(file: Path, limit: int) -> Path:
         return " ".join(draw.choices(words, k=n))
 
     rows = []
-    for subject in range(SUBJECTS):
+    for subject in range(subjects):
         for number in range(SHOTS + limit):
             rows.append(
                 {

@@ -114,7 +114,9 @@ def job(work: Path, gigabytes: float) -> dict[str, tuple[float, float]]:
     folder = work / f"job-{gigabytes}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    questions_file = gpu_scale.made_questions(folder / "made.jsonl", 1)
+    questions_file = gpu_scale.made_questions(
+        folder / "made.jsonl", 1, subjects=2
+    )  # few, as passes are not what is asked
     heads = round((gigabytes * 1e9 / 2 / 32) ** 0.5 / 128)  # two bfloat16 layers of 16 hidden_size² each
     shape = gpu_scale.TINY | {
         "hidden_size": 128 * heads,

@@ -119,11 +119,12 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
     evaluation = run.data.tags.get(run_names.EVALUATION)
     if evaluation is None:
         return
-    variants = search_runs(client, tags_filter({run_names.STAGE: "main", run_names.EVALUATION: evaluation}))
+    shown = {run_names.STAGE: "main", run_names.EVALUATION: evaluation, run_names.LEADERBOARD: "shown"}
+    variants = search_runs(client, tags_filter(shown))
     _colour(client, variants)
     measured = {name for variant in variants for name in variant.data.metrics}
     page = {
-        "searchFilter": f"tags.`{run_names.STAGE}` = 'main' and tags.`{run_names.EVALUATION}` = '{evaluation}'",
+        "searchFilter": tags_filter(shown),
         "orderByKey": f"metrics.`{KL}`",
         "orderByAsc": True,
         "startTime": "ALL",

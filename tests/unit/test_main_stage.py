@@ -9,7 +9,7 @@ import pytest
 
 from mlflow_compress import cli
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.main.run import check, finished_stages, resumed
+from mlflow_compress.commands.main.run import check, finished_stages, keep_one_row, resumed
 from mlflow_compress.commands.main.stages import Progress
 from mlflow_compress.config import as_text, parse
 from mlflow_compress.errors import ConfigError
@@ -172,3 +172,18 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ)
     assert done.stderr == ""
     assert int(done.stdout) in (0, 141)  # 0 where the reader was slower
+
+
+def test_a_variant_that_was_judged_later_has_one_row(tracker: Tracker) -> None:
+    """Runs whose stages a newer run has too leave the leaderboard; what was judged otherwise, or another one, stays."""
+    evaluated, judged, otherwise = (
+        {run_names.EVALUATED_KEY: "e", run_names.LEADERBOARD: "shown", **more}
+        for more in ({}, {run_names.JUDGED_KEY: "j"}, {run_names.JUDGED_KEY: "other"})
+    )
+    runs = []
+    for tags in (evaluated, otherwise, evaluated | {run_names.EVALUATED_KEY: "another"}, judged):
+        with tracker.run("rtn demo", "main", tags) as run:
+            runs.append(run.run_id)
+    keep_one_row(tracker, runs[-1], judged)
+    rows = [tracker.run_of(run).data.tags[run_names.LEADERBOARD] for run in runs]
+    assert rows == [f"see run {runs[-1]}", "shown", "shown", "shown"]

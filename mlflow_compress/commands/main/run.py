@@ -261,11 +261,16 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
 _OF_KERNELS = ("ATEN_", "CUDA_", "MKL_", "NUMBA_", "OMP_")  # how environment variables begin that decide last bits
 
 
+_OF_LATER_STAGES = {"judge", "speed", *(STAGES["judge"] | STAGES["speed"]) - (STAGES["quantize"] | STAGES["evaluate"])}
+
 _PLUG_INS = ("commands", "engines", "judges", "methods", "metrics", "tasks")
 
 
 def digest_of(config: MainConfig) -> str | None:
-    """Return a hash of everything that decides a main run: parameters, files, software, machine. None if served."""
+    """Return a hash of all that decides a main run but its judge and speed: parameters, files, software, machine.
+
+    None where a model is served.
+    """
     if config.is_served or is_endpoint(config.source.model):
         return None
     folders = [local_model_folder(inputs.model_path(config.source.model))]
@@ -273,30 +278,31 @@ def digest_of(config: MainConfig) -> str | None:
         folders.append(Path(config.compression.checkpoint))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     calibration = inputs.calibration_set(config.quantize_config)
-    judge = config.judge_config()
     # The package by its source: a metric that has changed is computed again, whatever the version.
     entries = (point for kind in _PLUG_INS for point in entry_points(group=f"mlflow_compress.{kind}"))
     plug_ins = [f"{point.value} {point.dist.version if point.dist else None}" for point in entries]
     deciding = {
-        "parameters": as_text(config),
+        "parameters": {name: value for name, value in as_text(config).items() if name not in _OF_LATER_STAGES},
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "suite": inputs.suite_of(config.evaluate_config()).hashes,
         "calibration": [] if calibration is None else calibration.plain(),
-        "instructions": [asdict(one) for one in inputs.instructions_of(judge)] if config.judge else [],
         "software": [code_identity(), package_hash(), sys.version, *sorted(plug_ins)],
         "machine": [platform.node(), platform.processor(), os.cpu_count(), certainly_on_cpu("auto")],
         "environment": {name: os.environ[name] for name in os.environ if name.startswith(_OF_KERNELS)},
-        "judge has a key": bool(os.environ.get(KEY_VARIABLE)),
-        "vllm": str(named_python(config.running.vllm_python)),
     }
     return digest(deciding)
 
 
 def done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> VariantRun | None:
-    """Return the results of a finished main run of the same digest, whose checkpoint is still there; None without."""
-    for run in tracker.find_finished("main", **{run_names.ASKED: asked}):
+    """Return the results of a finished main run that has what is asked, and whose checkpoint is still there."""
+    _, *later = stage_keys(config, "", "").items()
+    for run in tracker.find_finished("main", **{run_names.ASKED: asked, **dict(later)}):
         run_id = run.info.run_id
         children = finished_stages(tracker, run_id)
+        if config.judge and os.environ.get(KEY_VARIABLE):
+            skipped = tracker.run_of(children["judge"]).data.tags.get(run_names.SKIPPED, "")
+            if KEY_VARIABLE in skipped:  # there was no key then
+                continue
         if "evaluate" in children and (Path(run.data.tags[run_names.CHECKPOINT]) / MANIFEST_FILE).is_file():
             label, name = inputs.baseline_label(config.evaluate_config()), name_of(config)
             say(f"Done before, and nothing has changed since: the results are those of run {run_id}")
@@ -337,7 +343,7 @@ def run_variant(
         what = str(stages.facts["weights"]) if served is not None else Path(stages.checkpoint).name
         known_now = {run_names.EVALUATION: evaluation, run_names.BASELINE_RUN: stages.baseline_run}
         keys = {run_names.VARIANT_KEY: variant_key(config, what, evaluation), **stage_keys(config, what, evaluation)}
-        run.set_tags({**known_now, **keys})
+        run.set_tags({**known_now, **keys, run_names.LEADERBOARD: "shown"})
         if served is not None:
             facts = {**served, run_names.EVALUATE_RUN: stages.evaluate}
             run.set_tags({name: facts[name] for name in run_names.SERVED})
@@ -353,4 +359,14 @@ def run_variant(
             run.set_tags({run_names.FAILED_STAGE: stage})
             fix = f"The other stages are published. Do the rest with the same parameters and resume={run.run_id}"
             raise StageError(message, stage=stage, fix=fix, published=published, broke_off=stages.broke_off)
+    if served is None:
+        keep_one_row(tracker, run.run_id, keys)
     return published
+
+
+def keep_one_row(tracker: Tracker, run_id: str, keys: Mapping[str, str]) -> None:
+    """Take earlier runs of the same variant off the leaderboard whose stages this one has too."""
+    for older in tracker.find_finished("main", **{run_names.EVALUATED_KEY: keys[run_names.EVALUATED_KEY]}):
+        later = (older.data.tags.get(tag) for tag in (run_names.JUDGED_KEY, run_names.TIMED_KEY))
+        if older.info.run_id != run_id and set(later) <= {None, *keys.values()}:
+            TrackedRun(tracker.client, older.info.run_id).set_tags({run_names.LEADERBOARD: f"see run {run_id}"})
