@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, StoreError
+from mlflow_compress.models.architectures.packed_layers import unpacked
 from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash, weights_hash
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model, open_light
 from mlflow_compress.scoring import engine_identity as module
@@ -52,6 +54,17 @@ def test_soft_capped_attention_is_not_run_by_a_kernel_that_drops_the_cap(tmp_pat
 
 def broken(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "broken"))
+
+
+@pytest.mark.parametrize("num_bits", range(1, 9))
+def test_packed_weights_are_unpacked_as_their_own_library_does(num_bits: int) -> None:
+    top = 1 << (num_bits - 1)
+    for columns in (1, 7, 32, 33, 160):  # words, and parts of one
+        values = torch.randint(
+            -top, top, (3, columns), dtype=torch.int8, generator=torch.Generator().manual_seed(columns)
+        )
+        packed = pack_to_int32(values, num_bits)
+        assert torch.equal(unpacked(packed, num_bits, values.shape, others=unpack_from_int32), values)
 
 
 def test_missing_and_broken_checkpoints_are_refused(folder: Path, tmp_path: Path) -> None:

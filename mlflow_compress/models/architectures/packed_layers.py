@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -61,9 +61,38 @@ def decompress(model: Any) -> bool:
     def store_in_dtype(module: Any, tensors: dict[str, Any]) -> None:
         store(module, {**tensors, "weight": tensors["weight"].to(dtype)})
 
-    with _fp4_in_float32(), patch.object(base, "replace_direct_state_dict", store_in_dtype):
+    packed = importlib.import_module("compressed_tensors.compressors.pack_quantized.base")
+    quick = partial(unpacked, others=packed.unpack_from_int32)
+    with (
+        _fp4_in_float32(),
+        patch.object(packed, "unpack_from_int32", quick),
+        patch.object(base, "replace_direct_state_dict", store_in_dtype),
+    ):
         compressor.decompress_model(model=model)
     return True
+
+
+def unpacked(
+    packed: "torch.Tensor",
+    num_bits: int,
+    shape: "torch.Size",
+    packed_dim: int = 1,
+    *,
+    others: "Callable[..., torch.Tensor]",
+) -> "torch.Tensor":
+    """Return the int8 values, shape (rows, columns), of packed int32 words, byte by byte where values fill whole bytes.
+
+    Equal to compressed-tensors' own function, `others`, which gathers a word for each value: about a quarter of its
+    seconds. It unpacks what does not fill whole bytes.
+    """
+    import torch
+
+    if 8 % num_bits or packed.ndim != 2 or packed_dim != 1 or sys.byteorder != "little":
+        return others(packed, num_bits, shape, packed_dim)
+    octets, mask = packed.contiguous().view(torch.uint8), (1 << num_bits) - 1
+    values = torch.stack([(octets >> start) & mask for start in range(0, 8, num_bits)], dim=-1)
+    values = values.view(len(packed), -1)[:, : shape[1]]
+    return (values - (1 << (num_bits - 1))).view(torch.int8)  # below 0 a byte wraps, to what int8 reads as negative
 
 
 def _fp4_in_float32() -> contextlib.AbstractContextManager[object]:
