@@ -128,7 +128,7 @@ def test_type_checkers_find_wrong_calls_and_no_other_after_both_ways_of_installi
     (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n[mypy-torch.*,transformers.*]\nfollow_imports = skip\n")
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')  # as in pyright itself
     checkers = {"mypy": [sys.executable, "-P", "-m", "mypy", "--python-executable", str(python)]}
-    if find_spec("basedpyright") is not None:  # pyright with its node, 300 MB: in the extra that CI adds
+    if find_spec("basedpyright") is not None:  # the extra `pyright`, which CI installs
         checkers["pyright"] = [sys.executable, "-P", "-m", "basedpyright", "--pythonpath", str(python)]
     for name, command in checkers.items():
         done = subprocess.run([*command, script.name], cwd=tmp_path, capture_output=True, text=True, check=False)
