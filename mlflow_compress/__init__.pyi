@@ -1196,6 +1196,7 @@ def policy(
 
 def promote(
     *,
+    store: StoreLike = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
     evaluation: str = "auto",
     policy: PolicyLike | None = None,
@@ -1217,6 +1218,8 @@ def promote(
 
     Parameters
     ----------
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store, which it is until the decision is made.
     model
         baseline whose variants compete: 'demo', a folder, or a name that runs show [demo]
     evaluation
@@ -1253,6 +1256,7 @@ def promote(
 
 def report(
     *runs: ResultOfRun | str | Sequence[ResultOfRun | str],
+    store: StoreLike = None,
     output: str | PathLike[str] = "report.html",
     policy: PolicyLike | None = None,
     format: Literal["auto", "html", "md", "csv", "json"] = "auto",
@@ -1266,6 +1270,8 @@ def report(
     ----------
     *runs : Sweep, VariantRun, str, or a list of VariantRun and str
         What `sweep` or `run` returned, or the ids of main runs of one evaluation or of a sweep's run.
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store.
     output
         file to write: .html, .md, .csv or .json [report.html]
     policy

@@ -31,8 +31,8 @@ seconds: float | None = planned.seconds
 searched: mc.Search = mc.search(bits_per_weight=4.5)
 repaired: mc.Repair = mc.search(repair="0123abcd", policy=policy)
 report: mc.VariantsReport = mc.report(swept, output=store / "report.html", policy=policy)
-table: mc.VariantsReport = mc.report([variant, "0123abcd"], format="md")
-promoted: mc.Promotion = mc.promote(model=Path("llama"), policy=limits, max_flips_pct=5, dry_run=True)
+table: mc.VariantsReport = mc.report([variant, "0123abcd"], format="md", store=store)
+promoted: mc.Promotion = mc.promote(model=Path("llama"), store=store, policy=limits, max_flips_pct=5, dry_run=True)
 champion: str | None = promoted.champion
 approval: mc.Approval = mc.approve(1, by="Ada", policy=Path("policy.yaml"))
 back: mc.Rollback = mc.rollback(alias="champion")

@@ -42,12 +42,12 @@ def require_runs(run_ids: Sequence[str], uri: str | None = None) -> None:
             raise TrackingError(f"The store {known[0]} has no such run", got=run_id)
 
 
-def require_tag(name: str, value: str, what: str) -> None:
-    """Refuse the value of a tag, or its beginning, that no run in MLflow's store has, as fast as `require_runs`."""
-    known = _rows("SELECT DISTINCT value FROM tags WHERE key = ?", name)
+def require_tag(name: str, value: str, what: str, uri: str | None = None) -> None:
+    """Refuse the value of a tag, or its beginning, that no run in a store has, as fast as `require_runs`."""
+    known = _rows("SELECT DISTINCT value FROM tags WHERE key = ?", name, uri=uri)
     if known is not None and not any(one.startswith(value) for one in known[1]):
         # Those that have a finished variant: of the others nothing can be decided.
-        usable = _rows(_OF_FINISHED_VARIANTS, name)
+        usable = _rows(_OF_FINISHED_VARIANTS, name, uri=uri)
         allowed = sorted(usable[1]) if usable else []
         fix = None if allowed else "Run the main job for a variant first"
         raise ConfigError(f"The store {known[0]} has no such {what}", allowed=allowed or None, got=value, fix=fix)

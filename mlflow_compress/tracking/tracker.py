@@ -62,6 +62,25 @@ def tracking_uri() -> str:
     return f"{SQLITE}{path.resolve()}" if uri.startswith(SQLITE) and not path.is_absolute() else uri
 
 
+@contextmanager
+def in_store(uri: str | None) -> Iterator[None]:
+    """Within this block MLflow is configured for a store; None leaves the one that it is configured for.
+
+    MLflow's registry looks up a version's model in the configured store, wherever the version itself is.
+    """
+    if uri is None:
+        yield
+        return
+    before, given = mlflow.get_tracking_uri(), os.environ.get("MLFLOW_TRACKING_URI")
+    try:
+        mlflow.set_tracking_uri(uri)  # also into the environment
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
+        if given is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
 def _stored(run: Run) -> StoredRun:
     return StoredRun(run_id=str(run.info.run_id), tags=dict(run.data.tags), metrics=dict(run.data.metrics))
 

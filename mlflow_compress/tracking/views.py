@@ -119,12 +119,12 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
     evaluation = run.data.tags.get(run_names.EVALUATION)
     if evaluation is None:
         return
-    shown = {run_names.STAGE: "main", run_names.EVALUATION: evaluation, run_names.LEADERBOARD: "shown"}
-    variants = search_runs(client, tags_filter(shown))
+    rows = {run_names.STAGE: "main", run_names.EVALUATION: evaluation, run_names.LEADERBOARD: "shown"}
+    variants = search_runs(client, tags_filter(rows))
     _colour(client, variants)
     measured = {name for variant in variants for name in variant.data.metrics}
     page = {
-        "searchFilter": tags_filter(shown),
+        "searchFilter": tags_filter(rows),
         "orderByKey": f"metrics.`{KL}`",
         "orderByAsc": True,
         "startTime": "ALL",

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from mlflow.entities import LoggedModelOutput
 
+import mlflow_compress as mc
+from mlflow_compress.commands.command import store_in
 from mlflow_compress.commands.main import summary
 from mlflow_compress.commands.promote.parameters import PromoteConfig
 from mlflow_compress.commands.promote.run import run_promote
 from mlflow_compress.config.policy import ReplacementRule
 from mlflow_compress.decide.champion import HeadToHead, Incumbent, head_to_head, settle
 from mlflow_compress.decide.promotion import Candidate, CandidateOutcome, Decision, PolicyAnswer
-from mlflow_compress.errors import AlignmentError, ConfigError
+from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError
 from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.records import Items, RunRecords
 from mlflow_compress.tracking import run_names
@@ -69,6 +71,18 @@ def finished(
 
 def champion(tracker: Tracker, name: str = "compressed-llama") -> str:
     return str(tracker.client.get_model_version_by_alias(name, "champion").run_id)
+
+
+def test_variants_of_a_folder_s_store_compete_and_are_reported_there(tracker: Tracker, tmp_path: Path) -> None:
+    folder = Tracker(uri=store_in(tmp_path / "runs"))
+    own = finished(folder, "rtn-4bit")
+    assert mc.promote(model="llama", store=tmp_path / "runs", **WIDE).champion == "rtn-4bit"
+    assert champion(folder) == own
+    assert tracker.client.search_registered_models() == []
+    with pytest.raises(ConfigError, match="has no such baseline"):
+        mc.promote(model="llama")
+    with pytest.raises(TrackingError, match="has no such run"):
+        mc.report("0123abcd", store=tmp_path / "runs", output=tmp_path / "report.html")
 
 
 def test_only_the_evaluation_with_most_items_competes(tracker: Tracker) -> None:

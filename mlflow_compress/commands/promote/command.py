@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.commands.command import Positional, configured, path_text, register_command
+from mlflow_compress.commands.command import Positional, StoreLike, configured, path_text, register_command, store_of
 from mlflow_compress.commands.promote.parameters import ApproveConfig, HistoryConfig, PromoteConfig, RollbackConfig
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.config.declarations import AUTO
@@ -51,11 +51,15 @@ def approve(version: int | str | None = None, **parameters: Any) -> "Approval":
 
 
 @register_command("promote", PromoteConfig, place=7, resumable=True, decides=True)
-def promote(**parameters: Any) -> "Promotion":
+def promote(*, store: StoreLike = None, **parameters: Any) -> "Promotion":
     """Return the decision on all variants of one evaluation, after moving the alias in MLflow's model registry.
 
     With ``dry_run=True`` the decision is returned, and nothing is written.
 
+    Parameters
+    ----------
+    store : path, optional
+        A folder that keeps runs in place of MLflow's tracking store, which it is until the decision is made.
     **parameters
 
     Raises
@@ -71,7 +75,7 @@ def promote(**parameters: Any) -> "Promotion":
         ...
     mlflow_compress.errors.ConfigError: Parameter 'max_kl' must be a number. Got: 'much'.
     """
-    config = configured(PromoteConfig, parameters)
+    config = configured(PromoteConfig, parameters, store)
     if config.policy is not None:  # what is wrong in it is said first
         from mlflow_compress.decide.promotion import gates_of
 
@@ -80,10 +84,13 @@ def promote(**parameters: Any) -> "Promotion":
         from mlflow_compress.config.policy import read_waiver
 
         read_waiver(config.waiver)
-    _require_known(config.model, config.evaluation)
+    uri = store_of(store, config)
+    _require_known(config.model, config.evaluation, uri)
     from mlflow_compress.commands.promote.run import run_promote
+    from mlflow_compress.tracking.tracker import in_store
 
-    return run_promote(config)
+    with in_store(uri):
+        return run_promote(config)
 
 
 @register_command("rollback", RollbackConfig, place=8)
@@ -138,12 +145,12 @@ def history(**parameters: Any) -> "AliasHistory":
     return read_history(config)
 
 
-def _require_known(model: str, evaluation: str = AUTO) -> None:
+def _require_known(model: str, evaluation: str = AUTO, uri: str | None = None) -> None:
     """Refuse a baseline or an evaluation that no run has."""
     from mlflow_compress.commands.shared.inputs import model_label
 
     # The tags of `run_names`, which takes a second to import.
     if not is_endpoint(model):
-        require_tag("base_model", model_label(model), "baseline")
+        require_tag("base_model", model_label(model), "baseline", uri)
     if evaluation != AUTO:
-        require_tag("evaluation", evaluation, "evaluation")
+        require_tag("evaluation", evaluation, "evaluation", uri)

@@ -255,8 +255,11 @@ SCOREBOARD = "scoreboard.json"  # artifact of a sweep's run
 _ACCEPTED = "ids of main runs of one evaluation, or of a sweep's run"
 
 
-def run_report(config: ReportConfig) -> VariantsReport:
-    """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too."""
+def run_report(config: ReportConfig, store: str | None = None) -> VariantsReport:
+    """Write the page over variants, or its tables, and return them. Inside `mlflow run`, the file is logged too.
+
+    `store` is the address of the store; by default the one that MLflow is configured for.
+    """
     path = Path(config.output).expanduser().resolve()
     text_of = _writer(config.format, path)
     run_ids = [run_id.strip() for run_id in (config.runs or "").split(",") if run_id.strip()]
@@ -264,10 +267,10 @@ def run_report(config: ReportConfig) -> VariantsReport:
         raise ConfigError("No run to report on", allowed=_ACCEPTED, fix="Give the ids of runs: report RUN [RUN ...]")
     if not path.parent.is_dir():
         raise ConfigError("The folder of the report does not exist", got=str(path.parent), fix="Make it first")
-    tracker = Tracker(config.experiment)
+    tracker = Tracker(config.experiment, store)
     policy = read_policy(config.policy)
-    store = Snapshot(tracker, run_ids)
-    content = page_content(store, _scored(store, run_ids, policy.margin), policy, config.policy)
+    runs = Snapshot(tracker, run_ids)
+    content = page_content(runs, _scored(runs, run_ids, policy.margin), policy, config.policy)
     text = text_of(content)
     report = VariantsReport(
         board=content.board, decision=content.decision, choice=variants_page.choice_and_reason(content), path=path
