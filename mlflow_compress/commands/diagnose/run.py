@@ -41,7 +41,7 @@ from mlflow_compress.metrics.diagnosis import (
     summarize_groups,
 )
 from mlflow_compress.models.identity import check_same_tokenizer
-from mlflow_compress.models.loading import LoadedModel, load_model
+from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
 from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
@@ -261,14 +261,7 @@ _SAME = 0.01  # of the whole variant's KL: what rounding may change
 def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = inputs.suite_of(config.evaluate_config)
-    corpora = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
-    if not corpora or len(corpora) < len(suite.corpora):
-        raise ConfigError(
-            "A diagnosis needs running text that is there already",
-            allowed="tasks with a corpus: demo, wikitext2, or a file such as corpus.txt",
-            got=config.evaluation.tasks,
-            fix="Add a corpus to 'tasks', and leave 'traces' out",
-        )
+    corpora = _running_text(suite, config.evaluation.tasks)
     if config.source.device == BALANCED:
         raise UnsupportedError(
             "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
@@ -307,21 +300,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
         variant = light(str(folder), config.source, inference)
         check_same_tokenizer(base, variant)
         began = time.monotonic()
-        fingerprint = digest(
-            {
-                "stage": "diagnose",
-                "baseline": base.weights,
-                "variant": variant.weights,
-                "dtype": str(base.dtype),
-                "device": base.device.type,
-                "rounding": base.rounding,
-                "tasks": suite.hashes,
-                "settings": config.diagnosis.model_dump(),
-                "seed": config.source.seed,
-                **engine_identity(base.path),
-            }
-        )
-        with resumable_workdir(opened.uri, fingerprint) as resume:
+        with resumable_workdir(opened.uri, _fingerprint(config, base, variant, suite)) as resume:
             models = load_model(base.config), load_model(variant.config)
             differences = find_differences(models[0].model, models[1].model)
             say(f"{manifest.label} differs from {label} in {len(differences.groups)} groups of weights")
@@ -360,6 +339,35 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
     if advice.recipe is not None:
         advice = replace(advice, recipe=opened.fetch(run_id, RECIPE) / advice.recipe.name)
     return replace(diagnosis, advice=advice, records_folder=opened.fetch(run_id, run_names.RECORDS))
+
+
+def _running_text(suite: Suite, tasks: str) -> list[Corpus]:
+    corpora = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
+    if not corpora or len(corpora) < len(suite.corpora):
+        raise ConfigError(
+            "A diagnosis needs running text that is there already",
+            allowed="tasks with a corpus: demo, wikitext2, or a file such as corpus.txt",
+            got=tasks,
+            fix="Add a corpus to 'tasks', and leave 'traces' out",
+        )
+    return corpora
+
+
+def _fingerprint(config: DiagnoseConfig, base: LightModel, variant: LightModel, suite: Suite) -> str:
+    return digest(
+        {
+            "stage": "diagnose",
+            "baseline": base.weights,
+            "variant": variant.weights,
+            "dtype": str(base.dtype),
+            "device": base.device.type,
+            "rounding": base.rounding,
+            "tasks": suite.hashes,
+            "settings": config.diagnosis.model_dump(),
+            "seed": config.source.seed,
+            **engine_identity(base.path),
+        }
+    )
 
 
 def _measure(

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
@@ -60,6 +62,16 @@ def evaluate_baseline(config: EvaluateConfig, store: Tracker) -> Baseline:
         return find_or_evaluate(store, base, readable(store, base, suite_of(config), config), config)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A variant beside its baseline: what metrics read, and where it comes from."""
+
+    inputs: MetricInputs
+    baseline: Baseline
+    account: Account
+    found_in: str | None  # The earlier run that has scored the variant
+
+
 def evaluate_variant(
     config: EvaluateConfig,
     suite: Suite,
@@ -67,8 +79,8 @@ def evaluate_variant(
     run: TrackedRun,
     until_finished: ExitStack,
     say: Say = silent,
-) -> tuple[MetricInputs, Baseline, Account, str | None]:
-    """Return what metrics read, the baseline, the account, and the earlier run that has scored the variant, if any.
+) -> Compared:
+    """Score the variant, or find its scores.
 
     The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
     `until_finished` is closed, so that an interrupted run can resume.
@@ -95,8 +107,8 @@ def evaluate_variant(
     run.set_tags({run_names.FINGERPRINT: fingerprint, run_names.EVALUATION: evaluation})
     run.log_params({"device": variant.device.type, "dtype": str(variant.dtype).removeprefix("torch.")})
     resume = until_finished.enter_context(resumable_workdir(store.uri, fingerprint))
+    earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})[:1]
     again: RunRecords | None = None
-    earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})
     if earlier:
         if variant.facts() is not None:
             variant.recognise(store.fetch_json(earlier[0].run_id, FACTS))
@@ -104,29 +116,12 @@ def evaluate_variant(
             again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE))
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
-        account = stored.read_account(store, earlier[0].run_id)
+    elif config.sampling.size is None:
+        outputs, again = _score(config, suite, base, variant, baseline, resume)
     else:
-        models.recognised_in(resume, variant)
-        states, loaded = states_for(baseline, base, variant), variant.load()
-        sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
-        own = resume / "shown"  # the variant's first pass, where it is asked twice
-        with variant.capture(own, loaded) if asked_twice and suite.is_scored else nullcontext() as capture:
-            if config.sampling.size is None:
-                scorer = variant.listing(item_keys(sample)).scorer(loaded)
-                outputs = run_model(scorer, suite, capture=capture, baseline=states, resume=resume)
-            else:
-                first = config.sampling.before_last
-                scored = None if first is None else _scored_before(store, run, fingerprint_with(first))
-                scorer = variant.scorer(loaded)
-                blocks = models.BlockScorer(
-                    suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True
-                )
-                outputs = models.run_sampled(blocks, baseline.records, config, scored)
-        if capture is not None:
-            first_pass = variant.stored(own)
-            second, first = variant.scorer(loaded, after=first_pass), variant.comparable_with(first_pass)
-            again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
-        variant.require_unchanged()
+        first = config.sampling.before_last
+        scored = None if first is None else _scored_before(store, run, fingerprint_with(first))
+        outputs = _score_drawn(config, suite, base, variant, baseline, resume, scored)
     if (facts := variant.facts()) is not None:
         run.log_json(facts, FACTS)
     if config.sampling.size is None:
@@ -141,22 +136,67 @@ def evaluate_variant(
         asked_again=again,
         settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
     )
-    if not earlier:
-        setting = conditions(config, base, variant)
-        if again is not None and again.items is not None:
-            setting["asked twice"] = f"{len(again.items):,} items (noise floor)"
-        if (bounds := outputs.records.option_bounds) is not None:
-            setting["lists of most probable tokens of"] = f"{len({(t, i) for t, i, *_ in bounds.key_rows()}):,} items"
-        account = take_account(
-            inputs,
-            cut=outputs.shortened.cut,
-            too_long=outputs.shortened.too_long,
-            asked_again=outputs.asked_again,
-            setting=setting,
-        )
+    account = (
+        stored.read_account(store, earlier[0].run_id)
+        if earlier
+        else _account_of(inputs, outputs, conditions(config, base, variant))
+    )
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
-    return inputs, baseline, account, earlier[0].run_id if earlier else None
+    return Compared(inputs=inputs, baseline=baseline, account=account, found_in=earlier[0].run_id if earlier else None)
+
+
+def _score(
+    config: EvaluateConfig, suite: Suite, base: EngineModel, variant: EngineModel, baseline: Baseline, resume: Path
+) -> tuple[ModelOutputs, RunRecords | None]:
+    """Score a variant on all items; return also its second answers where it does not repeat itself."""
+    models.recognised_in(resume, variant)
+    states, loaded = states_for(baseline, base, variant), variant.load()
+    sample = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
+    again: RunRecords | None = None
+    own = resume / "shown"  # the variant's first pass, where it is asked twice
+    with variant.capture(own, loaded) if suite.is_scored and not variant.abilities.repeats else nullcontext() as shown:
+        scorer = variant.listing(item_keys(sample)).scorer(loaded)
+        outputs = run_model(scorer, suite, capture=shown, baseline=states, resume=resume)
+    if shown is not None:
+        first_pass = variant.stored(own)
+        second, first = variant.scorer(loaded, after=first_pass), variant.comparable_with(first_pass)
+        again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
+    variant.require_unchanged()
+    return outputs, again
+
+
+def _score_drawn(
+    config: EvaluateConfig,
+    suite: Suite,
+    base: EngineModel,
+    variant: EngineModel,
+    baseline: Baseline,
+    resume: Path,
+    scored: RunRecords | None,
+) -> ModelOutputs:
+    """Score a variant on items that are drawn, those of `scored` excepted."""
+    models.recognised_in(resume, variant)
+    states = states_for(baseline, base, variant)
+    scorer = variant.scorer(variant.load())
+    blocks = models.BlockScorer(suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True)
+    outputs = models.run_sampled(blocks, baseline.records, config, scored)
+    variant.require_unchanged()
+    return outputs
+
+
+def _account_of(inputs: MetricInputs, outputs: ModelOutputs, setting: dict[str, str]) -> Account:
+    if inputs.asked_again is not None and inputs.asked_again.items is not None:
+        setting["asked twice"] = f"{len(inputs.asked_again.items):,} items (noise floor)"
+    if (bounds := outputs.records.option_bounds) is not None:
+        setting["lists of most probable tokens of"] = f"{len({(t, i) for t, i, *_ in bounds.key_rows()}):,} items"
+    return take_account(
+        inputs,
+        cut=outputs.shortened.cut,
+        too_long=outputs.shortened.too_long,
+        asked_again=outputs.asked_again,
+        setting=setting,
+    )
 
 
 def _scored_before(store: Tracker, run: TrackedRun, fingerprint: str) -> RunRecords | None:
@@ -256,7 +296,8 @@ def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say
                 **{name: text[name] for name in stored.settings_of(config)},
             }
         )
-        inputs, baseline, account, found_in = evaluate_variant(config, suite, opened, run, until_finished, say)
+        compared = evaluate_variant(config, suite, opened, run, until_finished, say)
+        inputs, baseline, account = compared.inputs, compared.baseline, compared.account
         if isinstance(variant, CheckpointManifest):
             require_cache_applied(variant, inputs.subject)
         if reason := PERPLEXITY_EXISTS.missing(inputs):
@@ -274,8 +315,8 @@ def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say
         )
         source = "evaluated now" if baseline.fresh else "found in the store"
         run.set_tags({run_names.VERDICT: sentence, run_names.BASELINE_RUN: baseline.run_id, "baseline": source})
-        if found_in is not None:
-            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {found_in}"})
+        if compared.found_in is not None:
+            run.set_tags({run_names.SKIPPED: f"evaluation: found in run {compared.found_in}"})
         run.set_note(f"{sentence}\n\n{account.sentence}")
     return Evaluation(
         name=variant.label,
@@ -291,5 +332,5 @@ def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say
         baseline_run_id=baseline.run_id,
         evaluation_id=evaluation_of_sample(baseline.evaluation, config.sampling),
         baseline_found=not baseline.fresh,
-        variant_found_in=found_in,
+        variant_found_in=compared.found_in,
     )

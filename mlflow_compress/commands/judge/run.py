@@ -1,12 +1,14 @@
 """The judge stage: both models answer the same instructions, and judges rate or compare the answers."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import OneLoaded, cores_shared_out, engine_started, open_both
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
-from mlflow_compress.commands.judge.answers import SAMPLES, AnswerRuns, graded_tokens
+from mlflow_compress.commands.judge.answers import SAMPLES, AnswerRuns, Answers, graded_tokens
 from mlflow_compress.commands.judge.answers_artifact import write_answers
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import store_of_command
@@ -30,6 +32,7 @@ from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.transport.endpoint import check_address
+from mlflow_compress.transport.spending import Spending
 
 
 def judged_answers(
@@ -90,6 +93,143 @@ def _vectors(judged: Mapping[str, Judged]) -> AnswerVectors | None:
     return next(iter(vectors.values()), None)
 
 
+def _metric_settings(config: JudgeConfig) -> metric_inputs.MetricSettings:
+    named = config.answers.bertscore_model
+    if named is None:
+        return metric_inputs.MetricSettings(seed=config.source.seed)
+    with folder_or_hub("bertscore_model", named):  # the hub gives safetensors only
+        folder = embedded_folder() if named == EMBEDDED else resolve_folder(named)
+        model = str(folder), authors_layer(named, folder)
+    return metric_inputs.MetricSettings(seed=config.source.seed, bertscore_model=model)
+
+
+AskJudge = Callable[[JudgeInputs], Judged]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The answers of both models, and the judges that can say something about them."""
+
+    judges: Mapping[str, AskJudge]
+    baseline: Answers
+    again: Generations  # The baseline's own answers once more, with other draws
+    variant: Answers
+    greedy: Mapping[str, RunRecords]  # Of "baseline" and "variant"; empty where no judge needs them
+    tags: Mapping[str, str]  # In which runs the answers are
+    params: Mapping[str, object]  # How the variant was asked
+    skipped: Sequence[str]  # What was left out, or found
+
+
+def _answer(
+    config: JudgeConfig,
+    judges: Mapping[str, AskJudge],
+    instructions: list[Instruction],
+    store: Tracker,
+    run: TrackedRun,
+    say: Say,
+) -> Answered:
+    """Generate the answers that no earlier run has."""
+    base, compressed = open_both(config, say)
+    runs = AnswerRuns(config, store, instructions, base, OneLoaded())
+    baseline_run, baseline, again = runs.baseline(before=compressed.try_out)
+    greedily = [name for name in judges if JUDGES.get(name).greedy]
+    greedy, decoded, skipped = dict[str, RunRecords](), None, list[str]()
+    if not (base.abilities.whole_distributions and compressed.abilities.whole_distributions):
+        judges = {name: opened for name, opened in judges.items() if name not in greedily}
+        skipped += [f"{name}: a server shows no whole distributions" for name in greedily]
+    elif greedily:
+        decoded = runs.baseline_greedy()
+    answers_run, fresh, variant = runs.variant(run, compressed)
+    if decoded is not None:
+        greedy = {"baseline": decoded[1], "variant": runs.variant_greedy(run, compressed, decoded)}
+    runs.load.free()
+    return Answered(
+        judges=judges,
+        baseline=baseline,
+        again=again,
+        variant=variant,
+        greedy=greedy,
+        tags={"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run},
+        params={
+            "judge_max_tokens": graded_tokens(config.answers, compressed.max_length),
+            "device": compressed.device.type,
+        },
+        skipped=[*skipped, *([] if fresh else [f"answers: found in run {answers_run}"])],
+    )
+
+
+def _ask(
+    answered: Answered, instructions: list[Instruction], spending: Spending, run: TrackedRun, say: Say
+) -> dict[str, Judged]:
+    """Ask every judge. What was spent is logged too when one stops, or is stopped."""
+    answers = JudgeInputs(
+        instructions=instructions,
+        graded={"baseline": answered.baseline.graded, "variant": answered.variant.graded},
+        samples={"baseline": answered.baseline.samples, "again": answered.again, "variant": answered.variant.samples},
+        spending=spending,
+        say=say,
+        greedy=answered.greedy,
+    )
+    try:
+        return {name: asked(answers) for name, asked in answered.judges.items()}
+    except JudgeError as error:
+        raise JudgeError(_with_account(str(error), spending.values(), run)) from error
+    finally:
+        if spending.by_model:
+            run.log_values(spending.values())
+
+
+def _metric_inputs(
+    config: JudgeConfig,
+    answered: Answered,
+    judged: Mapping[str, Judged],
+    instructions: list[Instruction],
+    settings: metric_inputs.MetricSettings,
+) -> metric_inputs.MetricInputs:
+    embeddings = None
+    if (vectors := _vectors(judged)) is not None:
+        of_model = (vectors.vectors[who] for who in ("baseline", "variant", "again"))
+        embeddings = metric_inputs.AnswerEmbeddings(vectors.task, vectors.item_ids, *of_model)
+    return metric_inputs.MetricInputs(
+        baseline=_records(answered.baseline.graded, judged, "baseline"),
+        variant=_records(answered.variant.graded, judged, "variant"),
+        embeddings=embeddings,
+        samples=metric_inputs.AnswerSamples(
+            baseline=answered.baseline.samples,
+            variant=answered.variant.samples,
+            questions={item.item_id: item.turns[0] for item in instructions},
+            most_tokens=config.answers.max_new_tokens,
+            baseline_again=answered.again,
+            categories={item.item_id: item.category for item in instructions},
+        ),
+        settings=settings,
+    )
+
+
+def _account(judged: Mapping[str, Judged], spending: Spending) -> dict[str, float]:
+    """Return the numbers of judgments over all judges, and what they cost."""
+    account: dict[str, float] = defaultdict(int)
+    for one in judged.values():
+        for name, value in one.values.items():
+            account[name] += value
+    return account | spending.values() if "judge/judgments" in account else account
+
+
+def _write(
+    folder: Path, inputs: metric_inputs.MetricInputs, samples: Generations, vectors: AnswerVectors | None
+) -> None:
+    """Write the records of the stage, one sub-folder each."""
+    inputs.subject.write(folder / RECORDS)
+    samples.write(folder / SAMPLES)
+    if inputs.baseline.judgments is not None:
+        inputs.baseline.judgments.write(folder / run_names.BASELINE_GRADES)
+    if vectors is not None:  # a folder of records per model, for the comparison of all variants of an experiment
+        of_encoder = {"encoder": vectors.encoder, "encoder_id": vectors.encoder_id}
+        for who, array in vectors.vectors.items():
+            table = Embeddings.from_array(vectors.task, vectors.item_ids, array, **of_encoder)
+            table.write(folder / run_names.EMBEDDINGS / who)
+
+
 def judge(
     config: JudgeConfig, variant_label: str, instructions: list[Instruction], store: Tracker, run: TrackedRun, say: Say
 ) -> AnswerEvaluation:
@@ -97,104 +237,32 @@ def judge(
     # Judges open before any answer is generated, so that a missing requirement is reported at once.
     with folder_or_hub("encoder", config.answers.encoder):
         judges = {name: open_judge(name, config, home(store.uri)) for name in chosen_judges(config.answers.judges)}
-    bertscore_model, named = None, config.answers.bertscore_model
-    with folder_or_hub("bertscore_model", named or ""):
-        if named is not None:  # the hub gives safetensors only
-            folder = embedded_folder() if named == EMBEDDED else resolve_folder(named)
-            bertscore_model = str(folder), authors_layer(named, folder)
-    settings = metric_inputs.MetricSettings(seed=config.source.seed, bertscore_model=bertscore_model)
-    base, compressed = open_both(config, say)
-    runs, greedy = AnswerRuns(config, store, instructions, base, OneLoaded()), {}
-    baseline_run, baseline, again = runs.baseline(before=compressed.try_out)
-    greedily = [name for name in judges if JUDGES.get(name).greedy]
-    decoded, left_out = None, ""
-    if not (base.abilities.whole_distributions and compressed.abilities.whole_distributions):
-        judges = {name: opened for name, opened in judges.items() if name not in greedily}
-        left_out = ", ".join(f"{name}: a server shows no whole distributions" for name in greedily)
-    elif greedily:
-        decoded = runs.baseline_greedy()
-    answers_run, fresh, variant = runs.variant(run, compressed)
-    if decoded is not None:
-        greedy = {"baseline": decoded[1], "variant": runs.variant_greedy(run, compressed, decoded)}
-    runs.load.free()
-    spending = spending_of(config.judging)
-    estimates: list[str] = []
+    settings = _metric_settings(config)
+    answered = _answer(config, judges, instructions, store, run, say)
+    spending, estimates = spending_of(config.judging), list[str]()
 
     def tell(line: str) -> None:
         estimates.append(line)
         say(line)
 
-    answers = JudgeInputs(
-        instructions=instructions,
-        graded={"baseline": baseline.graded, "variant": variant.graded},
-        samples={"baseline": baseline.samples, "again": again, "variant": variant.samples},
-        spending=spending,
-        say=tell,
-        greedy=greedy,
-    )
-    try:
-        judged = {name: opened(answers) for name, opened in judges.items()}
-    except JudgeError as error:
-        raise JudgeError(_with_account(str(error), spending.values(), run)) from error
-    finally:  # what was spent is logged too when a judge stops, or is stopped
-        if spending.by_model:
-            run.log_values(spending.values())
-    vectors, embeddings = _vectors(judged), None
-    if vectors is not None:
-        of_model = (vectors.vectors[who] for who in ("baseline", "variant", "again"))
-        embeddings = metric_inputs.AnswerEmbeddings(vectors.task, vectors.item_ids, *of_model)
-    inputs = metric_inputs.MetricInputs(
-        baseline=_records(baseline.graded, judged, "baseline"),
-        variant=_records(variant.graded, judged, "variant"),
-        embeddings=embeddings,
-        samples=metric_inputs.AnswerSamples(
-            baseline=baseline.samples,
-            variant=variant.samples,
-            questions={item.item_id: item.turns[0] for item in instructions},
-            most_tokens=config.answers.max_new_tokens,
-            baseline_again=again,
-            categories={item.item_id: item.category for item in instructions},
-        ),
-        settings=settings,
-    )
-    run.log_params(
-        {
-            **{name: value for one in judged.values() for name, value in one.parameters.items()},
-            "judge_max_tokens": graded_tokens(config.answers, compressed.max_length),
-            "device": compressed.device.type,
-        }
-    )
-    account: dict[str, float] = defaultdict(int)  # values of one name are added up
-    for one in judged.values():
-        for name, value in one.values.items():
-            account[name] += value
-    if "judge/judgments" in account:
-        account |= spending.values()
+    judged = _ask(answered, instructions, spending, run, tell)
+    inputs = _metric_inputs(config, answered, judged, instructions, settings)
+    account = _account(judged, spending)
+    of_judges = {name: value for one in judged.values() for name, value in one.parameters.items()}
+    run.log_params({**of_judges, **answered.params})
     if account:
         run.log_values(account)
-    run.set_tags({"baseline_answers_run_id": baseline_run, "answers_run_id": answers_run})
-    reasons = [one.skipped for one in judged.values() if one.skipped]
-    skipped = "; ".join(
-        [*reasons, *([left_out] if left_out else []), *([] if fresh else [f"answers: found in run {answers_run}"])]
-    )
-    if skipped:
-        run.set_tags({run_names.SKIPPED: skipped})
+    skipped = "; ".join([*(one.skipped for one in judged.values() if one.skipped), *answered.skipped])
+    run.set_tags({**answered.tags, **({run_names.SKIPPED: skipped} if skipped else {})})
 
     shown = config.answers.show_logged or not is_logged(config.answers.instructions)
     label = baseline_label(config)
+    graded = {"baseline": answered.baseline.graded, "variant": answered.variant.graded}
     with scratch_folder(store.uri) as folder:
-        inputs.subject.write(folder / RECORDS)
-        variant.samples.write(folder / SAMPLES)
-        if inputs.baseline.judgments is not None:
-            inputs.baseline.judgments.write(folder / run_names.BASELINE_GRADES)
-        if vectors is not None:  # a folder of records per model, for the comparison of all variants of an experiment
-            of_encoder = {"encoder": vectors.encoder, "encoder_id": vectors.encoder_id}
-            for who, array in vectors.vectors.items():
-                table = Embeddings.from_array(vectors.task, vectors.item_ids, array, **of_encoder)
-                table.write(folder / run_names.EMBEDDINGS / who)
+        _write(folder, inputs, answered.variant.samples, _vectors(judged))
         if shown:
             title = f"{variant_label} against {label}"
-            write_answers(folder / ANSWERS, title, instructions, (baseline.graded, variant.graded), inputs)
+            write_answers(folder / ANSWERS, title, instructions, (graded["baseline"], graded["variant"]), inputs)
         for part in sorted(folder.iterdir()):
             run.log_folder(part, part.name)
     remarks = [*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)]
@@ -203,7 +271,7 @@ def judge(
     elif config.judging.judge_traces:
         said = {"baseline": inputs.baseline.judgments, "variant": inputs.subject.judgments}
         try:
-            run.log_judged_answers(judged_answers(instructions, answers.graded, said))
+            run.log_judged_answers(judged_answers(instructions, graded, said))
         except TrackingError as error:  # the note says so: the judgments are in the records in any case
             remarks.append(str(error).rstrip("."))
     results = metric_registry.compute_all(inputs)

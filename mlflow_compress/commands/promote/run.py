@@ -232,10 +232,7 @@ def _promote(
     candidates = past_runs.candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
     decision = unwaived = gates.decide(candidates)
     if waiver is not None:
-        each = policy.without_each()
-        if waiver.requirement not in each:
-            raise ConfigError("The policy has no such requirement to waive", allowed=list(each), got=waiver.requirement)
-        gates = gates_of(each[waiver.requirement])
+        gates = _without(policy, waiver.requirement)
         decision = gates.decide(candidates)
     compare = partial(_compare, tracker, incumbent, evaluation.id)
     settlement = settle(decision, incumbent, policy.champion, evaluation.id, compare)
@@ -247,12 +244,7 @@ def _promote(
     remarks = remarks_of(competition, naming, settlement)
     if waiver is not None and not failed:
         remarks.append(f"The waiver of {waiver.requirement} makes no difference to the winner.")
-    harm = None if winner is None else harm_of(past_runs.headline_of(tracker, winner.run_id), policy.margin)
-    if winner is not None and harm is not None:
-        remarks.append(f"Accuracy of {winner.name}: {harm.text}.")
-    if winner is decision.champion:
-        runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
-        remarks += choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None, gates.gates)
+    remarks += _about_choice(tracker, winner, decision, policy, gates)
 
     def verdict_with(version: str | None) -> str:
         return verdict_of(settlement, config.alias, incumbent, version) + waived
@@ -311,6 +303,26 @@ def _promote(
         run.set_tags({run_names.VERDICT: verdict, "promoted": promoted, "outcome": settlement.outcome})
         run.set_note(note)
     return replace(promotion, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
+
+
+def _without(policy: Policy, requirement: str) -> PolicyGates:
+    each = policy.without_each()
+    if requirement not in each:
+        raise ConfigError("The policy has no such requirement to waive", allowed=list(each), got=requirement)
+    return gates_of(each[requirement])
+
+
+def _about_choice(
+    tracker: Tracker, winner: Candidate | None, decision: Decision, policy: Policy, gates: PolicyGates
+) -> list[str]:
+    """Return what a reader of the decision should know: the winner's accuracy, and which closer ones lost."""
+    remarks = []
+    if winner is not None and (harm := harm_of(past_runs.headline_of(tracker, winner.run_id), policy.margin)):
+        remarks.append(f"Accuracy of {winner.name}: {harm.text}.")
+    if winner is decision.champion:
+        runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
+        remarks += choice_notes(decision, score_runs(tracker, runs) if len(runs) > 1 else None, gates.gates)
+    return remarks
 
 
 def _apply(
