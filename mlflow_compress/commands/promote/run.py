@@ -263,10 +263,7 @@ def _promote(
         run=None,
     )
     if config.dry_run:
-        given = tracker.note_given_run(f"promote {competition.label} (dry run)", promotion.verdict)
-        made = [f"Run {given} was made by `mlflow run`, and holds its parameters alone."] if given else []
-        dry = "Dry run: nothing is registered, and no alias moves."
-        return replace(promotion, remarks=(dry, *made, *remarks))
+        return _dry(promotion, tracker, competition.label)
     tags = {
         run_names.BASE_MODEL: competition.label,
         run_names.EVALUATION: evaluation.id,
@@ -303,6 +300,15 @@ def _promote(
         run.set_tags({run_names.VERDICT: verdict, "promoted": promoted, "outcome": settlement.outcome})
         run.set_note(note)
     return replace(promotion, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
+
+
+def _dry(promotion: Promotion, tracker: Tracker, label: str) -> Promotion:
+    """Return a decision that nothing was done about, and say so, also in the run that `mlflow run` has made."""
+    given = tracker.note_given_run(f"promote {label} (dry run)", promotion.verdict)
+    made = [f"Run {given} was made by `mlflow run`, and holds its parameters alone."] if given else []
+    return replace(
+        promotion, remarks=("Dry run: nothing is registered, and no alias moves.", *made, *promotion.remarks)
+    )
 
 
 def _without(policy: Policy, requirement: str) -> PolicyGates:
