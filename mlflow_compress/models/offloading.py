@@ -1,12 +1,16 @@
 """Weights that wait on disk, or on the host, until the layer that needs them runs (accelerate's offloading)."""
 
 import ctypes
+import json
 import logging
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +26,7 @@ logger = logging.getLogger(__name__)
 FORMATS = (None, "compressed-tensors")
 """`quant_method` of checkpoints whose weights can be offloaded: plain ones, and those that llm-compressor writes."""
 _SAMPLE = 1 << 28  # bytes that are read to find how fast it is
+_BLOCK = 1 << 20  # bytes that are read ahead at once
 _M_MMAP_THRESHOLD, _LARGE = -3, 1 << 17  # of malloc.h; bytes
 
 
@@ -114,6 +119,49 @@ def held(layer: torch.nn.Module) -> Iterator[None]:
             hook.offload = True
 
 
+@contextmanager
+def read_ahead(layer: torch.nn.Module | None) -> Iterator[None]:
+    """While this block runs, a thread reads a layer's weights from the disk into the system's cache of files.
+
+    That is memory which the system takes back when it needs some, so `max_memory` holds, whatever a layer has. The
+    block ends when they are read, or with the error of reading them.
+    """
+    if layer is None:
+        yield
+        return
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(_read, layer, ended)
+        try:
+            yield
+            reading.result()
+        finally:
+            ended.set()
+
+
+def _read(layer: torch.nn.Module, ended: threading.Event) -> None:
+    """Read a layer's waiting weights from their files, until that is asked to end.
+
+    No file is mapped: mapped pages count as memory of the process while they are.
+    """
+    files: dict[str, set[str]] = {}  # names of tensors by file
+    for module in layer.modules():
+        hook = _hook(module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if hook is not None and parameter.device.type == "meta" and (place := hook.weights_map.place(name)):
+                files.setdefault(place[0], set()).add(place[1])
+    block = bytearray(_BLOCK)
+    for path, names in files.items():
+        with Path(path).open("rb", buffering=0) as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+            for start, stop in sorted(header[name]["data_offsets"] for name in names):
+                file.seek(8 + size + start)
+                rest = stop - start
+                while rest and not ended.is_set() and (n := file.readinto(memoryview(block)[:rest])):
+                    rest -= n
+
+
 def probed(model: Any, probe: Callable[[], T], objects: Callable[[T], bool]) -> T:
     """Return what a probe finds out about a model's code, for which weights need not be the right ones.
 
@@ -176,6 +224,15 @@ class _Fetched(Mapping[str, Any]):
         if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
             return weight
         return aligned(weight if self._dtype is None else weight.to(self._dtype))
+
+    def place(self, name: str) -> tuple[str, str] | None:
+        """Return the safetensors file that a weight is read from, and its name there; None: it is on the host."""
+        from accelerate.utils import PrefixedDataset
+
+        if not isinstance(self._weights, PrefixedDataset):
+            return None
+        found = self._weights.dataset.index.get(f"{self._weights.prefix}{name}")
+        return None if found is None else (found["safetensors_file"], found["weight_name"])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

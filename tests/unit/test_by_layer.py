@@ -1,13 +1,19 @@
 """Scoring layer by layer: the records are those of whole forward passes, and weights are read once a sweep."""
 
+import errno
+import io
+import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 import mlflow_compress as mc
 from benchmarks.architectures import ARCHITECTURES, EXPERTS, GROUPED, SCALED, make, random_model
@@ -286,6 +292,82 @@ def test_a_killed_pass_loses_the_layer_that_was_computed(
     sweeps_done, blocks = divmod(stopped_at - 1, 4)
     assert counted.n_held == 4 * (5 - sweeps_done) - max(0, blocks - 1)
     assert all(p.device.type == "meta" for p in loaded.model.model.layers.parameters()), "nothing stays in memory"
+
+
+def test_the_next_layer_is_read_while_one_computes(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's batches wait here until the next layer is read: its stored bytes, once, and no others."""
+    wanted = records(load_model(LoadConfig(path=str(base), device="cpu")), "plain")
+    loaded, config = on_disk(base, tmp_path), ScoringConfig(path="plain", **SIZES)
+    scorer, layers = Scorer(loaded, config), list(loaded.model.model.layers)
+    scorer._execution._body.room = 1 << 30  # type: ignore[attr-defined]  # one sweep
+    done, blocks = [threading.Event() for _ in layers], [bytearray() for _ in layers]
+    read, forward = offloading._read, BodyByLayer._forward
+
+    class Noted(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            n = super().readinto(buffer)
+            blocks[number] += buffer[:n]
+            return n
+
+    def reading(layer: torch.nn.Module, *args: Any) -> None:
+        nonlocal number
+        number = layers.index(layer)
+        try:
+            read(layer, *args)
+        finally:
+            done[number].set()
+
+    def computing(body: BodyByLayer, **inputs: Any) -> torch.Tensor:
+        if body.present + 1 < len(layers):
+            done[body.present + 1].wait()
+        return forward(body, **inputs)
+
+    number = 0
+    monkeypatch.setattr(offloading, "Path", lambda path: SimpleNamespace(open=lambda *_, **__: Noted(path)))
+    monkeypatch.setattr(offloading, "_read", reading)
+    monkeypatch.setattr(BodyByLayer, "_forward", computing)
+    monkeypatch.setattr(offloading, "_BLOCK", 1000)  # no weight is a multiple of it
+    found, _ = scorer.score(requests())
+    assert found.table.equals(wanted[0])
+    with safe_open(base / "model.safetensors", framework="pt") as file:
+        for n, block in enumerate(blocks):
+            names = [name for name in file.offset_keys() if name.startswith(f"model.layers.{n}.") and n > 0]
+            assert block == b"".join(file.get_tensor(name).view(torch.uint8).numpy().tobytes() for name in names)
+
+
+@pytest.mark.parametrize("broken", [True, False], ids=["its disk fails", "interrupted while it reads"])
+def test_reading_ahead_ends_with_the_pass_and_loses_nothing(
+    base: Path, tmp_path: Path, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = records(load_model(LoadConfig(path=str(base), device="cpu")))
+    loaded, config = on_disk(base, tmp_path), ScoringConfig(shard_seconds=0.0, **SIZES)
+    scorer, last = Scorer(loaded, config), loaded.model.model.layers[-1]
+    scorer._execution._body.room = 1 << 30  # type: ignore[attr-defined]
+    fault = OSError(errno.EIO, os.strerror(errno.EIO), "model.safetensors")
+
+    def reading(layer: torch.nn.Module, ended: threading.Event) -> None:
+        if broken and layer is last:
+            raise fault
+        if layer is last:
+            ended.wait()  # nothing waits until it is read
+
+    def computing(body: BodyByLayer, **inputs: Any) -> torch.Tensor:
+        if not broken and body.present == 1:
+            raise KeyboardInterrupt
+        return forward(body, **inputs)
+
+    forward = BodyByLayer._forward
+    with monkeypatch.context() as patched:
+        patched.setattr(offloading, "_read", reading)
+        patched.setattr(BodyByLayer, "_forward", computing)
+        with pytest.raises((OSError, KeyboardInterrupt)) as caught:
+            scorer.score(requests(), resume=tmp_path / "parts")
+    assert caught.value is fault if broken else caught.type is KeyboardInterrupt
+    assert all(p.device.type == "meta" for p in loaded.model.model.layers.parameters()), "nothing stays in memory"
+    assert all(not thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate())
+    counted = Sweeps(1, monkeypatch)
+    found, _ = Scorer(loaded, config).score(requests(), resume=tmp_path / "parts")
+    assert found.table.equals(wanted[0]) and counted.n_held == 3, "what lies outside, and the layers behind the first"
 
 
 def test_a_layer_that_needs_more_than_its_states_is_run_batch_by_batch(

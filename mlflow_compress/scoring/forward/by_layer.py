@@ -159,7 +159,8 @@ class BodyByLayer(Body):
             with replaced_modules(self.model, self._stands), offloading.held(self.model):
                 for present, layer in list(enumerate(self._layers))[first:]:
                     self.present = present
-                    with offloading.held(layer):
+                    following = self._layers[present + 1] if present + 1 < self.n_layers else None
+                    with offloading.held(layer), offloading.read_ahead(following):
                         for index, (unit, number) in enumerate(work):
                             self.states, states[index] = states[index], None
                             out = super().run(unit, attention)
