@@ -236,6 +236,8 @@ def test_a_plan_says_what_is_read_and_held(
     plan = mc.plan(tasks=tasks, limit=8, noise_items=0, **given)
     planned = plan.stages[0]
 
+    [slow, *_] = mc.plan(tasks=tasks, limit=8, noise_items=0, disk_bandwidth=1e-6, **given).stages
+
     monkeypatch.setattr(offloading, "_SAMPLE", 0)
     fetched = count_fetched(monkeypatch)
     held: list[int] = []  # bytes of states behind the first layer, by sweep
@@ -267,6 +269,12 @@ def test_a_plan_says_what_is_read_and_held(
     whole = 4 * sum(p.numel() for p in loaded.model.parameters())
     ends = 2 * loaded.model.lm_head.weight.nbytes
     assert planned.bytes_read - whole == pytest.approx(fetched["bytes"] - ends, rel=0.1)
+    # All layers of a sweep but the first are read while the device computes; a slow disk is waited for all the time.
+    behind_first = planned.reads * (waiting - sum(p.nbytes for p in loaded.model.model.layers[-1].parameters()))
+    moved = planned.bytes_read - behind_first + planned.bytes_written
+    assert planned.operations is not None
+    assert planned.seconds == pytest.approx(planned.operations / 1e9 + moved / 2e9)
+    assert slow.seconds == pytest.approx((slow.bytes_read + slow.bytes_written) / 1e3)
     text = (
         f"Layer by layer, baseline: {planned.reads} reads of {bytes_text(waiting)}, {bytes_text(max(held))} of states"
     )

@@ -270,7 +270,11 @@ class StageCosts:
         """
         work, operations = scored, formulas.scoring_operations(self.shape, scored, heads=heads)
         reads, states = self._reads(scored)
-        computing = operations / self.machine.flops
+        computing, ahead = operations / self.machine.flops, 0.0
+        if self.offloaded is not None:  # each layer but the first of a sweep is read while the one before it computes
+            as_read = 1.0 if expanded else self.stored_bytes / self.number_bytes
+            behind_first = reads * as_read * (self.offloaded.waiting - self.offloaded.largest)
+            ahead = min(behind_first, computing * self.machine.disk)
         for part in answers:
             written_work = generation_workload(part.prompts, part.new_tokens)
             batch = GenerationConfig(max_new_tokens=part.new_tokens).batch_rows
@@ -288,11 +292,18 @@ class StageCosts:
             )
         memory = self._memory(work, heads=heads, captures=captures)
         if self.offloaded is not None:
-            again = self.offloaded.opening + reads * self.offloaded.waiting
-            read += again if expanded else again * self.stored_bytes / self.number_bytes
+            read += as_read * (self.offloaded.opening + reads * self.offloaded.waiting)
             written += self.offloaded.waiting if expanded else 0.0
         cost = self._cost(
-            stage, work, operations, computing=computing, read=read, written=written, memory=memory, times=times
+            stage,
+            work,
+            operations,
+            computing=computing,
+            read=read,
+            ahead=ahead,
+            written=written,
+            memory=memory,
+            times=times,
         )
         return replace(cost, reads=reads, states_memory=states)
 
@@ -310,16 +321,18 @@ class StageCosts:
         written: float,
         memory: float,
         times: int,
+        ahead: float = 0.0,
         alone: bool = False,
     ) -> StageCost:
         """Return the cost of a stage; `computing` is the seconds of one copy for all of one run's work.
 
-        Where the stage works `alone`, one copy does it while the others wait.
+        Of the bytes that are `read`, those `ahead` are read meanwhile. Where the stage works `alone`, one copy does it
+        while the others wait.
         """
         seconds = None
         if computing is not None and self.copies:
             sharing = 1 if alone else self.copies
-            seconds = times * (computing / sharing + (read + written) / self.machine.disk)
+            seconds = times * (computing / sharing + (read - ahead + written) / self.machine.disk)
         return StageCost(
             stage=stage,
             times=times,
