@@ -1,29 +1,39 @@
 """A model larger than the memory that it may take: layer by layer, batch by batch, and whole in memory.
 
-Each way runs in a process of its own, on the same tokens of the demo's corpus, and must give the same records. Seconds
-are those of scoring, without opening the model; on a busy machine compare those of the processor. Memory is the most
-that the process held itself (see `anonymous_memory`) from before the model was opened until it was scored. "reads" are
-bytes of weights fetched, in sizes of all decoder layers in float32.
+Each way runs in a process of its own, on the same tokens of the demo's corpus, and must give the same records; then a
+model of twice the depth runs layer by layer. Seconds are those of scoring, without opening the model; on a busy machine
+compare those of the processor. Memory is the most that the process held itself (see `anonymous_memory`) from before the
+model was opened until it was scored. Weights are read from a file in bfloat16; "reads" and "when opened" are bytes of
+them fetched in float32, in sizes of all decoder layers. "waits" are the page faults for which the thread that computes
+waited for the disk. `serial` is layer by layer without reading ahead; with `--cold` it has to wait.
+
+`--plan` compares what `plan` says of three shapes with what their baseline takes, from opening the model until its
+states are stored. The throughput that it needs (`device_tflops`) is that of the whole model in memory on other items.
 
 Example
 -------
 python benchmarks/by_layer.py
-python benchmarks/by_layer.py --hidden 2560 --layers 20 --allowed 1GB --tokens 4096
-python benchmarks/by_layer.py --layers 6,12 --ways layers
+python benchmarks/by_layer.py --hidden 2560 --layers 14 --allowed 1GB
+python benchmarks/by_layer.py --ways serial,layers --cold
+python benchmarks/by_layer.py --plan
 python benchmarks/by_layer.py --paper
 """
 
 import argparse
 import hashlib
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 WAYS = ("memory", "layers", "batches")
+SHAPES = ((512, 12, "24MB"), (768, 6, "200MB"), (1024, 4, "60MB"))  # hidden size, layers, max_memory of the host
 
 
 def make(folder: Path, hidden: int, layers: int) -> Path:
@@ -50,8 +60,11 @@ def make(folder: Path, hidden: int, layers: int) -> Path:
     return folder
 
 
-def measure(folder: Path, way: str, allowed: str, tokens: int) -> dict[str, Any]:
-    """Score in this process and return seconds, memory, reads and a digest of the records."""
+def measure(folder: Path, way: str, allowed: str, tokens: int, cold: bool) -> dict[str, Any]:
+    """Score in this process and return seconds, memory, reads and a digest of the records.
+
+    If `cold`, the system forgets before what it has in memory of the weights' file.
+    """
     from benchmarks.anonymous_memory import anonymous_peak
     from mlflow_compress import demo
     from mlflow_compress.models import offloading
@@ -75,6 +88,8 @@ def measure(folder: Path, way: str, allowed: str, tokens: int) -> dict[str, Any]
     offloading._Fetched.__getitem__ = counting  # type: ignore[method-assign]
     if way == "batches":
         engine.body_by_layer = lambda body, room: (body, "the benchmark asks for it")
+    if way == "serial":
+        offloading.read_ahead = lambda layer: nullcontext()
     placed: dict[str, Any] = {"device": "cpu"}
     if way != "memory":
         placed = {"device": "balanced", "max_memory": {"cpu": allowed}, "offload_dir": str(folder)}
@@ -82,21 +97,72 @@ def measure(folder: Path, way: str, allowed: str, tokens: int) -> dict[str, Any]
         loaded = load_model(LoadConfig(path=str(folder), **placed))
         scorer = engine.Scorer(loaded, settings)
         opening, fetched = fetched, 0
+        if cold:
+            with (folder / "model.safetensors").open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
         began, computed = time.perf_counter(), time.process_time()
         scores, _ = scorer.score_corpus("c", text, max_tokens=tokens)
         seconds, computed = time.perf_counter() - began, time.process_time() - computed
+        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - waited
     size = 4 * sum(parameter.numel() for parameter in loaded.model.model.layers.parameters())
     digest = hashlib.sha256(json.dumps(scores.table.to_pydict()).encode()).hexdigest()[:12]
     return {
         "way": way,
-        "layers_gb": size / 1e9,
+        "layers (GB)": size / 1e9,
+        "processor seconds": computed,
         "seconds": seconds,
-        "cpu_seconds": computed,
-        "held_gb": peak.added / 1e9,
+        "held (GB)": peak.added / 1e9,
+        "fetched (GB)": fetched / 1e9,
         "reads": fetched / size,
-        "reads_when_opened": opening / size,
+        "when opened": opening / size,
+        "waits": waited,
         "records": digest,
     }
+
+
+def check(folder: Path, allowed: str) -> dict[str, Any]:
+    """Return what `plan` says of a baseline and what it took in this process, each as a pair."""
+    import mlflow_compress as mc
+    from benchmarks.anonymous_memory import anonymous_peak
+    from mlflow_compress import demo
+    from mlflow_compress.commands.evaluate.outputs import run_model
+    from mlflow_compress.commands.plan.run import scored_work
+    from mlflow_compress.items.suite import load_suite
+    from mlflow_compress.items.task import TaskSettings
+    from mlflow_compress.models import offloading
+    from mlflow_compress.models.loading import LoadConfig, load_model
+    from mlflow_compress.scoring import costs, engine
+    from mlflow_compress.scoring.baseline_store import StateWriter
+
+    def placed(**given: Any) -> engine.Scorer:
+        return engine.Scorer(load_model(LoadConfig(path=str(folder), **given)), engine.ScoringConfig(progress=False))
+
+    def suite(limit: int) -> Any:
+        return load_suite(tasks, model=str(folder), settings=TaskSettings(limit=limit))
+
+    offloading.return_freed_memory()
+    tasks = str(demo.DATA_DIR / "choice.jsonl")
+    scorer, known = placed(device="cpu"), suite(4)
+    shape = costs.model_shape(scorer.loaded.configuration())
+    work = scored_work(known, scorer.encoder, **engine.default_limits(shape.vocabulary, on_gpu=False))
+    run_model(scorer, suite(1))  # compiles the kernels
+    began = time.process_time()
+    run_model(scorer, known)
+    flops = costs.scoring_operations(shape, work) / (time.process_time() - began)
+    del scorer
+    given: dict[str, Any] = {"device": "balanced", "max_memory": f"cpu={allowed}", "device_tflops": flops / 1e12}
+    plan = mc.plan(model=str(folder), tasks=tasks, limit=12, noise_items=0, judge=False, **given)
+    planned, asked = plan.stages[0], suite(12)
+    began = time.process_time()
+    with anonymous_peak() as peak:
+        scorer = placed(device="balanced", max_memory={"cpu": allowed}, offload_dir=str(folder))
+        with StateWriter(folder / "states", scorer.loaded) as writer:
+            run_model(scorer, asked, capture=writer)
+    seconds = time.process_time() - began
+    pairs = {"seconds": (planned.seconds, seconds), "memory (MB)": (planned.memory / 1e6, peak.added / 1e6)}
+    text = {name: f"{said:.1f} / {took:.1f} = {said / took:.2f}" for name, (said, took) in pairs.items()}
+    return {"reads": planned.reads, "gflops": flops / 1e9, **text}
 
 
 PAPER = {  # hidden size, feed-forward, layers and heads of Llama 3; 8 heads of keys, 128,256 words
@@ -139,34 +205,62 @@ def paper() -> None:
             sys.stdout.write(f"| {' | '.join(cells)} | {seconds:,.1f} min |\n")
 
 
+def child(*arguments: str) -> dict[str, Any]:
+    """Return what this file prints in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def show(row: dict[str, Any], *, head: bool) -> None:
+    """Print a row of a table."""
+    cells = [f"{value:,.2f}" if isinstance(value, float) else str(value) for value in row.values()]
+    titles = f"| {' | '.join(row)} |\n|{'---|' * len(row)}\n" if head else ""
+    sys.stdout.write(f"{titles}| {' | '.join(cells)} |\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
-    """Print a JSON line for each depth and way."""
+    """Print a table, row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", default="8", help="depths, comma-separated")
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--allowed", default="300MB", help="max_memory of the host")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated")
+    parser.add_argument("--tokens", default="4096")
+    parser.add_argument("--ways", default=",".join((*WAYS, "deep")), help="comma-separated")
+    parser.add_argument(
+        "--cold", action="store_true", help="read the weights from the disk, not from the system's cache"
+    )
+    parser.add_argument("--plan", action="store_true", help="compare `plan` with what three shapes take")
     parser.add_argument("--paper", action="store_true", help="print what the formulas say of large models")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.paper:
-        paper()
-        return
-    if options.measure:
-        row = measure(Path(options.measure), options.ways, options.allowed, options.tokens)
-        sys.stdout.write(json.dumps(row) + "\n")
-        return
-    for layers in map(int, options.layers.split(",")):
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = make(Path(scratch) / "model", options.hidden, layers)
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.paper:
+            paper()
+        elif options.measure:
+            folder, way, allowed, tokens = options.measure
+            row = measure(Path(folder), way, allowed, int(tokens), options.cold)
+            sys.stdout.write(json.dumps(row) + "\n")
+        elif options.check:
+            sys.stdout.write(json.dumps(check(Path(options.check[0]), options.check[1])) + "\n")
+        elif options.plan:
+            for hidden, layers, allowed in SHAPES:
+                folder = make(Path(scratch) / str(hidden), hidden, layers)
+                row = {"hidden": hidden, "layers": layers, "max_memory": allowed, **child("--check", folder, allowed)}
+                show(row, head=hidden == SHAPES[0][0])
+        else:
+            cold, first, models = ["--cold"] if options.cold else [], None, {}
             for way in options.ways.split(","):
-                given = ["--measure", str(folder), "--ways", way, "--allowed", options.allowed]
-                command = [sys.executable, __file__, *given, "--tokens", str(options.tokens)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                row = json.loads(done.stdout.splitlines()[-1])
-                sys.stdout.write(json.dumps({"layers": layers, **row}) + "\n")
-                sys.stdout.flush()
+                layers = options.layers * (1 + (way == "deep"))
+                if layers not in models:
+                    models[layers] = make(Path(scratch) / str(layers), options.hidden, layers)
+                given = (models[layers], "layers" if way == "deep" else way, options.allowed, options.tokens)
+                row = {"depth": layers, **child("--measure", *map(str, given), *cold)}
+                head, first = first is None, first or row
+                row["of the first"] = row["processor seconds"] / first["processor seconds"]
+                show(row, head=head)
 
 
 if __name__ == "__main__":
