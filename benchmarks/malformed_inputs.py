@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hypothesis import HealthCheck, given, seed, settings
 
-from tests import malformed_environment as variables
+from benchmarks import malformed_environment as variables
 
 if TYPE_CHECKING:
     from tests.malformed_inputs import Reader
@@ -62,12 +62,13 @@ _MEMORY = 12 << 30  # bytes
 
 def folders(number: int, start: int, only: str | None) -> int:
     """Print what becomes of damaged folders, by file; return how many end badly."""
+    from benchmarks import damaged_folders
     from tests import malformed_model as model
 
     scratch = Path(tempfile.mkdtemp())
     plain, packed, foreign = (scratch / name for name in ("plain", "packed", "foreign"))
     with model.quiet():
-        model.make_compressed(packed, model.make_model(plain))
+        damaged_folders.make_compressed(packed, model.make_model(plain))
     shutil.copytree(packed, foreign)
     (foreign / "compression.json").unlink()
     files = [(plain, file.name, None) for file in sorted(plain.iterdir()) if not file.name.startswith("model-0000")]
@@ -83,7 +84,7 @@ def folders(number: int, start: int, only: str | None) -> int:
         with model.quiet():
             untouched = model.evaluate(source, scratch)
         of_file: Counter[str] = Counter()
-        inputs = model.damages(file, (source / file).read_bytes(), number, start, within=within)
+        inputs = damaged_folders.damages(file, (source / file).read_bytes(), number, start, within=within)
         for damage, (found, words) in _in_forks(inputs, source, scratch, untouched):
             of_file[found] += 1
             if found in ("raw", "silent"):
@@ -102,13 +103,14 @@ def _in_forks(
     inputs: "Sequence[Damage]", source: Path, scratch: Path, untouched: "Evaluated"
 ) -> "Iterator[tuple[Damage, tuple[str, str]]]":
     """Iterate over damages and what became of each; a process that dies is raw for the damage that it was at."""
+    from benchmarks.damaged_folders import limit_memory
     from tests import malformed_model as model
 
     done = 0
     while done < len(inputs):
         read, write = os.pipe()
         if (child := os.fork()) == 0:
-            model.limit_memory(_MEMORY)
+            limit_memory(_MEMORY)
             for damage in inputs[done : done + _BATCH]:
                 shutil.rmtree(scratch / "damaged", ignore_errors=True)
                 folder = damage.apply(source, scratch / "damaged")

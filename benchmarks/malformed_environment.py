@@ -18,8 +18,9 @@ STORES = (
     *ANYTHING,
     *("sqlite://", "sqlite:///", "sqlite:////proc/nothing/a.db", "sqlite:///a/../b.db", "sqlite:///.", "sqlite:///a?b=c"),
     *("sqlite+x:///a.db", "file:///proc/nothing", "file:", "postgresql://", "postgresql://u:p@127.0.0.1:1/d", "mysql://x"),
-    *("mssql://x", "databricks", "databricks://x", "databricks-uc", "uc:x", "s3://b/c", "https://u:p@127.0.0.1:1/a", "http://a b"),
-    *("http://127.0.0.1:99999", "http://127.0.0.1:x", "ftp://127.0.0.1", "://", "azureml://x", "http+unix://x", "http://é"),
+    *("mssql://x", "databricks", "databricks://x", "databricks-uc", "uc:x", "s3://b/c", "https://u:p@127.0.0.1:1/a"),
+    *("http://a b", "http://127.0.0.1:99999", "http://127.0.0.1:x", "ftp://127.0.0.1", "://", "azureml://x"),
+    *("http+unix://x", "http://é"),
 )  # fmt: skip
 
 OF_MLFLOW: Mapping[str, tuple[str, ...]] = {
