@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,8 +18,12 @@ from tests.e2e.test_sweep import tracker_of
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "mlflow_compress", "main", "--method", "rtn", "--bits", "4", "--limit", "2"]
-LITTLE = ["--noise_items", "2", "--instruction_limit", "1", "--num_samples", "2", "--max_new_tokens", "8"]
+LITTLE = ["--limit", "2", "--noise_items", "2", "--instruction_limit", "1", "--num_samples", "2"]
+LITTLE += ["--max_new_tokens", "8", "--judge_max_tokens", "8", "--speed", "false"]
+COMMANDS = {
+    "main": ["main", "--method", "rtn", "--bits", "4", *LITTLE],
+    "sweep": ["sweep", "--methods", "rtn", "--bits", "8,4", *LITTLE],
+}
 RAY = ["--engine", "ray", "--workers", "2"]
 pytestmark = [
     pytest.mark.slow,
@@ -25,14 +31,14 @@ pytestmark = [
 ]
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    """Start the main job in a folder, with a store of its own."""
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """Start a command in a folder, with a store of its own."""
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # MLflow runs "python"
     environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
     return subprocess.Popen(
-        [*COMMAND, *LITTLE, *more],
+        [sys.executable, "-m", "mlflow_compress", *options],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -41,30 +47,35 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def found(folder: Path, *more: str) -> dict[str, object]:
-    """Run the job, and return every table of its records and answers."""
-    process = start(folder, *more)
+def found(folder: Path, *options: str) -> dict[str, Any]:
+    """Run a command, and return every table of its records and answers."""
+    process = start(folder, *options)
     _, said = process.communicate()
     assert process.returncode == 0, said[-5000:]
-    tracker = tracker_of(folder)
-    assert {r.info.status for r in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
-    tables: dict[str, object] = {}
+    tracker, tables = tracker_of(folder), {}
+    assert {run.info.status for run in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
+    once = Counter(stage for stage in ("baseline", "baseline-answers") for _ in tracker.find_finished(stage))
+    assert once == {"baseline": 1, "baseline-answers": 1}
     for stage, part in (("baseline", "records"), ("baseline", "noise"), ("evaluate", "records")):
-        [run] = tracker.find_finished(stage)
-        records = RunRecords.read(tracker.fetch(run.info.run_id, part))
-        for kind in ("option_scores", "option_distances", "token_scores", "token_distances"):
-            if getattr(records, kind) is not None:
-                tables[f"{stage} {part} {kind}"] = getattr(records, kind).table
+        for run in tracker.find_finished(stage):
+            records = RunRecords.read(tracker.fetch(run.info.run_id, part))
+            for kind in ("option_scores", "option_distances", "token_scores", "token_distances"):
+                if getattr(records, kind) is not None:
+                    tables[f"{run.info.run_name} {part} {kind}"] = getattr(records, kind).table
     for stage, part in (("baseline-answers", "records"), ("baseline-answers", "samples"), ("answers", "samples")):
-        [run] = tracker.find_finished(stage)
-        tables[f"{stage} {part}"] = Generations.read(tracker.fetch(run.info.run_id, part)).table
+        for run in tracker.find_finished(stage):
+            answers = Generations.read(tracker.fetch(run.info.run_id, part))
+            tables[f"{run.info.run_name} {part}"] = answers.table
     return tables
 
 
-def test_the_job_on_two_workers_leaves_the_records_and_answers_of_one_process(tmp_path: Path) -> None:
-    one, two = found(tmp_path / "one"), found(tmp_path / "two", *RAY)
-    assert len(one) == 13 and one.keys() == two.keys()
-    assert [name for name in one if not one[name].equals(two[name])] == []  # type: ignore[attr-defined]
+@pytest.mark.parametrize(("command", "n_tables"), [("main", 13), ("sweep", 18)])
+def test_a_command_on_two_workers_leaves_the_records_and_answers_of_one_process(
+    command: str, n_tables: int, tmp_path: Path
+) -> None:
+    one, two = (found(tmp_path / name, *COMMANDS[command], *more) for name, more in (("one", []), ("two", RAY)))
+    assert len(one) == n_tables and one.keys() == two.keys()
+    assert [name for name in one if not one[name].equals(two[name])] == []
 
 
 def until_workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -82,7 +93,7 @@ def until_workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.ci
 def test_a_job_that_is_interrupted_closes_its_runs_and_ends_its_workers(tmp_path: Path) -> None:
-    process = start(tmp_path, "--judge", "false", *RAY)
+    process = start(tmp_path, *COMMANDS["main"], "--judge", "false", *RAY)
     try:
         below = until_workers(process)
         process.send_signal(signal.SIGTERM)
