@@ -7,7 +7,7 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate import models
-from mlflow_compress.errors import ConfigError, DataError
+from mlflow_compress.errors import DataError
 
 TASKS = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "corpus.txt"))
 FEW = {"limit": 8, "num_shuffles": 1, "num_fewshot": 0, "noise_items": 4, "tasks": TASKS}
@@ -56,8 +56,3 @@ def test_drawn_items_are_weighted_resumed_and_in_the_end_all_of_them(
     for place, numbers in drawn.items():
         for number, other in zip(numbers, plain[place], strict=True):
             assert (number is None) == (other is None) and (number or 0) == pytest.approx(other or 0, 1e-4, 1e-6), place
-
-
-def test_a_wrong_number_of_items_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="width:POINTS"):
-        mc.evaluate("nowhere", store=tmp_path, items="few")

@@ -1,6 +1,5 @@
 """What a job reads: each weight file once for its hash, in all of its processes and in all later jobs; MMLU's files."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mlflow_compress.home import VARIABLE
 from mlflow_compress.items.named.hub_choice import MMLU, SUBJECTS
+from tests.task_files import hub_set
 
 pytestmark = pytest.mark.ci  # two main jobs
 
@@ -38,24 +37,12 @@ sys.addaudithook(watch)
 """
 
 
-def subjects(folder: Path) -> None:
-    """Write a data set in MMLU's layout, three questions a subject."""
-    configs = []
-    for subject in SUBJECTS:
-        (folder / subject).mkdir(parents=True)
-        files = []
-        for split, n in (("dev", 5), ("test", 3)):
-            rows = ({"question": f"{subject} {i}?", "choices": list("wxyz"), "answer": i % 4} for i in range(n))
-            (folder / subject / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-            files.append({"split": split, "path": f"{subject}/{split}.jsonl"})
-        configs.append({"config_name": subject, "data_files": files})
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
-
-
 def test_a_job_hashes_a_weight_file_once_and_the_next_variant_none_of_the_baseline(
     workdir: Path, entry_points: Path
 ) -> None:
-    subjects(workdir / "hub" / MMLU)
+    rows = [{"question": f"{i}?", "choices": list("wxyz"), "answer": i % 4} for i in range(5)]
+    subjects = {s: [{**row, "question": f"{s} {row['question']}"} for row in rows] for s in SUBJECTS}
+    hub_set(workdir / "hub", MMLU, {s: {"dev": asked, "test": asked[:3]} for s, asked in subjects.items()})
     (workdir / "watch").mkdir()
     (workdir / "watch" / "sitecustomize.py").write_text(WATCH)
     log, checkout = workdir / "opened.txt", Path(__file__).parents[2]

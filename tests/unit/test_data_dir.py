@@ -21,6 +21,7 @@ from mlflow_compress.items.sources import data_dir
 from mlflow_compress.items.sources.data_dir import file_of, load_split
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings
+from tests.task_files import hub_set
 
 NAME = "org/set"
 
@@ -134,20 +135,21 @@ def test_a_bad_line_is_named(content: str, said: str, tmp_path: Path) -> None:
         load_split(NAME, "one", "dev", data_dir=folder, task="mine")
 
 
-def test_a_suite_of_57_subjects_opens_each_file_once(tmp_path: Path) -> None:
-    there = tmp_path / MMLU
-    configs = [
-        {"config_name": subject, "data_files": splits(dev=f"{subject}/dev.jsonl", test=f"{subject}/test.jsonl")}
-        for subject in SUBJECTS
-    ]
-    row = {"question": "Which?", "choices": list("wxyz"), "answer": 1}
-    for subject in SUBJECTS:
-        (there / subject).mkdir(parents=True)
-        for split, n in (("dev", 5), ("test", 3)):
-            lines = (json.dumps({**row, "question": f"{subject} {split} {i}?"}) for i in range(n))
-            (there / subject / f"{split}.jsonl").write_text("\n".join(lines))
-    (there / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+N = {"dev": 5, "test": 3}
 
+
+def test_a_suite_of_57_subjects_opens_each_file_once(tmp_path: Path) -> None:
+    there, row = tmp_path / MMLU, {"choices": list("wxyz"), "answer": 1}
+    hub_set(
+        tmp_path,
+        MMLU,
+        {
+            subject: {
+                split: [{**row, "question": f"{subject} {split} {i}?"} for i in range(n)] for split, n in N.items()
+            }
+            for subject in SUBJECTS
+        },
+    )
     opened: Counter[str] = Counter()
     watching = True
 
@@ -159,7 +161,7 @@ def test_a_suite_of_57_subjects_opens_each_file_once(tmp_path: Path) -> None:
     suite = load_suite("mmlu_lettered", model="m", settings=TaskSettings(data_dir=str(tmp_path)))
     watching = False
     assert len(suite.tasks[0].items) == 57 * 3
-    assert opened == dict.fromkeys(["README.md", *(f"{s}/{split}.jsonl" for s in SUBJECTS for split in ("dev", "test"))], 1)  # fmt: skip
+    assert opened == dict.fromkeys(["README.md", *(f"{s}/{split}-00000-of-00001.jsonl" for s in SUBJECTS for split in N)], 1)  # fmt: skip
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

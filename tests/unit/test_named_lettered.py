@@ -3,7 +3,6 @@
 import csv
 import json
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import Task, TaskSettings
 from tests.harness_reference import HUB
 from tests.shared_data import needs_shared
+from tests.task_files import hub_set
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -29,20 +29,6 @@ NUMBERS = ("zero", "one", "two", "three", "four")
 def tasks(name: str, folder: Path, **settings: Any) -> tuple[Task, ...]:
     asked = TaskSettings(**{"num_fewshot": 2, "num_shuffles": 0, "data_dir": str(folder), **settings})
     return load_suite(name, model="m", settings=asked).tasks
-
-
-def hub_set(folder: Path, dataset: str, config: str, splits: dict[str, Sequence[dict[str, Any]]]) -> Path:
-    """Write a data set as the hub has them: a card that names the files of every split."""
-    place = folder / dataset
-    files = [{"split": split, "path": f"{config}/{split}-*"} for split in splits]
-    (place / config).mkdir(parents=True)
-    (place / "README.md").write_text(
-        f"---\n{json.dumps({'configs': [{'config_name': config, 'data_files': files}]})}\n---\n"
-    )
-    for split, rows in splits.items():
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (place / config / f"{split}-00000-of-00001.jsonl").write_text(lines)
-    return place
 
 
 def labelled(number: int, labels: str, key: str, question: str = "question") -> dict[str, Any]:
@@ -89,26 +75,26 @@ def test_real_arc_in_every_order_with_its_examples_shuffled() -> None:
 
 def test_numeric_keys_and_three_options_in_arc_s_layout(tmp_path: Path) -> None:
     rows = [labelled(0, "1234", "3"), labelled(1, "ABC", "B")]
-    hub_set(tmp_path, "allenai/ai2_arc", "ARC-Easy", {"train": rows, "test": rows})
+    hub_set(tmp_path, "allenai/ai2_arc", {"ARC-Easy": {"train": rows, "test": rows}})
     plain, six = tasks("arc_easy_lettered", tmp_path)
     assert [(len(options), gold) for _, options, gold in shown(plain)] == [(4, 2), (3, 1)]
     assert "\nC. two of 0\nD. three of 0\nAnswer: C\n\nWhich is 1?\nA. zero of 1\n" in plain.requests[0].context
     assert six.items.column("item_id").tolist() == ["test-0"]
-    hub_set(tmp_path / "b", "allenai/ai2_arc", "ARC-Easy", {"train": rows, "test": [labelled(0, "ABC", "D")]})
+    hub_set(tmp_path / "b", "allenai/ai2_arc", {"ARC-Easy": {"train": rows, "test": [labelled(0, "ABC", "D")]}})
     with pytest.raises(DataError, match=r"allenai/ai2_arc, ARC-Easy, test, row 0: 'answerKey' is not the label.*'D'"):
         tasks("arc_easy_lettered", tmp_path / "b")
 
 
 def test_commonsense_qa_has_five_options_and_no_six(tmp_path: Path) -> None:
     rows = [{**labelled(i, "ABCDE", "ABCDE"[i]), "question_concept": "x"} for i in range(5)]
-    hub_set(tmp_path, "tau/commonsense_qa", "default", {"train": rows, "validation": rows})
+    hub_set(tmp_path, "tau/commonsense_qa", {"default": {"train": rows, "validation": rows}})
     [plain] = tasks("commonsense_qa_lettered", tmp_path)
     assert [(len(options), gold) for _, options, gold in shown(plain)] == [(5, i) for i in range(5)]
     assert [r.continuation for r in plain.requests[:5]] == [" A", " B", " C", " D", " E"]
     with pytest.raises(UnsupportedError, match=r"All orders of 5 options are too many \(120\)"):
         tasks("commonsense_qa_lettered", tmp_path, all_orders=2)
     hub_set(
-        tmp_path / "b", "tau/commonsense_qa", "default", {"train": rows, "validation": [{**rows[0], "answerKey": ""}]}
+        tmp_path / "b", "tau/commonsense_qa", {"default": {"train": rows, "validation": [{**rows[0], "answerKey": ""}]}}
     )
     with pytest.raises(DataError, match=r"tau/commonsense_qa, validation, row 0: 'answerKey' is not the label"):
         tasks("commonsense_qa_lettered", tmp_path / "b")
@@ -116,7 +102,7 @@ def test_commonsense_qa_has_five_options_and_no_six(tmp_path: Path) -> None:
 
 def test_openbookqa_calls_its_question_a_stem(tmp_path: Path) -> None:
     rows = [labelled(i, "ABCD", "D", "question_stem") for i in range(3)]
-    hub_set(tmp_path, "allenai/openbookqa", "main", {"train": rows, "test": rows})
+    hub_set(tmp_path, "allenai/openbookqa", {"main": {"train": rows, "test": rows}})
     plain, six = tasks("openbookqa_lettered", tmp_path)
     assert shown(plain)[2] == ("Which is 2?", ["zero of 2", "one of 2", "two of 2", "three of 2"], 3)
     assert len(six.items) == 3
@@ -141,7 +127,7 @@ def test_hellaswag_shows_the_beginning_without_marks(tmp_path: Path) -> None:
         "split_type": "indomain",
         "label": "1",
     }
-    hub_set(tmp_path, "Rowan/hellaswag", "default", {"train": [row] * 2, "validation": [row]})
+    hub_set(tmp_path, "Rowan/hellaswag", {"default": {"train": [row] * 2, "validation": [row]}})
     plain, _ = tasks("hellaswag_lettered", tmp_path, num_fewshot=0, prompt_style="base")
     assert plain.requests[0].context == (
         "Context: Baking bread: How to bake. Take flour. The baker\n"
@@ -149,7 +135,7 @@ def test_hellaswag_shows_the_beginning_without_marks(tmp_path: Path) -> None:
         "A. sleeps. Then wakes.\nB. kneads it.\nC. sings.\nD. runs.\nAnswer:"
     )
     assert plain.items.column("gold").tolist() == [1]
-    hub_set(tmp_path / "b", "Rowan/hellaswag", "default", {"train": [row] * 2, "validation": [{**row, "label": ""}]})
+    hub_set(tmp_path / "b", "Rowan/hellaswag", {"default": {"train": [row] * 2, "validation": [{**row, "label": ""}]}})
     with pytest.raises(DataError, match=r"Rowan/hellaswag, validation, row 0: not in the data set's layout"):
         tasks("hellaswag_lettered", tmp_path / "b")
 
@@ -196,7 +182,7 @@ def halueval(kind: str, number: int) -> dict[str, Any]:
 )
 def test_halueval_s_options_are_both_texts_and_two_of_others(tmp_path: Path, kind: str, begin: str) -> None:
     rows = [halueval(kind, i) for i in range(60)]
-    hub_set(tmp_path / "hub", "pminervini/HaluEval", kind, {"data": rows})
+    hub_set(tmp_path / "hub", "pminervini/HaluEval", {kind: {"data": rows}})
     original = tmp_path / "original" / "pminervini" / "HaluEval" / "data" / f"{kind}_data.json"
     original.parent.mkdir(parents=True)
     original.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -409,7 +395,7 @@ def test_the_others_are_drawn_from_every_split_with_answers(tmp_path: Path, monk
         place.parent.mkdir(parents=True)
         Dataset.from_list([cosmos(i) for i in numbers]).to_parquet(place)
     swag = {"train": [hellaswag(i) for i in range(12)], "validation": [hellaswag(i) for i in range(12, 20)]}
-    hub_set(tmp_path, "Rowan/hellaswag", "default", swag)
+    hub_set(tmp_path, "Rowan/hellaswag", {"default": swag})
     for name, n, source in (("rc", 30, 40), ("ci", 20, 20)):
         found = {task.name: task for task in tasks(f"uncertainty_built_{name}", tmp_path, num_fewshot=0)}
         six = found[f"uncertainty_built_{name}_task_six"]
@@ -424,7 +410,7 @@ def test_the_others_are_drawn_from_every_split_with_answers(tmp_path: Path, monk
 
 @pytest.mark.parametrize(("kind", "name", "shots"), [("dialogue", "drs", 3), ("summarization", "ds", 1)])
 def test_halueval_keeps_both_texts(tmp_path: Path, kind: str, name: str, shots: int) -> None:
-    hub_set(tmp_path, "pminervini/HaluEval", kind, {"data": [halueval(kind, i) for i in range(40)]})
+    hub_set(tmp_path, "pminervini/HaluEval", {kind: {"data": [halueval(kind, i) for i in range(40)]}})
     six = tasks(f"uncertainty_built_{name}", tmp_path, num_fewshot=0)[-1]
     assert len(six.items) == 35 and six.requests[0].context.count("Answer:") == shots + 1
     for row in six.items.table.to_pylist():
@@ -433,11 +419,11 @@ def test_halueval_keeps_both_texts(tmp_path: Path, kind: str, name: str, shots: 
 
 
 def test_too_few_and_broken_records_are_refused(tmp_path: Path) -> None:
-    hub_set(tmp_path, "Rowan/hellaswag", "default", {"train": [hellaswag(0)], "validation": [hellaswag(1)]})
+    hub_set(tmp_path, "Rowan/hellaswag", {"default": {"train": [hellaswag(0)], "validation": [hellaswag(1)]}})
     with pytest.raises(DataError, match=r"uncertainty_built_ci: the source holds too few questions.*Got: '?2"):
         tasks("uncertainty_built_ci", tmp_path)
     broken = [{**hellaswag(i), "label": ""} for i in range(12)]
-    hub_set(tmp_path / "b", "Rowan/hellaswag", "default", {"train": broken, "validation": broken})
+    hub_set(tmp_path / "b", "Rowan/hellaswag", {"default": {"train": broken, "validation": broken}})
     with pytest.raises(DataError, match=r"uncertainty_built_ci: a record is not in the data set's layout"):
         tasks("uncertainty_built_ci", tmp_path / "b")
     with pytest.raises(DataError, match=r"'uncertainty_built_qa' needs the data set"):

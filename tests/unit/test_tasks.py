@@ -23,6 +23,7 @@ from mlflow_compress.items.task import request as task_request
 from mlflow_compress.records import Items, Request
 from tests.conftest import Fork
 from tests.shared_data import SHARED, needs_shared
+from tests.task_files import hub_set
 from tests.task_files import write_rows as write
 
 SETTINGS = TaskSettings(num_fewshot=1, num_shuffles=2, seed=1)
@@ -437,14 +438,10 @@ def test_printing_the_table_imports_neither_torch_nor_the_harness(light_python: 
 
 def test_mmlu_in_our_own_family_from_hub_and_original_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_choice, "SUBJECTS", ["moral_disputes"])
-    hub, original = tmp_path / "hub" / "cais" / "mmlu", tmp_path / "original" / "cais" / "mmlu"
+    original = tmp_path / "original" / "cais" / "mmlu"
     rows = [{"question": f'Is "{i}", or not?', "choices": ["w", "x", "y", "z"], "answer": i % 4} for i in range(3)]
-    (hub / "moral_disputes").mkdir(parents=True)
-    files = [{"split": split, "path": f"moral_disputes/{split}.jsonl"} for split in ("dev", "test")]
-    card = {"configs": [{"config_name": "moral_disputes", "data_files": files}]}
-    (hub / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n")
+    hub_set(tmp_path / "hub", "cais/mmlu", {"moral_disputes": {"dev": rows, "test": rows}})
     for split in ("dev", "test"):
-        (hub / "moral_disputes" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (original / split).mkdir(parents=True)
         with (original / split / f"moral_disputes_{split}.csv").open("w") as sink:
             csv.writer(sink).writerows([r["question"], *r["choices"], "ABCD"[r["answer"]]] for r in rows)
