@@ -24,11 +24,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 
 from benchmarks import malformed_environment as variables
 
@@ -39,9 +40,69 @@ if TYPE_CHECKING:
 _OF_SLOW_READERS = 10  # one in ten of the others' cases
 
 
+def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the way to every value within a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, part in inner for place in _places(part, (*at, key)))]
+
+
+def _replaced(value: Any, at: tuple[Any, ...], text: str) -> str:
+    """Return JSON with the value at a place replaced by a text."""
+    if not at:
+        return text
+    if isinstance(value, dict):
+        parts = (
+            json.dumps(k) + ": " + (_replaced(v, at[1:], text) if k == at[0] else json.dumps(v))
+            for k, v in value.items()
+        )
+        return "{" + ", ".join(parts) + "}"
+    return (
+        "[" + ", ".join(_replaced(v, at[1:], text) if i == at[0] else json.dumps(v) for i, v in enumerate(value)) + "]"
+    )
+
+
+@st.composite
+def damaged(draw: st.DrawFn, reader: "Reader") -> bytes:
+    """Draw an input of a reader with one damage: in its bytes, or in one of its values."""
+    from tests.malformed_inputs import CORPUS, NASTY
+
+    data = reader.valid
+    kinds = ["cut", "flipped", "inserted", "deleted", "doubled", "corpus"] + [
+        "replaced",
+        "left out",
+    ] * 4 * reader.structured
+    kind = draw(st.sampled_from(kinds))
+    if kind == "corpus":
+        return draw(st.sampled_from(CORPUS) | st.binary(max_size=200))
+    if kind in ("replaced", "left out"):
+        rows = data.splitlines(keepends=True) if reader.file.endswith(".jsonl") else [data]
+        row = draw(st.integers(0, len(rows) - 1))
+        value = json.loads(rows[row])
+        at = draw(st.sampled_from(_places(value)))
+        if kind == "replaced" or not at:
+            rows[row] = _replaced(value, at, draw(st.sampled_from(NASTY))).encode() + b"\n"
+        else:
+            owner = value
+            for key in at[:-1]:
+                owner = owner[key]
+            del owner[at[-1]]
+            rows[row] = json.dumps(value).encode() + b"\n"
+        return b"".join(rows)
+    start = draw(st.integers(0, len(data) - 1))
+    end = draw(st.integers(start, min(len(data), start + 64)))
+    changed = bytes([data[start] ^ draw(st.integers(1, 255))])
+    return {
+        "cut": data[:start],
+        "flipped": data[:start] + changed + data[start + 1 :],
+        "inserted": data[:start] + draw(st.binary(min_size=1, max_size=16)) + data[start:],
+        "deleted": data[:start] + data[end:],
+        "doubled": data[:end] + data[start:],
+    }[kind]
+
+
 def cases(reader: "Reader", drawn: int, start: int) -> list[bytes]:
     """Return the inputs of a reader."""
-    from tests.malformed_inputs import CORPUS, damaged
+    from tests.malformed_inputs import CORPUS
 
     found = list(CORPUS)
 

@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import psutil
 import pytest
 
 from mlflow_compress.records import Generations, RunRecords
-from tests.e2e.test_sweep import tracker_of
+from mlflow_compress.tracking.tracker import Tracker
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray (pip install -e '.[ray]')"),
 ]
+
+
+def tracker_of(folder: Path) -> Tracker:
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    return Tracker()
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:

@@ -1,12 +1,8 @@
-"""Sweeps on the embedded demo, in real stores: failures, continuation, and two at once."""
+"""Sweeps on the embedded demo, in real stores: failures, continuation, and the numbers of a main job."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 
 import mlflow_compress as mc
@@ -16,22 +12,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 FEW = ["--limit=1", "--judge=false", "--noise_items=5"]
-
-
-def command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "mlflow_compress", "sweep", *FEW, *options]
-
-
-def environment(folder: Path) -> dict[str, str]:
-    values = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **values, "OMP_NUM_THREADS": "1"}
-
-
-def tracker_of(folder: Path) -> Tracker:
-    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
-    return Tracker()
 
 
 def measured(board: dict[str, Any]) -> dict[str, Any]:
@@ -122,38 +103,6 @@ def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) ->
     assert left == right and ours.params == run.data.params
     without = {run_names.SWEEP_RUN, "mlflow.source.name", "mlflow.log-model.history", "mlflow.loggedArtifacts"}
     assert ours.tags.keys() - without == run.data.tags.keys() - without
-
-
-def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
-    """They share a variant: one of them makes it, and the other one finds it."""
-    started = [
-        subprocess.Popen(
-            command("--methods=rtn", f"--bits={bits}"),
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for bits in ("4,8", "4,3")
-    ]
-    for process in started:
-        _, complaint = process.communicate()
-        assert process.returncode == 0, complaint[-3000:]
-    tracker = tracker_of(tmp_path)
-    mains = tracker.find_finished("main")
-    assert sorted(run.data.tags[run_names.VARIANT] for run in mains) == [
-        "rtn-3bit-g128",
-        "rtn-4bit-g128",
-        "rtn-8bit-g128",
-    ]
-    assert len(tracker.find_finished("baseline")) == 1
-    found = [board_of(tracker, run.info.run_id) for run in tracker.find_finished("sweep")]
-    rows = {row["name"]: row["cells"] for board in found for row in board["rows"]}
-    assert len(found) == 2 and all(len(board["rows"]) == 2 for board in found) and len(rows) == 3
-    shared = [row for board in found for row in board["rows"] if row["name"] == "rtn-4bit-g128"]
-    assert shared[0]["cells"] == shared[1]["cells"]
-    assert {run.info.status for run in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
 
 
 @pytest.mark.ci

@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
-import requests
 from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
 from mlflow.types.llm import ChatCompletionResponse
@@ -31,7 +29,6 @@ from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 from tests.conftest import Fork, forked_checks
 from tests.unit.scoring_models import rounding
-from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns while loading
 
@@ -372,37 +369,3 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
         str(PACKAGE) not in description
         and str(tracker.uri.removeprefix("sqlite:///").rpartition("/")[0]) not in description
     )
-
-
-@pytest.mark.slow
-def test_the_served_model_answers_its_own_example(tracker: Tracker, checkpoint: Path, tmp_path: Path) -> None:
-    _, model_id = log(tracker, entry(checkpoint))
-    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
-    example = (folder / "serving_input_example.json").read_text()
-    expected = mlflow.pyfunc.load_model(f"models:/{model_id}").predict(
-        pd.DataFrame({"prompt": ["Once upon a time"]}), params={"max_new_tokens": 16}
-    )
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", f"models:/{model_id}", "--env-manager", "local"]
-
-    def answers() -> bool:
-        try:
-            return requests.get(f"http://127.0.0.1:{port}/ping").ok
-        except requests.ConnectionError:
-            return False
-
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracker.uri}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    with subprocess.Popen([*command, "-h", "127.0.0.1", "-p", str(port)], cwd=tmp_path, env=environment) as server:
-        try:
-            until(answers, server)
-            headers = {"Content-Type": "application/json"}
-            answer = requests.post(f"http://127.0.0.1:{port}/invocations", data=example, headers=headers)
-            assert answer.json()["predictions"] == expected.to_dict("records")
-            chat = {"messages": [{"role": "user", "content": "Who sang?"}], "max_new_tokens": 4}
-            answer = requests.post(f"http://127.0.0.1:{port}/invocations", json=chat, headers=headers)
-            assert ChatCompletionResponse.from_dict(answer.json()).choices[0].message.role == "assistant"
-        finally:
-            server.terminate()
