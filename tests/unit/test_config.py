@@ -93,11 +93,9 @@ def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
     [
         ({"metod": "awq"}, ["Unknown parameter", "'metod'", "Did you mean 'method'?"]),
         ({"seed": "xyz"}, ["'seed' must be a whole number", "'xyz'"]),
-        ({"max_kl": "much"}, ["'max_kl' must be a number"]),
         ({"max_kl": "nan"}, ["'max_kl' must be a number"]),
         ({"dtype": "int4"}, ["unknown value", "float32, bfloat16", "'int4'"]),
         ({"limit": "-1"}, ["too small", "0 or more", "-1"]),
-        ({"limit": -3}, ["too small", "-3"]),  # as Python gives it
         ({"trust_remote_code": "perhaps"}, ["switch", "true, false", "'perhaps'"]),
         ({"judge_max_tokens": "0"}, ["'judge_max_tokens'", "auto, or 1 or more", "'0'"]),
         ({"judge_max_tokens": "many"}, ["'judge_max_tokens'", "auto, or a whole number", "'many'"]),
