@@ -295,7 +295,7 @@ def test_a_yaml_bomb_is_met_by_a_limit_before_a_value_is_made(bomb: str, tmp_pat
     assert calls.total() <= 10 * 2**20
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("bomb", ["aliases", "size", "deep", "text"])  # of each limit one, and one that meets none
 def test_a_yaml_bomb_is_refused_within_100_mb_whichever_file_it_is(
     bomb: str, tmp_path: Path, light_python: Fork
 ) -> None:
