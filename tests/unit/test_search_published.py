@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +16,12 @@ from mlflow_compress.commands.search.choice import Choice
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Search
 from mlflow_compress.commands.search.run import Made, UnitKl, publish_search
-from mlflow_compress.decide.cost_table import Allocation, CostTable, Estimation, Limit, StoredSizes
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Estimation, Limit
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.tracking.store import RunLink
+from tests.unit import test_cost_table
 
-SIZES = StoredSizes(
-    groups=("a", "b"),
-    formats=("x:3", "x:4"),
-    layers=np.array([[300, 400], [600, 800]]),
-    base=4800,
-    rest=10,
-    weights=2400,
-)
+SIZES = replace(test_cost_table.SIZES, rest=10)
 TABLE = CostTable(
     sizes=SIZES, start=np.zeros(8), added=np.array([[[0.3], [0.1]], [[0.2], [0.05]]]) * np.linspace(0.8, 1.2, 8)
 )
