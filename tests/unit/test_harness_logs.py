@@ -220,7 +220,7 @@ def test_a_choice_is_read_by_the_rule_of_its_task(
     cases = list(zip(*choices, *right, strict=True))
     w2w = sum(not before and not after and a != b for a, b, before, after in cases)
     assert 5 < w2w < 50
-    assert (found["n"], found["w2w"], found["rule"]) == (60, w2w, rule)
+    assert (found["n"], found["w2w"], found["rule"]) == (60, w2w, rule) and f"scored by  {rule}" in found.as_text()
     assert found["c2w"] == sum(before and not after for *_, before, after in cases)
     for log, name in zip(logs, ("accuracy_baseline", "accuracy_variant"), strict=True):
         assert found[name] == results_of(log, task)[f"{rule},none"]

@@ -187,6 +187,7 @@ TEXT = "word " * 600
         (["evaluate", "--model", "x" * 5000], "'model' holds a name that is too long. Allowed: 255 bytes"),
         (["evaluate", "--model", "é" * 128], "Got: '256 bytes'"),
         (["evaluate", "--checkpoint", "a/" * 3000], "'checkpoint' holds a path that is too long"),
+        (["judge", "--instructions", "x" * 300], "'instructions' holds a name that is too long"),
         (["quantize", "--calibration", "x" * 300], "'calibration' holds a name that is too long"),
         (["quantize", "--output_dir", "a\0b"], "'output_dir' holds a NUL character"),
         (["quantize", "--bits", "9" * 5000], "'bits' holds a name that is too long"),

@@ -73,6 +73,7 @@ ROPE: dict[str, Any] = {"rope_parameters": ..., "rope_theta": 10000.0}
         (ADDED, {"</s>": None}, ["'</s>'", "null"]),
         ("tokenizer.json", {"version": "2.0"}, ["Unknown tokenizer version '2.0'"]),
         ("tokenizer.json", {"normalizer": {"type": "Replace", "pattern": {"Regex": "("}, "content": ""}}, ["Oniguruma"]),
+        ("tokenizer.json", {"normalizer": [""]}, ["'normalizer'"]),
         (INDEX, {"weight_map": "x"}, ["it has no weight_map"]),
     ],
 )  # fmt: skip

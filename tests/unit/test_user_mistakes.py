@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import mlflow_compress as mc
@@ -33,7 +34,10 @@ MISTAKES: dict[str, tuple[Call, tuple[str, ...]]] = {
     "a typo in a task": (lambda: mc.evaluate("f", tasks="demoo"), ("'demoo'", "Did you mean 'demo'")),
     "a part of the demo": (lambda: mc.evaluate("f", tasks="demo_choice"), ("'demo_choice'", "tasks=demo")),
     "no task": (lambda: mc.evaluate("f", tasks=[]), ("'tasks' names no task", "Give tasks=")),
+    "an empty task between two": (lambda: mc.evaluate("f", tasks="demo,,demo"), ("'tasks' has an empty name",)),
+    "no task by name": (lambda: mc.evaluate("f", tasks={}), ("'tasks' names no task", "Give it rows")),
     "a task without rows": (lambda: mc.evaluate("f", tasks={"a": []}), ("without rows", "'a'", "Give it rows")),
+    "a frame without rows": (lambda: mc.evaluate("f", tasks=pd.DataFrame([])), ("without rows", "Give it rows")),
     "a generator of rows": (lambda: mc.evaluate("f", tasks=(r for r in [ROW])), ("only once", "tasks=list(...)")),
     "a row that is a text": (lambda: mc.evaluate("f", tasks=[ROW, "x"]), ("mixes rows", "a list of dictionaries")),
     "a set in a row": (lambda: mc.evaluate("f", tasks=[{**ROW, "choices": {"2"}}]), ("JSON has no form", "set")),
@@ -62,6 +66,7 @@ MISTAKES: dict[str, tuple[Call, tuple[str, ...]]] = {
     "a model as a run": (lambda: mc.report(Network()), ("'runs' must be a path, an id or a result", "Network")),
     "a word as bits": (lambda: mc.compress("demo", "rtn", bits="four"), ("'bits'", "'four'", "auto")),
     "a typo in a gate": (lambda: mc.promote(policy={"gate": []}), ("parameter 'policy'", "'gates'")),
+    "a number in a policy": (lambda: mc.promote(policy={5: 1}), ("what is no name", "gates")),
     "a number as a policy": (lambda: mc.gate("f", policy=5), ("'policy'", "5")),
     "a reserved alias": (lambda: mc.promote(alias="latest"), ("alias is reserved",)),
 }
