@@ -84,29 +84,37 @@ def test_a_command_on_two_workers_leaves_the_records_and_answers_of_one_process(
     assert [name for name in one if not one[name].equals(two[name])] == []
 
 
-def until_workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Wait for the first worker of a job, and return all processes below it."""
+def until_workers(process: subprocess.Popen[str], worker: str) -> list[psutil.Process]:
+    """Wait for the first worker of a command, and return all processes below it."""
 
     def with_worker() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):  # one of them has just ended
             below = psutil.Process(process.pid).children(recursive=True)
-            if any("ray::ClusterWorker" in "".join(one.cmdline()) for one in below):
+            if any(worker in "".join(one.cmdline()) for one in below):
                 return below
         return []
 
     return until(with_worker, process)
 
 
-@pytest.mark.ci
-def test_a_job_that_is_interrupted_closes_its_runs_and_ends_its_workers(tmp_path: Path) -> None:
-    process = start(tmp_path, *COMMANDS["main"], "--judge", "false", *RAY)
+@pytest.mark.parametrize(
+    ("command", "worker", "number"),
+    [
+        pytest.param("main", "ray::ClusterWorker", signal.SIGTERM, marks=pytest.mark.ci),
+        ("sweep", "ray::VariantWorker.make_variant", signal.SIGINT),
+    ],
+)
+def test_a_command_that_is_interrupted_closes_its_runs_and_ends_its_workers(
+    command: str, worker: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    process = start(tmp_path, *COMMANDS[command], "--judge", "false", *RAY)
     try:
-        below = until_workers(process)
-        process.send_signal(signal.SIGTERM)
+        below = until_workers(process, worker)
+        process.send_signal(number)
         process.communicate()
     finally:
         process.kill()
-    assert process.returncode == 143
+    assert process.returncode == 128 + number
     psutil.wait_procs(below)  # none of them lives on
     tracker = tracker_of(tmp_path)
     states = [run.info.status for run in tracker.client.search_runs([tracker.experiment_id])]

@@ -12,6 +12,7 @@ from gguf import GGUFReader
 
 from mlflow_compress import cli, demo
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE
+from mlflow_compress.compression.mixed_recipe import MixedRecipe
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
 from mlflow_compress.tracking import run_names
@@ -127,6 +128,28 @@ def test_one_gguf_file_with_several_types_whose_costs_were_estimated_first(
     assert any(note.startswith("Costs are estimated (fisher)") for note in found["notes"])
 
 
+@pytest.mark.slow
+def test_weights_and_caches_share_a_budget(tracker: Tracker, texts: dict[str, str]) -> None:
+    caches = {"cache_formats": "16,4", "cache_tokens": "1000"}
+    assert cli.main(command(texts, max_bytes="6e6", **caches)) == 0
+    found = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
+    [row] = [row for row in found["variants"] if row["kind"] == "searched"]
+    tags = tracker.children(row["run_id"])["quantize"].data.tags
+    folder, costs = Path(tags[run_names.CHECKPOINT]), {(c["group"], c["format"]): c for c in found["costs"]}
+    chosen = found["recipes"][row["name"]]
+    n_layers = resolve(str(demo.MODEL_DIR)).layers
+    rounded = {layer for layer in range(n_layers) if chosen[f"layers.{layer}.cache"] == "kv-cache:4"}
+    assert rounded  # the smallest weights with a whole cache take 8.5 MB
+    recipe = json.loads((folder / RECIPE_FILE).read_text())
+    assert recipe["cache"] == {str(layer): {"key_bits": 4, "value_bits": 4} for layer in sorted(rounded)}
+    taken = {c["format"]: c["size_bytes"] for c in found["costs"] if c["group"] == "layers.0.cache"}
+    assert row["cache_bytes"] == sum(taken[chosen[f"layers.{layer}.cache"]] for layer in range(n_layers))
+    assert row["size_bytes"] + row["cache_bytes"] <= 6e6
+    assert row["gap"] == 0.0 and {c["kl"] for c in found["costs"] if c["format"] == "kv-cache:16"} == {0.0}
+    assert all(costs[pair]["kl"] > 0 for pair in chosen.items() if pair[1] == "kv-cache:4")
+    assert "Cache: keys and values of 1,000 tokens. Limits count it with the weights" in found["notes"]
+
+
 @pytest.mark.ci
 def test_the_smallest_variant_within_a_kl(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -221,3 +244,56 @@ def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_take
     policy.write_text("kl: none\ngates: [{metric: speed/decode_ratio_batch_1, at_least: 1}]\nmargins: []\n")
     assert cli.main([*repair, f"--repair={refused.info.run_id}"]) == 3
     assert "cannot be repaired: not even rtn-8bit-g128 passes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_variant_with_a_rounded_cache_is_repaired_in_its_weights_and_its_cache(
+    tracker: Tracker, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = resolve(str(demo.MODEL_DIR))
+    recipe = tmp_path / "both.json"
+    MixedRecipe(
+        formats={"rtn:4": {"method": "rtn", "bits": 4}},
+        layers=dict.fromkeys(source.linear, "rtn:4"),
+        cache={str(layer): {"key_bits": 2, "value_bits": 2} for layer in range(source.layers)},
+    ).write(recipe)
+    tasks = f"--tasks={demo.DATA_DIR / 'choice.jsonl'},{texts['tasks']}"
+    measured = [tasks, "--limit=4", "--num_shuffles=0", "--noise_items=2", "--judge=false", "--speed=false"]
+    windows = ["--calibration_samples=1", "--calibration_length=64"]
+    assert cli.main(["main", "--method=mixed", f"--method_args=recipe={recipe}", *windows, *measured]) == 0
+    [refused] = tracker.find_finished("main")
+    limit = refused.data.metrics["distance/corpus_kl_mean"] / 3
+    policy = tmp_path / "policy.yaml"
+    gate = f"{{metric: distance/corpus_kl_mean, at_most: {limit}, bound: value}}"
+    policy.write_text(f"kl: none\ngates: [{gate}]\nmargins: []\n")
+    repair = ["search", f"--policy={policy}", "--search_windows=4", "--search_rounds=0", "--cache_tokens=1000"]
+    assert cli.main([*repair, f"--repair={refused.info.run_id}"]) == 0
+    assert "Cache: keys and values of 1,000 tokens" in capsys.readouterr().out
+    found = tracker.fetch_json(searches(tracker)[0].info.run_id, "repair.json")
+    trials = {one["role"]: one for one in found["trials"]}
+    before, after = trials["refused"], trials["repaired"]
+    sizes = [one["size_bytes"] + one["cache_bytes"] for one in found["trials"]]
+    assert sizes == sorted(sizes) and found["trials"][-1]["name"] == "rtn-8bit-g128"
+    # The largest has a plain cache, whose numbers take 2 bytes; a vector of 2 bits takes 4 more for scale and offset.
+    config = source.configuration()
+    vectors = 1000 * source.layers * 2 * config.num_key_value_heads
+    assert found["trials"][-1]["cache_bytes"] == vectors * 2 * config.head_dim
+    assert before["cache_bytes"] == vectors * (config.head_dim // 4 + 4)
+    assert found["extra_bytes"] == sum(after[n] - before[n] for n in ("size_bytes", "cache_bytes")) > 0
+    # The checkpoint is what is told of it, and keeps to the policy.
+    main = tracker.client.get_run(after["run_id"])
+    assert main.data.metrics["distance/corpus_kl_mean"] <= limit < refused.data.metrics["distance/corpus_kl_mean"]
+    folder = Path(main.data.tags[run_names.CHECKPOINT])
+    made = json.loads((folder / RECIPE_FILE).read_text())
+    raised = {name: what for name, what in found["changed"].items() if name.endswith(".cache")}
+    assert 0 < len(raised) == after["raised_caches"] and len(found["changed"]) == len(raised) + after["raised"]
+    for layer in range(source.layers):
+        bits = {"at 8 bits": 8, "as in the baseline": None}.get(raised.get(f"layers.{layer}.cache", ""), 2)
+        cache = None if bits is None else {"key_bits": bits, "value_bits": bits}
+        assert made["cache"].get(str(layer)) == cache
+    entry = json.loads((folder / "config.json").read_text())["quantized_cache"]
+    assert {layer: one["keys"]["bits"] for layer, one in entry.items()} == {
+        layer: one["key_bits"] for layer, one in made["cache"].items()
+    }
+    # What the prices promised for this mixture is near what its checkpoint has become.
+    assert after["predicted_kl"] == pytest.approx(after["search_kl"], rel=0.5)

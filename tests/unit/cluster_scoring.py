@@ -33,6 +33,7 @@ from tests.waiting import until
 
 CONFIG = ScoringConfig(progress=False, batch_tokens=64, head_rows=8, shard_seconds=0.0)
 ANSWERS = GenerationConfig(max_new_tokens=12, samples=3, batch_rows=4)
+ADDRESS = "CLUSTER_ADDRESS"
 Opened = Callable[[Path], Any]
 
 
@@ -104,9 +105,9 @@ class DyingWorker(ClusterWorker):
 
 
 @contextmanager
-def workers_of(kind: type[ClusterWorker], *more: Any) -> Iterator[Workers]:
+def workers_of(kind: type[ClusterWorker], *more: Any, address: str | None = None) -> Iterator[Workers]:
     """Yield two workers of a kind, each with one core."""
-    with connected(EngineConfig()) as ray:
+    with connected(EngineConfig(ray_address=address)) as ray:
         actor = ray.remote(kind).options(num_cpus=1, max_restarts=0)
         yield Workers(ray, 2, lambda: actor.remote("cpu", 1, *more), check=HeadWatch(ray).check)
 
@@ -144,9 +145,9 @@ def main(mode: str, folder: Path) -> int:
     elif mode == "dying":
         with workers_of(DyingWorker) as workers:
             evaluate(on(workers), folder, out)
-    elif mode == "killed":
-        with workers_of(HeldWorker, folder / "go-on-killed") as workers:
-            evaluate(on(workers), folder, out, resume=folder / "unfinished-killed")
+    elif mode in ("killed", "head"):
+        with workers_of(HeldWorker, folder / f"go-on-{mode}", address=os.environ.get(ADDRESS)) as workers:
+            evaluate(on(workers), folder, out, resume=folder / f"unfinished-{mode}")
     elif mode == "one_goes_on":
         evaluate(here, folder, out, resume=folder / "unfinished-goes-on")
     return 0

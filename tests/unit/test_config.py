@@ -60,23 +60,6 @@ def test_a_file_takes_the_same_names_and_gives_way_to_what_is_given(tmp_path: Pa
     assert found == MainConfig(limit=3, bits=8, tasks="demo,piqa", method_args="sparsity=0.5")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("limits: 3", "Did you mean 'limit'"),
-        ("- 1", "holds no names"),
-        ("a: [", "no YAML file"),
-        (None, "no YAML file"),
-    ],
-)
-def test_a_broken_file_gets_one_clear_error(tmp_path: Path, content: str | None, words: str) -> None:
-    file = tmp_path / "mine.yaml"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(ConfigError, match=words):
-        config.parse(MainConfig, {"config": str(file)})
-
-
 def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,17 +3,20 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.baseline_store import StateStore
+from tests.unit.cluster_scoring import ADDRESS
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -147,3 +150,49 @@ def test_one_process_goes_on_where_workers_stopped(two: Path, model: str) -> Non
     (out / "store" / "manifest.json").unlink()
     finish(start("one_goes_on", two))
     assert_same(two / "one", out)
+
+
+def ray(*arguments: str) -> str:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ray"), *arguments], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def start_head(port: int, scratch: Path) -> None:
+    options = ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={scratch}"]
+    ray("start", "--head", f"--port={port}", *options)
+
+
+def kill_cluster(port: int, scratch: Path) -> None:
+    """Kill -9 every process of the cluster, as when its machine goes down."""
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(scratch) in line and process.pid != os.getpid():
+            process.send_signal(signal.SIGKILL)
+
+
+def test_a_head_that_is_restarted_at_once_is_one_error_and_the_same_command_goes_on(folder: Path) -> None:
+    port, scratch = 26_379, Path("/tmp") / f"mc-head-{os.getpid()}"
+    unfinished = folder / "unfinished-head"
+    try:
+        start_head(port, scratch)
+        process = start("head", folder, **{ADDRESS: f"127.0.0.1:{port}"})
+        until(lambda: len(parts(unfinished)) >= 4, process)
+        kill_cluster(port, scratch)
+        start_head(port, scratch)  # a new cluster takes the port: Ray itself would wait for its old workers there
+        said, _ = process.communicate()
+        assert process.returncode == 1
+        assert said.splitlines()[-1].startswith(
+            "mlflow_compress.errors.WorkerError: Ray's process on this machine does"
+        )
+        kept = parts(unfinished)
+        assert not (folder / "head" / "variant").exists()
+        (folder / "go-on-head").touch()
+        finish(start("head", folder, **{ADDRESS: f"127.0.0.1:{port}"}))
+        assert all(path.read_bytes() == data for path, data in kept.items())
+        assert_same(folder / "one", folder / "head")
+    finally:
+        kill_cluster(port, scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
