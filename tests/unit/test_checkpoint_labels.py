@@ -156,15 +156,22 @@ def assert_same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert float((found - wanted).abs().max()) < 1e-3 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [*((name, "compressed") for name in FORMATS), *(("mixed-precision", status) for status in STATUSES)],
+)
 def test_quantized_tensors_are_read_as_such_whatever_the_label(name: str, status: str | None, tmp_path: Path) -> None:
     wanted = write(tmp_path, FORMATS[name], status)
     assert_same(logits(tmp_path), wanted)
 
 
-@pytest.mark.parametrize("name", ["int-quantized", "pack-quantized, zero points", "float-quantized", "mixed-precision"])
-@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        *((name, "frozen") for name in ("int-quantized", "pack-quantized, zero points", "float-quantized")),
+        *(("mixed-precision", status) for status in STATUSES),
+    ],
+)
 def test_floats_with_scales_are_rounded_whatever_the_label(name: str, status: str | None, tmp_path: Path) -> None:
     """With the label "decompressed", they have to be rounded already."""
     wanted = write(tmp_path, FORMATS[name], status, dense=lambda _: True, rounded=status == "decompressed")
