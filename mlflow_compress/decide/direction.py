@@ -6,7 +6,8 @@ from typing import Literal
 
 from mlflow_compress.decide.gates import DELTA, FLIPS
 from mlflow_compress.errors import ConfigError
-from mlflow_compress.metrics.stats.intervals import items_to_exclude, paired_difference, round_up
+from mlflow_compress.metrics.stats.intervals import paired_difference
+from mlflow_compress.metrics.stats.sample_size import items_to_settle, round_up
 from mlflow_compress.records import MetricResult
 
 
@@ -33,36 +34,27 @@ class HarmVerdict:
         if self.within_margin:
             return f"no worse than {points}"
         if self.items is None:
-            return "open (no number of items would settle the change seen)"
+            return "open (with a margin of 0 no number of items settles a change near 0)"
         return f"open (about {self.items:,} items would settle it)"
 
 
 def harm_verdict(
-    change: float, low: float, high: float, *, discordant: float, margin: float, effect: float = 1.0
+    change: float, low: float, high: float, *, discordant: float, n: float, margin: float, effect: float = 1.0
 ) -> HarmVerdict:
     """Return the verdict on a paired change of accuracy with its 95 % interval, all shares; the margin is in points.
 
     "worse" where ``high < 0``, "no worse than the margin M" where ``low > -M``. Both can hold: shown harm that is
     smaller than the margin. Each is wrong in at most about 2.5 %, as one end of a 95 % interval decides.
 
-    Where neither holds, `items` is the number that would show one of those that are true with 80 % power, if the true
-    change is the one seen, d, and the share of items that only one model has right stays D = `discordant`. An item's
-    difference is -1, 0 or 1, so that its variance is ``D - d^2``; at a change d0 that is to be excluded (0 for "worse",
-    -M for "no worse") it is ``max(D, |d0|) - d0^2``, as D is nowhere below the change. So n items exclude d0 with the
-    probability
-
-    ``P(d0) = Phi((|d - d0| sqrt(n) - z_0.975 sqrt(max(D, |d0|) - d0^2)) / sqrt(D - d^2))``
-
-    and n solves ``P = 0.8``. For d at or above 0, and at or below -M, one claim is true; for d0 = 0 this is Connor's
-    formula (Biometrics 1987), and without any discordant item it gives ``3.84 (1 - M)/M``, where Tango's interval ends
-    at -M. Between them both are true, and their probabilities add up to at most 1. No number settles a change of 0
-    with a margin of 0. With another margin one always does: at -M, harm is shown. Of items in groups as many times more
-    are needed as the design effect says, `effect`. The number is rounded up to two digits.
+    Where neither holds, `items` is the number of which 80 % of samples show one of those that are true, whatever the
+    true change is: see `items_to_settle`. It depends on `discordant`, the share of the `n` items that only one model
+    has right. With a margin of 0 there is none. Of items in groups as many times more are needed as the design effect
+    says, `effect`. The number is rounded up to two digits.
 
     Examples
     --------
-    >>> harm_verdict(-0.004, -0.019, 0.011, discordant=0.061, margin=1.0).text
-    'open (about 7,000 items would settle it)'
+    >>> harm_verdict(-0.004, -0.019, 0.011, discordant=0.061, n=1000, margin=1.0).text
+    'open (about 8,400 items would settle it)'
     """
     if not 0 <= margin <= 100:
         raise ConfigError("The margin is an accepted loss of accuracy in points", allowed="0 to 100", got=margin)
@@ -70,10 +62,8 @@ def harm_verdict(
     discordant = max(discordant, abs(change))  # a change needs as many; stored values may be rounded
     worse, within = high < 0, low > -accepted
     items = None
-    if not worse and not within:
-        # A change from 0 upwards is not worse, and one from -M downwards not better than the margin.
-        excluded = [0.0] * (change < 0) + [-accepted] * (change > -accepted)
-        items = round_up(effect * items_to_exclude(change, excluded, discordant)) if excluded else None
+    if not worse and not within and accepted > 0:
+        items = round_up(effect * items_to_settle(discordant, n / effect, accepted))
     return HarmVerdict(worse=worse, within_margin=within, margin=margin, items=items)
 
 
@@ -87,4 +77,4 @@ def harm_of(pooled: Mapping[str, MetricResult], margin: float) -> HarmVerdict | 
     # Items in groups make the interval as much wider as the root of their design effect.
     alone = paired_difference(gained, lost, delta.n, level=delta.level)
     effect = max(1.0, round(((delta.high - delta.low) / (alone.high - alone.low)) ** 2, 3))
-    return harm_verdict(change, delta.low, delta.high, discordant=discordant, margin=margin, effect=effect)
+    return harm_verdict(change, delta.low, delta.high, discordant=discordant, n=delta.n, margin=margin, effect=effect)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TRUSTED_ITEMS, TRUSTED_TOP_PCT
-from mlflow_compress.metrics.stats.intervals import (
+from mlflow_compress.metrics.stats.intervals import z_value
+from mlflow_compress.metrics.stats.sample_size import (
     fewest_without_event,
-    items_for_flips_gate,
-    items_to_exclude,
-    z_value,
+    times_for_change,
+    times_for_mean,
+    times_for_share,
 )
 from mlflow_compress.metrics.stats.significance import OneEnd
 from mlflow_compress.records import MetricResult
@@ -24,9 +25,6 @@ KL_REVERSE = "distance/kl_reverse_mean"
 CORPUS_KL = "distance/corpus_kl_mean"
 FLIPS = "distance/flips_pct"
 DELTA = "quality/accuracy_delta"
-
-# A width that leaves the end within the limit with 80 % power, over the width that does so in half of all samples.
-_FOR_POWER = 1.0 + 0.8416 / 1.96
 
 # Upper ends of 95 % intervals (see `decide.gate_values`), and the number of items that have a KL.
 GATE_KL_ITEMS = "gate/kl_items"
@@ -64,7 +62,7 @@ class Check:
     is_open: bool = False
     is_void: bool = False  # Of one that is open: whether no value of the evaluation tells anything
     short: str = ""  # The reason in a few words; empty: the reason itself
-    # Of one that is open for too few items: about how many times as many would do
+    # Of one that is open for too few items: about how many times as many would do; infinite above `MOST_TIMES`
     times_items: float | None = None
     number: GateNumber | None = None  # None where nothing was read
 
@@ -151,27 +149,26 @@ class Gate:
         )
 
     def _times_items(self, value: float, end: float, metrics: Mapping[str, float]) -> float:
-        """Return about how many times as many items bring the end within the bound, if the value stays what it is.
+        """Return about how many times as many items bring the end within the bound, as `sample_size` plans it.
 
-        Infinity stands for a number that cannot be told.
-
-        A half-width falls with the root of n, and has to leave 80 % power. Of a share p near 0, and of the change of
-        accuracy d where few items flip, that is not so. Their items follow from the end U: ``n = z^2 U (1 - U) / (U -
-        p)^2`` (Wilson), ``n = z^2 (f - d^2) / (U - d)^2`` with the flips f (Tango; without any, Wilson's of 0).
+        Infinity stands for more than `MOST_TIMES`. How many independent items the sample counts as follows from the
+        end U: of a share p ``n = z^2 U (1 - U) / (U - p)^2`` (Wilson), of the change of accuracy d with the flips f
+        ``n = z^2 (f - d^2) / (U - d)^2`` (Tango; without any, Wilson's of 0).
         """
+        z = z_value(0.95)
         if self.metric == GATE_DROP and FLIPS in metrics:
             change, width = -value / 100.0, (end - value) / 100.0
             flipped = max(metrics[FLIPS] / 100.0, abs(change))
             known = flipped - change**2 if flipped > 0.0 else width * (1.0 - width)
-            if known <= 0.0:  # every item changed in one direction
-                return math.inf
-            needed = items_to_exclude(change, [-self.bound / 100.0], flipped)
-            return needed * width**2 / (z_value(0.95) ** 2 * known)
-        if (self.low, self.high) == (0.0, 100.0) and not self.at_least:
+            n = z**2 * known / width**2
+            if n >= 1.0:
+                return times_for_change(change, flipped, n, -self.bound / 100.0)
+        elif (self.low, self.high) == (0.0, 100.0) and not self.at_least:
             share, high = value / 100.0, end / 100.0
-            n = z_value(0.95) ** 2 * high * (1.0 - high) / (high - share) ** 2
-            return items_for_flips_gate(share, self.bound / 100.0) / n if n >= 1.0 else math.inf
-        return (_FOR_POWER * (end - value) / (self.bound - value)) ** 2
+            n = z**2 * high * (1.0 - high) / (high - share) ** 2
+            if n >= 1.0:
+                return times_for_share(share, n, self.bound / 100.0)
+        return times_for_mean(abs(self.bound - value), abs(end - value))
 
     def _unknown(self, reason: str, metric: str, lack: str = "not measured") -> Check:
         return Check(passed=False, reason=reason, missing=metric, is_open=True, short=f"{self._what} {lack}")

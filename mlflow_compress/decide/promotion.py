@@ -33,7 +33,7 @@ from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
 from mlflow_compress.metrics.perplexity import TOP_DOCUMENT
-from mlflow_compress.metrics.stats.intervals import round_up
+from mlflow_compress.metrics.stats.sample_size import MOST_TIMES, round_up
 from mlflow_compress.metrics.stats.significance import ERROR, holm
 from mlflow_compress.records import MetricResult
 
@@ -97,8 +97,7 @@ def policy_answer(checks: Iterable[Check], items: int | None) -> PolicyAnswer:
     where every measured value is within its limit, and too few items, or a missing value, leave it unsure; and where
     too many items have no score, so that no value tells anything.
 
-    The number of items is what the widest interval needs: with n times as many its half-width h is ``h / sqrt(n)``, and
-    with 80 % power its end is within the limit where ``(1 + 0.84/1.96) h / sqrt(n)`` fits between value and limit.
+    The number of items is what the check that needs most needs: see `Gate`.
 
     Examples
     --------
@@ -118,7 +117,10 @@ def policy_answer(checks: Iterable[Check], items: int | None) -> PolicyAnswer:
     why = [check.short or check.reason for check in failed if check.times_items is None]
     if times:
         named, most = " and ".join(", ".join(times).rsplit(", ", 1)), max(times.values())
-        known = f"about {round_up((most - 1.0) * items):,} more" if items and math.isfinite(most) else "more"
+        if math.isinf(most):
+            known = f"more than {MOST_TIMES:g} times as many"
+        else:
+            known = f"about {round_up((most - 1.0) * items):,} more" if items else "more"
         why = [f"needs {known} items for {named}", *why]
     return PolicyAnswer(word="open", why="; ".join(why))
 

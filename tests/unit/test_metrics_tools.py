@@ -23,7 +23,14 @@ from mlflow_compress.metrics.margins import kl_by_confidence, mean_by_bin, token
 from mlflow_compress.metrics.noise import distinguishable, noise_table
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape
 from mlflow_compress.metrics.stats.correlation import pearson, spearman
-from mlflow_compress.metrics.stats.intervals import fewest_without_event, items_for_flips_gate, wilson
+from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.sample_size import (
+    fewest_without_event,
+    items_to_settle,
+    times_for_change,
+    times_for_mean,
+    times_for_share,
+)
 from mlflow_compress.metrics.text import bleu, rouge_l, shared_samples
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 from mlflow_compress.reporting.headline import footnotes, headline_rows
@@ -185,21 +192,51 @@ def test_difference_shape_by_hand_and_its_asymmetry_is_the_kolmogorov_distance()
 # --- planning
 
 
-def test_sample_size_of_the_flips_gate_by_hand():
+def test_items_without_an_event_by_hand():
     # No flips at all: the Wilson bound z²/(n + z²) is 0.05 at n = 19 z² = 72.99.
-    assert items_for_flips_gate(0.0, 0.05) == 73 == fewest_without_event(0.05)
+    assert fewest_without_event(0.05) == 73 and fewest_without_event(0.0) == math.inf
     assert fewest_without_event(0.01) == 381 and wilson(0, 381).high <= 0.01 < wilson(0, 380).high
-    # About ((1.96 + 0.84) sqrt(0.04 x 0.96)/0.02)² = 753 by the normal rule; whole flips cost a little more.
-    assert 753 < items_for_flips_gate(0.03, 0.05) < 900
-    with pytest.raises(ConfigError):
-        items_for_flips_gate(0.05, 0.05)
+
+
+def test_a_direction_is_planned_for_the_hardest_change_by_hand():
+    """Halfway between 0 and -M both claims must have 40 %: z = -0.2533. Other changes need less.
+
+    With D = 0.05 and M = 0.01 they have ``0.005 sqrt(n) = 1.96 sqrt(0.05) - 0.2533 sqrt(0.049975)`` for the one, and
+    0.0499 in place of the first 0.05 for the other; with the mean of both, n = 5,818. So many are for D itself. D is
+    taken 0.84 standard errors above (50 + 1)/(1,000 + 2): 0.0568; of 5,000 items 0.0528.
+    """
+    assert items_to_settle(0.05, 1e3, 0.01) == pytest.approx(5_818 * 0.0568 / 0.05, rel=0.02)
+    assert items_to_settle(0.05, 5e3, 0.01) == pytest.approx(5_818 * 0.0528 / 0.05, rel=0.01)
+    # With more items than that, a sample that is open needs more than those it has.
+    assert items_to_settle(0.05, 6_200, 0.01) > 6_200
+
+
+def test_a_gate_is_planned_over_what_the_first_items_leave_open():
+    """With t times the items a mean's end is within the limit with ``Phi((g - 1.96/sqrt(t))/sqrt(1 + 1/t))``.
+
+    Here g is the limit's distance in standard errors of the first items. At 1.5 and t = 10 it is Phi(0.839) = 79.9 %.
+    """
+    z = 1.959964
+    assert math.isinf(times_for_mean(1.49, z))
+    t = times_for_mean(1.8, z)
+    assert scipy.stats.norm.cdf((1.8 - z / math.sqrt(t)) / math.sqrt(1 + 1 / t)) == pytest.approx(0.8, abs=2e-3)
+    # Of many items a share is normal: ((0.05 - 0.048)/sqrt(0.048 0.952/n)) standard errors, as a mean's.
+    share, n = 0.048, 90_000
+    g = (0.05 - share) / math.sqrt(share * (1 - share) / n)
+    assert times_for_share(share, n, 0.05) == pytest.approx(times_for_mean(g, z), rel=0.06)
+    change = times_for_change(-0.018, 0.05, 45_000, -0.02)
+    assert change == pytest.approx(times_for_mean(0.002 / math.sqrt((0.05 - 0.018**2) / 45_000), z), rel=0.05)
 
 
 @pytest.mark.ci
-def test_planned_power_is_reached():
-    n = items_for_flips_gate(0.03, 0.05)
-    flips = np.random.default_rng(5).binomial(n, 0.03, size=2000)
-    assert 0.75 < np.mean([wilson(int(k), n).high <= 0.05 for k in flips]) < 0.87
+def test_planned_power_is_reached_where_the_truth_is_any():
+    rng, passed = np.random.default_rng(5), []
+    for truth in rng.uniform(0, 0.1, size=4000):
+        k = int(rng.binomial(1000, truth))
+        if k < 50 and wilson(k, 1000).high > 0.05 and math.isfinite(t := times_for_share(k / 1000, 1000, 0.05)):
+            n = math.ceil(1000 * t)
+            passed.append(wilson(int(rng.binomial(n, truth)), n).high <= 0.05)
+    assert len(passed) > 100 and np.mean(passed) > 0.75
 
 
 # --- correlation

@@ -45,15 +45,21 @@ SITUATIONS: dict[str, tuple[dict[str, object], float | None, Account, str]] = {
         GOOD | {"flips": (4.4, 3.3, 5.9)},
         2.0,
         SCORED,
-        # Wilson's end is 5.9 % of 948 items; 10,000 would show it: (1.96 sqrt(0.05 0.95) + 0.84 sqrt(0.044 0.956))^2 / 0.006^2
-        "open: needs about 9,800 more items for flips",
+        # A true share above 5 % is too likely: (5 - 4.4)/0.66 = 0.9 standard errors, where 1.5 are needed
+        "open: needs more than 10 times as many items for flips",
+    ),
+    "open for a few items": (
+        GOOD | {"flips": (3.6, 2.6, 5.1)},
+        2.0,
+        SCORED,
+        "open: needs about 3,700 more items for flips",
     ),
     "accuracy moved, on few items": (
         GOOD | {"delta": (-0.012, -0.024, 0.0)},
         2.0,
         SCORED,
-        # As wide as 530 items with 2 % flips; 2,410 exclude 2 points: ((1.96 0.14 + 0.84 0.141) / 0.008)^2
-        "open: needs about 3,600 more items for accuracy drop",
+        # (2 - 1.2)/0.61 = 1.3 standard errors, see `test_a_gate_is_planned_over_what_the_first_items_leave_open`
+        "open: needs more than 10 times as many items for accuracy drop",
     ),
     "accuracy worse": (GOOD | {"delta": (-0.04, -0.05, -0.03)}, 2.0, SCORED, "fails: accuracy drop 4 points > 2"),
     "cut prompts": (
@@ -72,7 +78,7 @@ SITUATIONS: dict[str, tuple[dict[str, object], float | None, Account, str]] = {
         {**GOOD, "kl": (0.02, None, None), "clipped": (0.01, 0.0, 0.02), "above": (0.5, 0.1, 1.6)},
         2.0,
         SCORED,
-        "open: needs about 4,500 more items for items above the clip limit",
+        "open: needs more than 10 times as many items for items above the clip limit",
     ),
     "untrusted mean that is too large": (
         {**GOOD, "kl": (0.2, None, None), "clipped": (0.09, 0.06, 0.12), "above": (0.5, 0.1, 0.9)},
@@ -124,15 +130,20 @@ def test_a_number_of_items_that_cannot_be_told_is_not_told() -> None:
     open_gate = Check(passed=False, reason="flips: 6 > 5", is_open=True, short="flips", times_items=3.0)
     assert policy_answer([open_gate], None).text() == "open: needs more items for flips"
     endless = replace(open_gate, short="worst slice", times_items=math.inf)
-    assert policy_answer([open_gate, endless], 100).text() == "open: needs more items for flips and worst slice"
+    assert policy_answer([open_gate, endless], 100).text() == (
+        "open: needs more than 10 times as many items for flips and worst slice"
+    )
 
 
 def test_a_gate_on_accuracy_as_a_share_is_told_in_its_own_unit() -> None:
-    """Of -0.5 points [-2.5, 1.5] and a limit of -2: the half-width 2 has to fall to 1.5 / 1.4294, so 3.63 as many."""
+    """-0.5 points [-2.2, 1.2] and a limit of -2: 1.5 is 1.73 standard errors of 1.7/1.96. With 5.8 times the items,
+
+    ``Phi((1.73 - 1.96/sqrt(5.8)) / sqrt(1 + 1/5.8))`` is 80 %.
+    """
     [gate] = gates_of(Policy(kl=None, margins=(), gates=({"metric": NAMES["delta"], "at_least": -0.02},))).gates
     assert isinstance(gate, Gate)
-    numbers = {gate.metric: -0.025, gate.value: -0.005, NAMES["flips"]: 3.0}
-    assert policy_answer(gate.checks(numbers), 1000).text().startswith("open: needs about 2,700 more items for ")
+    numbers = {gate.metric: -0.022, gate.value: -0.005, NAMES["flips"]: 3.0}
+    assert policy_answer(gate.checks(numbers), 1000).text().startswith("open: needs about 4,800 more items for ")
 
 
 def test_the_closest_of_those_of_about_one_size_is_chosen_and_a_closer_larger_one_is_named() -> None:

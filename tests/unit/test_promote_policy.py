@@ -324,9 +324,9 @@ def test_the_history_says_who_had_the_alias_when_and_why(tracker: Tracker, capsy
 
 
 def test_too_few_items_are_named_and_exit_code_3_says_that_nothing_passes(tracker: Tracker) -> None:
-    """1 % of the answers flipped and the interval ends at 2 %: with a gate at 1.5 % about n items would show it."""
+    """1 % of the answers flipped and the interval ends at 2 %: with a gate at 1.9 % about n items would show it."""
     finished(tracker, "rtn-4bit")
-    found = mc.promote(model="llama", max_flips_pct=1.5)
+    found = mc.promote(model="llama", max_flips_pct=1.9)
     assert found.outcome == "nothing"
     [outcome] = found.decision.outcomes
     assert outcome.answer.text().startswith("open: needs about ") and outcome.answer.text().endswith("items for flips")

@@ -4,7 +4,6 @@ And what items share: how much less a sample says whose items come in groups, su
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -284,58 +283,3 @@ def _distance_from_one(y: Float, counts: Float, z: float) -> float:
         beyond = root > 1e-6 and root + math.log(length / root) / root >= z
         least, most = (least, middle) if beyond else (middle, most)
     return mean
-
-
-def fewest_without_event(limit: float) -> float:
-    """Return the smallest n whose 95 % Wilson interval of 0 events ends at `limit` or below; infinite for a limit of 0.
-
-    The upper end is ``z^2 / (n + z^2)``, so that ``n >= z^2 (1 - limit) / limit``.
-    """
-    if limit <= 0:
-        return math.inf
-    z = float(special.ndtri(0.975))
-    return max(1, math.ceil(z * z * (1 - limit) / limit - 1e-9))
-
-
-def items_for_flips_gate(flips: float, limit: float) -> int:
-    """Return the items after which a gate "upper end of the flips interval <= limit" passes with a power of 80 %.
-
-    `flips` is the true share. The count is approximately normal; the interval is Wilson's, which the gate uses.
-    """
-    if not 0.0 <= flips < limit < 1.0:
-        raise ConfigError("Need 0 <= flips < limit < 1", got=f"{flips}, {limit}")
-    z_power = float(special.ndtri(0.8))
-
-    def passes(n: int) -> bool:
-        likely = flips + z_power * math.sqrt(flips * (1 - flips) / n)
-        return wilson(min(n, math.ceil(likely * n)), n).high <= limit
-
-    # Rounding to whole items makes `passes` flicker near the answer, so walk up in steps of one percent.
-    n = 4
-    while not passes(n):
-        n = max(n + 1, int(n * 1.01))
-    return n
-
-
-def items_to_exclude(change: float, excluded: Sequence[float], discordant: float) -> float:
-    """Return how many items exclude one of these changes of accuracy with a power of 80 %, if `change` is the true one.
-
-    All are shares; `discordant` is that of items that only one model has right. The formula is in `harm_verdict`.
-    """
-    from scipy.optimize import brentq  # 0.3 s, which a command that finds everything done does not wait for
-
-    spread = math.sqrt(max(discordant - change**2, 1e-18))
-    gaps = [(abs(change - at), z_value(0.95) * math.sqrt(max(discordant, abs(at)) - at**2)) for at in excluded]
-
-    def lacking(root: float) -> float:
-        return 0.8 - sum(float(special.ndtr((gap * root - needed) / spread)) for gap, needed in gaps)
-
-    # Enough for one of them alone, with a little more, as the solver wants a change of sign.
-    most = min((needed + 0.85 * spread) / gap for gap, needed in gaps)
-    return float(brentq(lacking, 0.0, most)) ** 2
-
-
-def round_up(n: float) -> int:
-    """Return a number of items rounded up to two digits."""
-    unit = 10 ** max(math.floor(math.log10(n)) - 1, 0) if n >= 1 else 1
-    return math.ceil(n / unit) * unit
