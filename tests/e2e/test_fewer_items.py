@@ -33,9 +33,9 @@ def test_drawn_items_are_weighted_resumed_and_in_the_end_all_of_them(
 
     monkeypatch.setattr(models.BlockScorer, "_score", counted)
     with pytest.raises(KeyboardInterrupt):
-        mc.evaluate(checkpoint, store=store, items=60, **FEW)  # type: ignore[arg-type]
-    found = mc.evaluate(checkpoint, store=store, items=60, **FEW)  # type: ignore[arg-type]
-    # The pilot was kept: in all, every item was scored once.
+        mc.evaluate(checkpoint, store=store, items="40+60", **FEW)  # type: ignore[arg-type]
+    found = mc.evaluate(checkpoint, store=store, items="40+60", **FEW)  # type: ignore[arg-type]
+    # The first round was kept: in all, every item was scored once.
     assert rounds[1] == -1 and rounds[0] + sum(rounds[2:]) == 60
     assert found["distance/flips_pct"].n == 60 and found.evaluation_id != every.evaluation_id
     draws = found.records().draws
@@ -44,7 +44,7 @@ def test_drawn_items_are_weighted_resumed_and_in_the_end_all_of_them(
     assert found["quality/perplexity"].value == every["quality/perplexity"].value
     assert "every item" in found.not_computed["answer_order"] and len(found.items()) == 60
     # Found again, with what it was computed from.
-    again = mc.evaluate(checkpoint, store=store, items=60, **FEW)  # type: ignore[arg-type]
+    again = mc.evaluate(checkpoint, store=store, items="40+60", **FEW)  # type: ignore[arg-type]
     assert again.variant_found_in is not None and again.results == found.results and again.account == found.account
     with pytest.raises(DataError, match="unequal probabilities"):
         mc.compare(str(every.records_folder), str(found.records_folder))

@@ -147,6 +147,13 @@ def test_a_width_is_reached_or_all_items_are_drawn() -> None:
     assert every.n_drawn == 400
 
 
+def test_how_many_items_of_a_stratum_are_drawn_does_not_follow_what_was_seen() -> None:
+    """Else a stratum without a flip by chance would get few more, and flips would be underestimated."""
+    in_rounds, _ = drawn_until_enough(SampleSize(width=4.5))
+    at_once = sampler(SampleSize(count=in_rounds.n_drawn))
+    assert in_rounds.rounds > 1 and np.abs(in_rounds.drawn - at_once.drawn).max() <= 1  # whole items
+
+
 def test_items_are_drawn_until_the_policy_is_decided_or_all_are() -> None:
     flips = headline(compute_all(FULL))["distance/flips_pct"].value  # 13 % of 400 items
 

@@ -77,14 +77,14 @@ def test_a_stratum_without_a_change_varies_as_the_model_of_all_says() -> None:
     stratum, size, drawn = np.array([0, 0, 1, 1]), np.array([4, 4, 8, 8]), np.array([2, 2, 2, 2])
     plain = weighted_mean([1, 0, 0, 0], Design(stratum, size, drawn))
     smooth = weighted_mean([1, 0, 0, 0], Design(stratum, size, drawn, np.array([0.1, 0.1, 0.1, 0.1])))
-    # 4 expected items beside n - 1 = 1: s^2 = 4 * 0.09/5 = 0.072; (8/12)^2 * 0.072/2 * (1 - 2/8) is added
-    assert smooth.benchmark - plain.benchmark == pytest.approx(4 / 9 * 0.072 / 2 * 0.75)
+    # 30 expected items beside n - 1 = 1: s^2 = 30 * 0.09/31; (8/12)^2 * s^2/2 * (1 - 2/8) is added
+    assert smooth.benchmark - plain.benchmark == pytest.approx(4 / 9 * 30 * 0.09 / 31 / 2 * 0.75)
     assert smooth.value == plain.value
     # Of a model without any flips: a thirtieth of the share of flips, 1/6, or of few flips, 1/51, its square
     for n, q in ((8, 0.03 / 6), (98, 1 / 51**2)):
         first, most = 4 / (4 + n), np.array([4, 4, n, n])
         none, least = (weighted_mean([1, 0, 0, 0], Design(stratum, most, drawn, of)) for of in (None, np.zeros(4)))
-        expected = (1 - first) ** 2 * 4 * q * (1 - q) / 5 / 2 * (1 - 2 / n)
+        expected = (1 - first) ** 2 * 30 * q * (1 - q) / 31 / 2 * (1 - 2 / n)
         assert least.benchmark - none.benchmark == pytest.approx(expected)
     # Where more was seen than expected, and of values that are no events, nothing changes.
     values = [0.5, 0.0, 0.0, 0.0]
