@@ -8,7 +8,8 @@ them fetched in float32, in sizes of all decoder layers. "waits" are the page fa
 waited for the disk. `serial` is layer by layer without reading ahead; with `--cold` it has to wait.
 
 `--plan` compares what `plan` says of three shapes with what their baseline takes, from opening the model until its
-states are stored. The throughput that it needs (`device_tflops`) is that of the whole model in memory on other items.
+states are stored. The throughput that it needs (`device_tflops`) is that of the whole model in memory on fewer items,
+before and after.
 
 Example
 -------
@@ -141,25 +142,27 @@ def check(folder: Path, allowed: str) -> dict[str, Any]:
     def suite(limit: int) -> Any:
         return load_suite(tasks, model=str(folder), settings=TaskSettings(limit=limit))
 
+    def known_seconds() -> float:
+        scorer = placed(device="cpu")
+        run_model(scorer, suite(1))  # compiles the kernels
+        began = time.process_time()
+        run_model(scorer, suite(4))
+        return time.process_time() - began
+
     offloading.return_freed_memory()
     tasks = str(demo.DATA_DIR / "choice.jsonl")
-    scorer, known = placed(device="cpu"), suite(4)
-    shape = costs.model_shape(scorer.loaded.configuration())
-    work = scored_work(known, scorer.encoder, **engine.default_limits(shape.vocabulary, on_gpu=False))
-    run_model(scorer, suite(1))  # compiles the kernels
-    began = time.process_time()
-    run_model(scorer, known)
-    flops = costs.scoring_operations(shape, work) / (time.process_time() - began)
-    del scorer
-    given: dict[str, Any] = {"device": "balanced", "max_memory": f"cpu={allowed}", "device_tflops": flops / 1e12}
-    plan = mc.plan(model=str(folder), tasks=tasks, limit=12, noise_items=0, judge=False, **given)
-    planned, asked = plan.stages[0], suite(12)
+    before, asked = known_seconds(), suite(12)
     began = time.process_time()
     with anonymous_peak() as peak:
         scorer = placed(device="balanced", max_memory={"cpu": allowed}, offload_dir=str(folder))
         with StateWriter(folder / "states", scorer.loaded) as writer:
             run_model(scorer, asked, capture=writer)
     seconds = time.process_time() - began
+    shape = costs.model_shape(scorer.loaded.configuration())
+    work = scored_work(suite(4), scorer.encoder, **engine.default_limits(shape.vocabulary, on_gpu=False))
+    flops = 2 * costs.scoring_operations(shape, work) / (before + known_seconds())
+    given: dict[str, Any] = {"device": "balanced", "max_memory": f"cpu={allowed}", "device_tflops": flops / 1e12}
+    planned = mc.plan(model=str(folder), tasks=tasks, limit=12, noise_items=0, judge=False, **given).stages[0]
     pairs = {"seconds": (planned.seconds, seconds), "memory (MB)": (planned.memory / 1e6, peak.added / 1e6)}
     text = {name: f"{said:.1f} / {took:.1f} = {said / took:.2f}" for name, (said, took) in pairs.items()}
     return {"reads": planned.reads, "gflops": flops / 1e9, **text}
